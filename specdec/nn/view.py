@@ -1,0 +1,81 @@
+"""Who sees whom: the one place where attention masks and positions are made.
+
+Every forward in speculative decoding appends nodes that see the committed prefix and their own ancestors:
+a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree.
+
+Legend: B batch, T new nodes, Q drafted nodes (the last T of them are new), S key slots.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from specdec.nn.cache import KVCache
+
+
+class View(NamedTuple):
+    """Positions, visibility and key storage of T new nodes."""
+
+    positions_BT: Tensor  # int64, RoPE positions
+    mask_B1TS: Tensor  # bool, True where the node may attend to the key
+    key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
+    slots_T: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
+    cache: KVCache | None = None  # None: attend to the nodes' own keys only
+
+    @classmethod
+    def packed(cls, documents_BT: Tensor, cache: KVCache | None = None) -> Self:
+        """Causal attention inside each document, uncached; positions restart with every document.
+
+        Args:
+            documents_BT: int64 document number of each token. Runs of equal numbers are one document; padding
+                carries ``-1`` and forms documents of its own, so that no row of the mask is empty.
+            cache: where the unroll keeps its keys; see :class:`specdec.nn.cache.UnrollCache`.
+        """
+        order_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+        starts_BT = torch.ones_like(documents_BT, dtype=torch.bool)
+        starts_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
+        first_BT = torch.where(starts_BT, order_T, 0).cummax(dim=1).values
+        positions_BT = order_T - first_BT
+        same_BTT = first_BT[:, :, None] == first_BT[:, None, :]
+        mask_BTT = same_BTT & (order_T[:, None] >= order_T)
+        return cls(positions_BT, mask_BTT[:, None], positions_BT, None, cache)
+
+    @classmethod
+    def append(
+        cls,
+        prefix: Tensor | int,
+        seen_TQ: Tensor,
+        depth_Q: Tensor,
+        capacity: int,
+        cache: KVCache | None = None,
+    ) -> Self:
+        """Nodes appended after a committed prefix in a static cache, batch size 1.
+
+        Args:
+            prefix: number of committed slots; slot ``i < prefix`` holds position ``i``. A 0-d or 1-element
+                tensor keeps a compiled graph free of recompilations.
+            seen_TQ: bool, which of the Q nodes drafted since the prefix each new node sees, itself included. The
+                new nodes are the last T columns; column ``j`` lives in slot ``prefix + j``.
+            depth_Q: int64, depth of each drafted node; a node of depth d stands at position ``prefix + d``.
+            capacity: S, the number of slots of the cache.
+        """
+        new, drafted = seen_TQ.shape
+        device = seen_TQ.device
+        first_1 = torch.as_tensor(prefix, device=device).reshape(1)
+        columns_S = torch.arange(capacity, device=device)
+        node_S = (columns_S - first_1).clamp(0, drafted - 1)
+        is_node_S = (columns_S >= first_1) & (columns_S < first_1 + drafted)
+        mask_TS = (columns_S < first_1) | (is_node_S & seen_TQ.index_select(1, node_S))
+        slots_T = first_1 + torch.arange(drafted - new, drafted, device=device)
+        positions_Q = first_1 + depth_Q
+        key_positions_S = torch.where(is_node_S, positions_Q.index_select(0, node_S), columns_S)
+        positions_BT = positions_Q[None, drafted - new :]
+        return cls(positions_BT, mask_TS[None, None], key_positions_S[None], slots_T, cache)
+
+    @classmethod
+    def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:
+        """``length`` nodes in a row after a committed prefix in a static cache, on the CPU or the prefix's device."""
+        device = prefix.device if isinstance(prefix, Tensor) else torch.device("cpu")
+        seen_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        return cls.append(prefix, seen_TT, torch.arange(length, device=device), capacity, cache)
