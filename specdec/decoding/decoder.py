@@ -1,0 +1,130 @@
+"""The host loop: propose, verify, accept, commit.
+
+Legend: N tree nodes with the root, P path nodes.
+"""
+
+import time
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from specdec.decoding.acceptance import accept_greedy
+from specdec.decoding.growth import Growth
+from specdec.decoding.proposer import Proposer
+from specdec.drafter import Drafter
+from specdec.nn.view import View
+from specdec.target import Target
+
+
+class Generation(NamedTuple):
+    """Tokens generated after a prompt, and how."""
+
+    ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
+    accepted: tuple[int, ...]  # per target pass: drafts committed, the bonus token not counted
+    seconds: float  # wall time of the whole call, prompt included
+
+
+def check_pair(target: Target, drafter: Drafter) -> None:
+    """Raise ValueError unless the drafter was made for a target of this shape."""
+    config = drafter.config
+    for what, has, wants in (
+        ("hidden size", target.hidden_size, config.target_hidden_size),
+        ("vocabulary size", target.vocab_size, config.vocab_size),
+        ("number of layers", target.num_layers, config.num_target_layers),
+    ):
+        if has != wants:
+            raise ValueError(
+                f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
+            )
+
+
+def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None:
+    """Raise ValueError for a request that no decoding can serve."""
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    most = target.config.max_position_embeddings
+    if len(prompt) + max_new_tokens > most:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
+        )
+
+
+def _until_end(ids: list[int], end: Collection[int]) -> list[int]:
+    for index, token in enumerate(ids):
+        if token in end:
+            return ids[: index + 1]
+    return ids
+
+
+class PlainDecoder:
+    """The target alone, greedily, on the same static cache: what speculative decoding is compared with."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    @torch.inference_mode()
+    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = ()) -> Generation:
+        """Generate greedily; stops after a token of ``end``."""
+        check_length(self.target, prompt, max_new_tokens)
+        begin = time.perf_counter()
+        capacity = len(prompt) + max_new_tokens
+        cache = self.target.new_cache(capacity)
+        feed, length, ids = torch.tensor([prompt], device=self.target.device), 0, []
+        while True:
+            view = View.chain(torch.tensor(length, device=feed.device), feed.shape[1], capacity, cache)
+            out = self.target.forward(feed, view, ())
+            length += feed.shape[1]
+            feed = self.target.logits(out.final_BTH[:, -1:]).argmax(-1)
+            ids.append(int(feed))
+            if len(ids) == max_new_tokens or ids[-1] in end:
+                return Generation(ids, (), time.perf_counter() - begin)
+
+
+class SpeculativeDecoder:
+    """Greedy speculative decoding, one sequence at a time; the output is the target's own greedy output.
+
+    Raises:
+        ValueError: drafter and target do not match.
+    """
+
+    def __init__(self, target: Target, drafter: Drafter, growth: Growth) -> None:
+        check_pair(target, drafter)
+        growth.check(drafter.config.draft_vocab_size)
+        self.target, self.drafter, self.growth = target, drafter, growth
+        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
+
+    @torch.inference_mode()
+    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = ()) -> Generation:
+        """Generate greedily; stops after a token of ``end``."""
+        check_length(self.target, prompt, max_new_tokens)
+        begin = time.perf_counter()
+        longest = len(prompt) + max_new_tokens
+        capacity = longest + self.growth.nodes_drafted + 1
+        cache = self.target.new_cache(capacity)
+        proposer = Proposer(self.drafter, self.growth, longest + self.growth.depth)
+
+        feed = torch.tensor([prompt], device=self.target.device)
+        prefix = torch.zeros((), dtype=torch.int64, device=feed.device)
+        out = self.target.forward(feed, View.chain(prefix, len(prompt), capacity, cache), self.layers, self.final_norm)
+        root_1 = self.target.logits(out.final_BTH[0, -1:]).argmax(-1)
+        start = proposer.extend(torch.cat([feed[0, 1:], root_1]), out.aux_BTNH)
+        length, ids, accepted = len(prompt), _until_end([int(root_1)], end), []
+
+        while len(ids) < max_new_tokens and ids[-1] not in end:
+            tree = proposer.propose(root_1, start)
+            ancestors_NN = tree.ancestors_NN()
+            view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
+            out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
+            taken = accept_greedy(tree, ancestors_NN, self.target.logits(out.final_BTH[0]))
+            path_P = taken.path_N.nonzero().flatten()
+            new_P = torch.cat([tree.tokens_N[path_P[1:]], taken.next_1])
+            cache.commit(length, path_P)
+            start = proposer.extend(new_P, out.aux_BTNH[:, path_P])
+            length, root_1 = length + len(path_P), taken.next_1
+            committed = _until_end(new_P.tolist(), end)
+            accepted.append(len(committed) - 1)
+            ids += committed
+        return Generation(ids[:max_new_tokens], tuple(accepted), time.perf_counter() - begin)

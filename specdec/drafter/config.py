@@ -1,0 +1,189 @@
+"""The description of a drafter: what the user chose, and what it became for one target."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from specdec.drafter.entry import Entry, Wide
+from specdec.drafter.fusion import Concat, Fusion
+from specdec.drafter.norms import Norms
+from specdec.drafter.parts import describe, revive
+from specdec.drafter.recurrence import PostNorm, Recurrence
+from specdec.nn.rope import frequencies, rope_parameters
+
+AXES: dict[str, type] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter's design, before a target gives it its dimensions. The defaults are EAGLE-3.1.
+
+    Args:
+        fusion: how the target's hidden states become the feature.
+        entry: how the token embedding meets the feature.
+        norms: where normalisation stands.
+        recurrence: what a drafting step hands to the next.
+        head: ``own``, over the draft vocabulary, or the ``target``'s, over everything (EAGLE-1).
+        draft_vocab_size: tokens that the head knows; a target with fewer is taken whole. ``all`` takes them all.
+        aux_layers: boundaries to tap, numbered as Hugging Face ``hidden_states`` indices, or the fusion's ``default``.
+        num_layers: decoder layers of the drafter.
+        hidden_size: width, or the ``target``'s.
+        intermediate_size: feed-forward width, or the ``target``'s.
+    """
+
+    fusion: Fusion = field(default_factory=Concat)
+    entry: Entry = field(default_factory=Wide)
+    norms: Norms = field(default_factory=lambda: Norms(aux="each"))
+    recurrence: Recurrence = field(default_factory=PostNorm)
+    head: Literal["own", "target"] = "own"
+    draft_vocab_size: int | Literal["all"] = 32000
+    aux_layers: list[int] | Literal["default"] = "default"
+    num_layers: int = 1
+    hidden_size: int | Literal["target"] = "target"
+    intermediate_size: int | Literal["target"] = "target"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """The only description of a built drafter: complete, checked, stored whole in its ``config.json``.
+
+    Args:
+        aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
+        rope: the target's rope block, verbatim; see :func:`specdec.nn.rope.rope_parameters`.
+        target: the identity of the target it was built for.
+
+    Raises:
+        ValueError: the axes contradict each other or the dimensions; the message says why.
+    """
+
+    fusion: Fusion
+    entry: Entry
+    norms: Norms
+    recurrence: Recurrence
+    head: Literal["own", "target"]
+    aux_layers: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float
+    rope: Mapping[str, Any]
+    max_position_embeddings: int
+    target_hidden_size: int
+    num_target_layers: int
+    target: Mapping[str, str | int | None]
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
+            )
+        layers = list(self.aux_layers)
+        if not layers or layers != sorted(set(layers)):
+            raise ValueError(f"aux_layers must be strictly increasing boundaries, at least one: {layers}")
+        if layers[0] < 0 or layers[-1] > self.num_target_layers:
+            raise ValueError(f"aux_layers {layers}: the target has boundaries 0 to {self.num_target_layers}")
+        if not 1 <= self.draft_vocab_size <= self.vocab_size:
+            raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
+        if self.head == "target" and self.draft_vocab_size != self.vocab_size:
+            raise ValueError("head=target covers the whole vocabulary: set draft_vocab_size=all")
+        if self.head == "target" and self.hidden_size != self.target_hidden_size:
+            raise ValueError(
+                f"head=target reads states of width {self.target_hidden_size}, the drafter has {self.hidden_size}"
+            )
+        for axis in (self.fusion, self.entry, self.norms, self.recurrence):
+            axis.check(self)
+        frequencies(self.rope, self.head_dim, self.max_position_embeddings)
+
+    @property
+    def aux_final_norm(self) -> bool:
+        """Whether the state at the target's last boundary is wanted after its final norm."""
+        return self.fusion.final_norm
+
+    @classmethod
+    def for_target(
+        cls,
+        spec: DrafterSpec,
+        hf_config: Any,
+        *,
+        vocab_size: int,
+        num_target_layers: int,
+        identity: Mapping[str, str | int | None],
+    ) -> Self:
+        """Give a design the dimensions of a target.
+
+        Args:
+            hf_config: the target's transformers config of its text model.
+            vocab_size: rows of the target's output head.
+        """
+        layers = spec.fusion.default_layers(num_target_layers) if spec.aux_layers == "default" else spec.aux_layers
+        heads = hf_config.num_attention_heads
+        wanted = vocab_size if spec.draft_vocab_size == "all" else min(spec.draft_vocab_size, vocab_size)
+        return cls(
+            fusion=spec.fusion,
+            entry=spec.entry,
+            norms=spec.norms,
+            recurrence=spec.recurrence,
+            head=spec.head,
+            aux_layers=tuple(layers),
+            num_layers=spec.num_layers,
+            hidden_size=hf_config.hidden_size if spec.hidden_size == "target" else spec.hidden_size,
+            intermediate_size=(
+                hf_config.intermediate_size if spec.intermediate_size == "target" else spec.intermediate_size
+            ),
+            num_attention_heads=heads,
+            num_key_value_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
+            vocab_size=vocab_size,
+            draft_vocab_size=wanted,
+            # families without RMSNorm name no such epsilon
+            rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),
+            rope=rope_parameters(hf_config),
+            max_position_embeddings=hf_config.max_position_embeddings,
+            target_hidden_size=hf_config.hidden_size,
+            num_target_layers=num_target_layers,
+            target=dict(identity),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Lossless JSON-able data."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        parts = {name: describe(values[name]) for name in AXES}
+        return (
+            values
+            | parts
+            | {
+                "norms": dataclasses.asdict(self.norms),
+                "aux_layers": list(self.aux_layers),
+                "rope": dict(self.rope),
+                "target": dict(self.target),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], where: str = "config") -> Self:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a key is missing or unknown, or a value is not legal.
+        """
+        names = {f.name for f in dataclasses.fields(cls)}
+        if missing := sorted(names - set(data)):
+            raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
+        if unknown := sorted(set(data) - names):
+            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
+        parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
+        try:
+            norms = Norms(**data["norms"])
+            return cls(**{**data, **parts, "norms": norms, "aux_layers": tuple(data["aux_layers"])})
+        except TypeError as error:
+            raise ValueError(f"{where}: {error}") from error

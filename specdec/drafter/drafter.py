@@ -1,0 +1,88 @@
+"""The drafter.
+
+Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdec.drafter.config import DrafterConfig
+from specdec.drafter.layers import Layers
+from specdec.drafter.vocab import DraftVocab
+from specdec.nn.norm import RMSNorm
+from specdec.nn.view import View
+
+
+class Step(NamedTuple):
+    """What one step of the drafter yields for every node."""
+
+    h_BTH: Tensor  # the feature handed to the next step
+    normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
+
+
+class Drafter(nn.Module):
+    """An EAGLE drafter. Training, decoding and export call `fuse`, `step` and `logits`, and nothing else.
+
+    The head is a call of its own, since it is the widest product: training calls it for supervised rows,
+    decoding for the frontier.
+
+    Args:
+        config: the complete description.
+        target_ids_D: int64, the draft vocabulary; see :func:`specdec.drafter.vocab.choose`.
+    """
+
+    def __init__(self, config: DrafterConfig, target_ids_D: Tensor) -> None:
+        super().__init__()
+        if len(target_ids_D) != config.draft_vocab_size:
+            raise ValueError(f"{len(target_ids_D)} draft tokens given, the config says {config.draft_vocab_size}")
+        self.config = config
+        self.vocab = DraftVocab(target_ids_D, config.vocab_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.norms = config.norms.build(config)  # every site exists; unused ones are the identity
+        self.fusion = config.fusion.build(config)  # (B, T, N, H_target) -> (B, T, H)
+        self.entry = config.entry.build(config)  # embedding, feature -> first layer's input and residual
+        self.layers = Layers(config)
+        self.recurrence = config.recurrence.build(config)  # out, normed -> next feature
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def fuse(self, aux_BTNH: Tensor) -> Tensor:
+        """The target's states at ``config.aux_layers``, (B, T, N, H_target), as features (B, T, H)."""
+        return self.fusion(self.norms.aux(aux_BTNH))
+
+    def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
+        """Advance every node by one token.
+
+        Args:
+            ids_BT: int64 target ids: node t holds the token that follows its feature.
+            h_BTH: features, from :meth:`fuse` or from the step before.
+            view: whom each node sees.
+        """
+        e_BTH, f_BTH = self.norms.embed(self.embed_tokens(ids_BT)), self.norms.hidden(h_BTH)
+        out_BTH = self.layers(self.entry(e_BTH, f_BTH, h_BTH, self.norms), view)
+        normed_BTH = self.norms.output(out_BTH)
+        return Step(self.recurrence(out_BTH, normed_BTH), normed_BTH)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Draft logits (..., D) of states (..., H); index j is the target id ``vocab.target_ids_D[j]``."""
+        return self.lm_head(normed)
+
+    @torch.no_grad()
+    def warm_start(self, embedding_VH: Tensor, head_VH: Tensor, norm_scale_H: Tensor) -> None:
+        """Start embedding, head and output norm from the target's; where the widths differ they stay random.
+
+        Args:
+            norm_scale_H: what the target's final norm multiplies a unit-RMS state by.
+        """
+        if embedding_VH.shape[1] != self.config.hidden_size:
+            return
+        self.embed_tokens.weight.copy_(embedding_VH)
+        self.lm_head.weight.copy_(head_VH[self.vocab.target_ids_D.to(head_VH.device)])
+        if isinstance(self.norms.output, RMSNorm):
+            self.norms.output.weight.copy_(norm_scale_H)

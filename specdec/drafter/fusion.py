@@ -1,0 +1,92 @@
+"""How the target's hidden states become the drafter's feature.
+
+Legend: B batch, T nodes, N aux layers, H hidden.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from specdec.drafter.config import DrafterConfig
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Base of the fusion axis: a frozen spec that builds a module from (B, T, N, H_target) to (B, T, H)."""
+
+    final_norm: ClassVar[bool] = False
+    """Whether the state at the last boundary is asked for after the target's final norm."""
+    mixes: ClassVar[bool] = True
+    """Whether a learned projection stands between the target's states and the drafter's width."""
+
+    def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
+        """Boundaries tapped when the user names none."""
+        raise TypeError(f"{type(self).__name__} must say which layers it taps")
+
+    def check(self, config: "DrafterConfig") -> None:
+        """Raise ValueError for a config this fusion cannot serve."""
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """The module."""
+        raise TypeError(f"{type(self).__name__} must build a module")
+
+
+@dataclass(frozen=True)
+class LastLayer(Fusion):
+    """EAGLE-1's feature (https://arxiv.org/abs/2401.15077): the target's last state after its final norm, as it is."""
+
+    final_norm: ClassVar[bool] = True
+    mixes: ClassVar[bool] = False
+
+    def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
+        """Only the last boundary."""
+        return (num_target_layers,)
+
+    def check(self, config: "DrafterConfig") -> None:
+        """One state, of the drafter's own width."""
+        if config.aux_layers != (config.num_target_layers,):
+            raise ValueError(
+                f"fusion LastLayer taps boundary {config.num_target_layers} alone, not {list(config.aux_layers)}"
+            )
+        if config.hidden_size != config.target_hidden_size:
+            raise ValueError(
+                f"fusion LastLayer keeps the target's width {config.target_hidden_size}; hidden_size "
+                f"{config.hidden_size} needs a projection: use fusion Concat"
+            )
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """Drop the layer axis."""
+        return nn.Flatten(2)
+
+
+class ConcatFusion(nn.Module):
+    """Concatenate the states and project them to the drafter's width."""
+
+    def __init__(self, width_in: int, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width_in, width, bias=False)
+
+    def forward(self, aux_BTNH: Tensor) -> Tensor:
+        """(B, T, N, H_target) to (B, T, H)."""
+        return self.fc(aux_BTNH.flatten(2))
+
+
+@dataclass(frozen=True)
+class Concat(Fusion):
+    """EAGLE-3's fusion (https://arxiv.org/abs/2503.01840): low, middle and high states through one linear layer."""
+
+    def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
+        """The published three: 2, L // 2 and L - 3."""
+        layers = (2, num_target_layers // 2, num_target_layers - 3)
+        if not 0 <= layers[0] < layers[1] < layers[2]:
+            raise ValueError(
+                f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
+                f"(they would be {list(layers)}): set aux_layers"
+            )
+        return layers
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """One linear layer without bias."""
+        return ConcatFusion(len(config.aux_layers) * config.target_hidden_size, config.hidden_size)

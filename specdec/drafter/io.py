@@ -1,0 +1,70 @@
+"""The drafter's directory: ``config.json`` and ``model.safetensors``, complete, checked when read."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from specdec.drafter.config import DrafterConfig
+from specdec.drafter.drafter import Drafter
+from specdec.files import explain, read_json, sha256, staged_directory, write_json
+
+FORMAT = "specdec-drafter"
+WEIGHTS = "model.safetensors"
+
+
+def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
+    """Write a drafter's directory, whole or not at all.
+
+    Raises:
+        ValueError: the directory exists and ``replace`` is false, or it cannot be written.
+    """
+    directory = Path(directory)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    with staged_directory(directory, replace) as temporary:
+        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(
+            temporary / "config.json",
+            {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()},
+        )
+    return directory
+
+
+def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Drafter:
+    """Read a drafter's directory, in evaluation mode.
+
+    Raises:
+        ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected or of another
+            shape than the config says. The message names it.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ValueError(f"{directory}: no such drafter directory")
+    where = directory / "config.json"
+    stored = read_json(where)
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
+    config = DrafterConfig.from_json(stored["drafter"], str(where))
+    weights = directory / WEIGHTS
+    try:
+        tensors = load_file(weights)
+        digest = sha256(weights)
+    except SafetensorError as error:
+        raise ValueError(f"{weights}: damaged or cut off ({error}); copy or export the drafter again") from error
+    except OSError as error:
+        raise explain(error, weights) from error
+    if digest != stored.get("weights_sha256"):
+        raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size))
+    wanted = drafter.state_dict()
+    if missing := sorted(set(wanted) - set(tensors)):
+        raise ValueError(f"{weights}: missing tensors: {', '.join(missing)}")
+    if unexpected := sorted(set(tensors) - set(wanted)):
+        raise ValueError(f"{weights}: unexpected tensors: {', '.join(unexpected)}")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            raise ValueError(f"{weights}: {name} is {list(tensor.shape)}, the config says {list(wanted[name].shape)}")
+    drafter.load_state_dict(tensors)
+    drafter.vocab.refresh()
+    return drafter.to(device=device, dtype=dtype).eval().requires_grad_(False)

@@ -1,0 +1,66 @@
+"""What a drafting step hands to the next one.
+
+Legend: B batch, T nodes, H hidden.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from specdec.drafter.config import DrafterConfig
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Base of the recurrence axis: a frozen spec that builds ``(out, normed) -> next feature``.
+
+    The logits are always the head of the normed state; a recurrence only chooses what returns.
+    """
+
+    def check(self, config: "DrafterConfig") -> None:
+        """Raise ValueError for a config this recurrence cannot serve."""
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """The module."""
+        raise TypeError(f"{type(self).__name__} must build a module")
+
+
+class FeedRaw(nn.Module):
+    """Return the block's output as it is."""
+
+    def forward(self, out_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+        """The raw state."""
+        return out_BTH
+
+
+class FeedNormed(nn.Module):
+    """Return the state that the head sees."""
+
+    def forward(self, out_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+        """The normalised state."""
+        return normed_BTH
+
+
+@dataclass(frozen=True)
+class PreNorm(Recurrence):
+    """EAGLE-1 to 3: feed the un-normalised output back (https://arxiv.org/abs/2503.01840)."""
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """No parameters."""
+        return FeedRaw()
+
+
+@dataclass(frozen=True)
+class PostNorm(Recurrence):
+    """EAGLE-3.1's ``norm_output``: feed the normalised output back (https://arxiv.org/abs/2605.09992)."""
+
+    def check(self, config: "DrafterConfig") -> None:
+        """There must be a norm to come after."""
+        if not config.norms.output:
+            raise ValueError("recurrence PostNorm needs norms.output=true: there is no norm to feed back from")
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """No parameters."""
+        return FeedNormed()

@@ -1,0 +1,23 @@
+"""Checkpoints that are whole or absent, wherever the temporary folder lies."""
+
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from specdec.files import staged
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoints, staged beside their target: Lightning itself stages in ``$TMPDIR`` and then copies,
+    which leaves a truncated file under the final name when the copy is cut off."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        """Write ``path`` in one rename.
+
+        Raises:
+            ValueError: the disk is full or the folder may not be written; an older file of that name is untouched.
+        """
+        with staged(str(path)) as temporary:
+            torch.save(checkpoint, temporary)

@@ -1,0 +1,56 @@
+"""Training-time test: unroll the drafter over its own features (EAGLE-3, https://arxiv.org/abs/2503.01840).
+
+At step k, slot t reads token x[t+1+k] and predicts x[t+2+k]; its teacher is the target's law at position t+1+k.
+
+Legend: B batch, T tokens, N aux layers, H hidden.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from specdec.drafter import Drafter, Step
+from specdec.nn.cache import UnrollCache
+from specdec.nn.view import View
+
+
+def shift(x_BT: Tensor, by: int) -> Tensor:
+    """``x[:, t + by]`` at column t; zeros (False) past the end. Works on (B, T) and (B, T, ...)."""
+    out = torch.zeros_like(x_BT)
+    if by < x_BT.shape[1]:
+        out[:, : x_BT.shape[1] - by] = x_BT[:, by:]
+    return out
+
+
+def ttt_unroll(drafter: Drafter, ids_BT: Tensor, aux_BTNH: Tensor, documents_BT: Tensor, steps: int) -> Iterator[Step]:
+    """The drafter's steps 0..steps-1 at every anchor at once.
+
+    Each slot sees the step-0 keys of its own document up to itself and its own keys of the later steps, at rotary
+    position t + k, which is what a draft chain started at that anchor sees in its cache.
+    """
+    view = View.packed(documents_BT, UnrollCache())
+    h_BTH = drafter.fuse(aux_BTNH)
+    for k in range(steps):
+        step = drafter.step(shift(ids_BT, 1 + k), h_BTH, view._replace(positions_BT=view.positions_BT + k))
+        yield step
+        h_BTH = step.h_BTH
+
+
+def _same_document(documents_BT: Tensor, ahead: int) -> Tensor:
+    inside = shift(torch.ones_like(documents_BT, dtype=torch.bool), ahead)
+    return inside & (shift(documents_BT, ahead) == documents_BT) & (documents_BT >= 0)
+
+
+def supervised(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
+    """Slots whose step-k prediction is trained: x[t+1+k] and x[t+2+k] are answer tokens of the slot's document."""
+    answer = shift(loss_mask_BT, 1 + k) & shift(loss_mask_BT, 2 + k)
+    return answer & _same_document(documents_BT, 2 + k)
+
+
+def reachable(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
+    """Slots that decoding can reach at depth k: x[t+1] to x[t+2+k] are all answer tokens of the slot's document."""
+    out = _same_document(documents_BT, 2 + k)
+    for ahead in range(1, 3 + k):
+        out = out & shift(loss_mask_BT, ahead)
+    return out

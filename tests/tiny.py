@@ -1,0 +1,106 @@
+"""Tiny drafters and targets that the tests share."""
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec.drafter import (
+    Concat,
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
+    LastLayer,
+    Narrow,
+    Norms,
+    PostNorm,
+    PreNorm,
+    Wide,
+)
+from specdec.target import Target
+
+LAYERS, HIDDEN, VOCAB = 7, 32, 61
+
+
+def llama_config(**overrides: object) -> LlamaConfig:
+    """A seven-layer Llama, deep enough for EAGLE-3's default boundaries; head width differs from hidden / heads."""
+    values: dict[str, object] = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 512,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    return LlamaConfig(**{**values, **overrides})
+
+
+def tiny_target(seed: int = 0, dtype: torch.dtype = torch.float64, **overrides: object) -> Target:
+    """A random Llama whose logits are spread out, so that greedy choices are no ties."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(llama_config(**overrides)).to(dtype)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    return Target(model)
+
+
+def tiny_config(spec: DrafterSpec, **overrides: object) -> DrafterConfig:
+    """A drafter's config for the tiny Llama."""
+    return DrafterConfig.for_target(
+        spec, llama_config(**overrides), vocab_size=VOCAB, num_target_layers=LAYERS, identity={"source": "tiny"}
+    )
+
+
+def tiny_drafter(spec: DrafterSpec, seed: int = 0, dtype: torch.dtype = torch.float64) -> Drafter:
+    """A random drafter, every norm's weight away from one so that a forgotten norm shows."""
+    torch.manual_seed(seed)
+    config = tiny_config(spec)
+    ids = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
+    drafter = Drafter(config, ids).to(dtype)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.mul_(4 if "lm_head" not in name else 20)
+    return drafter.requires_grad_(False)
+
+
+def presets() -> dict[str, DrafterSpec]:
+    """The published generations."""
+    eagle1 = DrafterSpec(
+        LastLayer(), Narrow(), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
+    )
+    return {
+        "eagle1": eagle1,
+        "eagle3": DrafterSpec(norms=Norms(), recurrence=PreNorm(), draft_vocab_size=40),
+        "eagle3_1": DrafterSpec(draft_vocab_size=40),
+    }
+
+
+def all_specs() -> Iterator[DrafterSpec]:
+    """Every legal combination of the axes."""
+    for fusion, entry, aux, embed, hidden, inputs, residual, output, recurrence, layers in itertools.product(
+        (LastLayer(), Concat()),
+        (Narrow(), Wide()),
+        ("none", "each", "concat"),
+        (False, True),
+        (False, True),
+        (False, True),
+        ("raw", "normed"),
+        (False, True),
+        (PreNorm(), PostNorm()),
+        (1, 2),
+    ):
+        norms = Norms(aux, embed, hidden, inputs, residual, output)  # type: ignore[arg-type]
+        spec = DrafterSpec(fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers)
+        try:
+            tiny_config(spec)
+        except ValueError:
+            continue
+        yield spec
