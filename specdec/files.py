@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, hashes, and directories that are never overwritten silently."""
+"""Files that are whole or absent: atomic writes, hashes, and directories never overwritten silently."""
 
 import contextlib
 import errno
@@ -21,6 +21,7 @@ def explain(error: OSError, path: Path | str) -> ValueError:
         errno.EPERM: "permission denied",
         errno.EROFS: "the file system is read-only",
         errno.ENOENT: "no such file or directory",
+        errno.EEXIST: "a part of the path is a file, not a directory",
         errno.ENOTDIR: "a part of the path is a file, not a directory",
         errno.EISDIR: "it is a directory",
     }.get(error.errno or 0, error.strerror or str(error))
@@ -31,8 +32,28 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no folders
+            raise
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _told(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Turn an OSError about ``path``, or about what is staged for it, into a ValueError that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        culprit = Path(error.filename) if isinstance(error.filename, str) else path
+        ours = temporary is None or culprit == path or culprit == temporary or temporary in culprit.parents
+        raise explain(error, path if ours else culprit) from error
+
+
+def _mode(base: int) -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return base & ~mask
 
 
 @contextlib.contextmanager
@@ -45,22 +66,20 @@ def staged(path: Path | str) -> Iterator[Path]:
         ValueError: the disk is full, or ``path`` may not be written; ``path`` is as it was.
     """
     path = Path(path)
-    temporary: Path | None = None
-    try:
+    with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".tmp-{path.name}-", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
         os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        _sync(temporary)
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as error:
-        raise explain(error, path) from error
+    temporary = Path(name)
+    try:
+        with _told(path, temporary):
+            yield temporary
+            _sync(temporary)
+            temporary.chmod(_mode(0o666))
+            os.replace(temporary, path)
+            _sync(path.parent)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -73,27 +92,37 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists already: choose another place or remove it first")
-    temporary: Path | None = None
-    try:
+    with _told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".tmp-{path.name}-", dir=path.parent))
-        yield temporary
-        for file in temporary.rglob("*"):
-            _sync(file)
-        temporary.chmod(0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".tmp-old-{path.name}-", dir=path.parent))
-            os.replace(path, old / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
-        _sync(path.parent)
-    except OSError as error:
-        raise explain(error, path) from error
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=path.parent))
+    try:
+        with _told(path, temporary):
+            yield temporary
+            for file in temporary.rglob("*"):
+                if not file.is_symlink():
+                    _sync(file)
+            temporary.chmod(_mode(0o777))
+            _sync(temporary)
+            _put(temporary, path)
+            _sync(path.parent)
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put(temporary: Path, path: Path) -> None:
+    if not path.exists():
+        os.replace(temporary, path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=path.parent)) / path.name
+    os.replace(path, aside)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        os.replace(aside, path)
+        raise
+    finally:
+        if path.exists():
+            shutil.rmtree(aside.parent, ignore_errors=True)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -124,6 +153,13 @@ def read_json(path: Path | str) -> Any:
 
 
 def sha256(path: Path | str) -> str:
-    """Hexadecimal SHA-256 of a file's bytes."""
-    with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Hexadecimal SHA-256 of a file's bytes.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise explain(error, path) from error
