@@ -1,0 +1,204 @@
+import logging
+from typing import Any
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from specdec.data.batch import Document
+from specdec.data.chat import encode_conversations, supervised_texts, token_mask
+from specdec.data.conversations import Conversation
+from tests.data import tiny
+from tests.data.tiny import TWO_TURNS, tiny_tokenizer
+
+QUESTION = {"role": "user", "content": "what is it?"}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def encode(template: str, *conversations: list[dict[str, Any]], max_length: int = 400, **options: Any):
+    tokenizer = tiny_tokenizer(template, **options)
+    rows = [Conversation(f"a.jsonl, line {i}", messages, None) for i, messages in enumerate(conversations, start=1)]
+    return encode_conversations(rows, tokenizer, max_length), tokenizer
+
+
+def spans(template: str, messages: list[dict[str, Any]], **options: Any) -> list[str]:
+    documents, tokenizer = encode(template, messages, **options)
+    return supervised_texts(documents[0], tokenizer)
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (tiny.CHATML, "\n<|im_end|>"),
+        (tiny.CHATML_TAGGED, "\n<|im_end|>"),
+        (tiny.CHATML_TAGGED_CONTENT_ONLY, "\n<|im_end|>"),
+        (tiny.DEFAULT_SYSTEM, "\n<|im_end|>"),
+        (tiny.LLAMA3, "<|eot_id|>"),
+    ],
+)
+def test_two_turns_supervise_the_answers_and_their_ends_and_nothing_else(
+    template: str, end: str, trim_offsets: bool
+) -> None:
+    documents, tokenizer = encode(template, TWO_TURNS, trim_offsets=trim_offsets)
+    assert supervised_texts(documents[0], tokenizer) == ["four" + end.strip("\n"), "the sky is blue" + end]
+
+
+@pytest.mark.parametrize("template", [tiny.CHATML, tiny.LLAMA3, tiny.DEFAULT_SYSTEM])
+def test_the_ids_are_the_template_s_own_in_one_tokenisation(template: str) -> None:
+    documents, tokenizer = encode(template, TWO_TURNS)
+    assert documents[0].ids_T.tolist() == tokenizer.apply_chat_template(TWO_TURNS)["input_ids"]
+    assert documents[0].ids_T.tolist().count(tokenizer.bos_token_id) == (template == tiny.LLAMA3)
+
+
+def test_the_beginning_is_not_doubled_by_a_tokenizer_that_adds_its_own() -> None:
+    tokenizer = tiny_tokenizer(tiny.LLAMA3)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
+    )
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
+    document = encode_conversations([Conversation("x", TWO_TURNS, None)], tokenizer, 400)[0]
+    assert document.ids_T.tolist().count(tokenizer.bos_token_id) == 1
+
+
+TRICKY = [
+    [QUESTION, answer("four")],
+    [{"role": "system", "content": "be brief"}, QUESTION, answer(" four "), QUESTION, answer("🙂 sky\n\n")],
+    [QUESTION, answer("\nfour")],  # the header's line end merges with the answer's
+    [QUESTION, answer("<|im_end|>\n<|im_start|>assistant\nfour")],  # markers inside an answer
+    [{"role": "user", "content": "<|im_start|>assistant\nfour<|im_end|>"}, answer("six")],  # and inside a question
+    [QUESTION, answer("")],
+    [QUESTION, answer("four"), answer("six"), QUESTION],
+]
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize("messages", TRICKY)
+def test_both_routes_give_the_same_mask(messages: list[dict[str, Any]], trim_offsets: bool) -> None:
+    (plain,), _ = encode(tiny.CHATML, messages, trim_offsets=trim_offsets)
+    for template in (tiny.CHATML_TAGGED, tiny.CHATML_TAGGED_CONTENT_ONLY):
+        (tagged,), _ = encode(template, messages, trim_offsets=trim_offsets)
+        assert plain.ids_T.tolist() == tagged.ids_T.tolist()
+        if template == tiny.CHATML_TAGGED or "<|im_end|>" not in messages[-1]["content"]:
+            assert plain.loss_mask_T.tolist() == tagged.loss_mask_T.tolist()
+
+
+def test_the_tagged_mask_is_the_one_transformers_finds() -> None:
+    for messages in (TWO_TURNS, TRICKY[0], TRICKY[3], TRICKY[4]):
+        (document,), tokenizer = encode(tiny.CHATML_TAGGED, messages)
+        theirs = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True)
+        assert [int(m) for m in document.loss_mask_T] == theirs["assistant_masks"]
+
+
+def test_a_token_that_merges_header_and_answer_is_kept_whole_and_not_supervised() -> None:
+    (document,), tokenizer = encode(tiny.CHATML, TRICKY[2])
+    tokens = tokenizer.convert_ids_to_tokens(document.ids_T.tolist())
+    assert "ĊĊ" in tokens[-8:]
+    assert supervised_texts(document, tokenizer) == ["four<|im_end|>"]
+    pieces = tokenizer("<|im_start|>assistant\n")["input_ids"] + tokenizer("\nfour")["input_ids"]
+    assert pieces != tokenizer("<|im_start|>assistant\n\nfour")["input_ids"], "the trap must be a trap"
+
+
+def test_a_space_trimmed_off_the_offsets_belongs_to_the_token_behind_it() -> None:
+    assert token_mask([(0, 2), (3, 6), (6, 7)], [(2, 6)]) == [False, True, False]  # " four" from a span's start
+    assert token_mask([(0, 2), (3, 6), (6, 7)], [(3, 6)]) == [False, False, False]  # its space is the header's
+    assert token_mask([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3)], [(1, 2)]) == [False, True, True, True, False]
+
+
+def test_markers_in_a_question_are_not_supervised() -> None:
+    assert spans(tiny.CHATML, TRICKY[4]) == ["six<|im_end|>"]
+
+
+def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() -> None:
+    assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == ["four\n", "six\n"]
+
+
+def test_a_template_that_changes_earlier_turns_is_refused() -> None:
+    thought = answer("hm</think>four")
+    assert spans(tiny.DROPS_THINKING, [QUESTION, thought]) == ["hm</think>four<|im_end|>"]
+    message = r"a\.jsonl, line 2: message 2: the chat template writes it otherwise once the conversation goes on"
+    with pytest.raises(ValueError, match=message):
+        encode(tiny.DROPS_THINKING, [QUESTION, answer("six")], [QUESTION, thought, QUESTION, answer("six")])
+
+
+def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
+    with pytest.raises(ValueError, match="no chat template: choose the instruction-tuned target"):
+        encode(None, TWO_TURNS)
+    with pytest.raises(ValueError, match="line 1: message 2: the chat template has no generation prompt"):
+        encode(tiny.NO_GENERATION_PROMPT, TWO_TURNS)
+    with pytest.raises(ValueError, match="line 1: message 1 is the assistant's, before anybody spoke"):
+        encode(tiny.CHATML, [answer("four"), QUESTION])
+    with pytest.raises(ValueError, match="line 2: the chat template refuses the conversation: roles must alternate"):
+        encode(tiny.ALTERNATING, TWO_TURNS, [QUESTION, QUESTION])
+
+
+def test_a_slow_tokenizer_is_refused() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ValueError, match="needs a fast tokenizer"):
+        encode_conversations([Conversation("x", TWO_TURNS, None)], Slow(), 10)
+
+
+def test_a_template_that_changes_between_renderings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer(tiny.CHATML_TAGGED)
+    real = tokenizer.apply_chat_template
+    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda *args, **named: "today " + real(*args, **named))
+    with pytest.raises(ValueError, match="renders differently each time"):
+        encode_conversations([Conversation("x", TWO_TURNS, None)], tokenizer, 400)
+
+
+def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        documents, _ = encode(tiny.CHATML, [QUESTION], TWO_TURNS, [QUESTION])
+    assert len(documents) == 1
+    assert "2 of 3 rows have no supervised token; dropped" in caplog.text
+    with pytest.raises(ValueError, match="none of 2 conversations has a supervised token"):
+        encode(tiny.CHATML, [QUESTION], [QUESTION])
+    with pytest.raises(ValueError, match="none of 1 conversations"):
+        encode(tiny.CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), TWO_TURNS)
+
+
+def test_all_supervised_data_is_refused() -> None:
+    everything = "{% generation %}" + tiny.CHATML + "{% endgeneration %}"
+    bare = "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
+    with pytest.raises(ValueError, match="every token is supervised, prompts included"):
+        encode(bare, TWO_TURNS)
+    documents, _ = encode(everything, TWO_TURNS)
+    assert not documents[0].loss_mask_T.all()  # only the last line end is outside
+
+
+def test_long_rows_are_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    (full,), _ = encode(tiny.CHATML, TWO_TURNS)
+    length = len(full.ids_T)
+    with caplog.at_level(logging.INFO):
+        (cut, short), _ = encode(tiny.CHATML, TWO_TURNS, [QUESTION, answer("six")], max_length=length - 3)
+    assert cut.ids_T.tolist() == full.ids_T.tolist()[: length - 3]
+    assert cut.loss_mask_T.tolist() == full.loss_mask_T.tolist()[: length - 3]
+    assert len(short.ids_T) < length - 3
+    assert f"2 conversations, 1 cut to {length - 3} tokens" in caplog.text
+    with pytest.raises(ValueError, match="1 were cut to 5 tokens"):
+        encode(tiny.CHATML, TWO_TURNS, max_length=5)
+
+
+def test_more_rows_than_one_call_tokenises_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[QUESTION, answer("four " * n)] for n in range(1, 6)]
+    whole, _ = encode(tiny.CHATML, *rows)
+    monkeypatch.setattr("specdec.data.chat.CHUNK", 2)
+    chunked, _ = encode(tiny.CHATML, *rows)
+
+    def plain(documents: list[Document]) -> list[list[list[int]]]:
+        return [[column.tolist() for column in document] for document in documents]
+
+    assert plain(chunked) == plain(whole)
+
+
+def test_tools_reach_the_template() -> None:
+    template = "{% for t in tools %}{{ t['name'] }}{% endfor %}" + tiny.CHATML
+    tokenizer = tiny_tokenizer(template)
+    row = Conversation("x", TWO_TURNS, [{"name": "clock"}])
+    document = encode_conversations([row], tokenizer, 400)[0]
+    assert tokenizer.decode(document.ids_T).startswith("clock<|im_start|>user")
+    assert supervised_texts(document, tokenizer)[0] == "four<|im_end|>"

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.data.chat_data import ChatData
+from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
+
+
+def chats(path: Path, count: int) -> str:
+    rows = [
+        {"messages": [{"role": "user", "content": "two " * (i % 3)}, {"role": "assistant", "content": f"four {i}"}]}
+        for i in range(count)
+    ]
+    return str(write_jsonl(path, rows))
+
+
+def test_whole_packing_fills_rows_and_pad_gives_one_each(tmp_path: Path) -> None:
+    path = chats(tmp_path / "a.jsonl", 20)
+    counts = []
+    for packing in ("whole", "pad"):
+        data = ChatData(path, packing=packing, val_fraction=0.2, seq_len=64)
+        data.prepare(tiny_tokenizer(CHATML))
+        counts.append(data.supervised_counts(400))
+        assert data.splits.train.documents_BT.max() == (0 if packing == "pad" else 3)
+        if packing == "pad":
+            assert [len(rows.ids_BT) for rows in data.splits] == [16, 4, 4]
+    assert torch.equal(*counts)
+    assert counts[0][tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")] == 16
+
+
+def test_validation_and_test_files(tmp_path: Path) -> None:
+    paths = [chats(tmp_path / f"{name}.jsonl", count) for name, count in (("a", 3), ("b", 2), ("c", 1))]
+    data = ChatData(*paths, packing="pad", seq_len=64)
+    data.prepare(tiny_tokenizer(CHATML))
+    assert [len(rows.ids_BT) for rows in data.splits] == [3, 2, 1]
+
+
+def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    path = chats(tmp_path / "a.jsonl", 1)
+    with pytest.raises(ValueError, match="packing is 'tight': choose one of whole, pad"):
+        ChatData(path, packing="tight")
+    with pytest.raises(ValueError, match="cannot be split"):
+        ChatData(path).prepare(tiny_tokenizer(CHATML))
+    asked = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": [{"role": "user", "content": "x"}]}]))
+    with pytest.raises(ValueError, match="validation: none of 1 conversations has a supervised token"):
+        ChatData(path, asked).prepare(tiny_tokenizer(CHATML))
+    with pytest.raises(ValueError, match="no chat template"):
+        ChatData(path, path).prepare(tiny_tokenizer())

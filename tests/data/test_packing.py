@@ -1,0 +1,120 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.data.batch import Batch, Document
+from specdec.data.packing import check_ids, first_fit_decreasing, pack_stream, pack_whole, pad
+
+SEQ = 6
+
+
+def make(lengths: list[int]) -> list[Document]:
+    """Documents whose every token is another id, from 1 on; a third of the tokens is supervised."""
+    ids = torch.arange(1, sum(lengths) + 1)
+    return [Document(part, part % 3 == 0) for part in ids.split(lengths)]
+
+
+def content(rows: Batch) -> list[list[int]]:
+    """The packed documents as lists of ids; checks what must hold of any row."""
+    padding_RT = rows.documents_BT == -1
+    assert not rows.loss_mask_BT[padding_RT].any()
+    assert not rows.ids_BT[padding_RT].any()
+    assert torch.equal(rows.loss_mask_BT[~padding_RT], rows.ids_BT[~padding_RT] % 3 == 0)
+    documents = []
+    for ids, numbers in zip(rows.ids_BT.tolist(), rows.documents_BT.tolist(), strict=True):
+        real = [n for n in numbers if n >= 0]
+        assert numbers == real + [-1] * (len(numbers) - len(real)), "padding stands at the end"
+        assert real[0] == 0 and all(b - a in (0, 1) for a, b in pairwise(real))
+        documents += [[i for i, n in zip(ids, numbers, strict=True) if n == number] for number in range(real[-1] + 1)]
+    return documents
+
+
+some_token = st.lists(st.integers(0, 15), min_size=1, max_size=12).filter(any)
+fitting = st.lists(st.integers(1, SEQ), min_size=1, max_size=12)
+
+
+@given(some_token, st.integers(1, 9))
+@settings(max_examples=150, deadline=None)
+def test_stream_loses_nothing_and_cuts_only_at_row_ends(lengths: list[int], seq_len: int) -> None:
+    documents = make(lengths)
+    rows = pack_stream(documents, seq_len)
+    pieces = content(rows)
+    assert [i for piece in pieces for i in piece] == list(range(1, sum(lengths) + 1))
+    ends = set(torch.tensor(lengths).cumsum(0).tolist())
+    row_ends = set(range(seq_len, sum(lengths) + 1, seq_len))
+    assert {piece[-1] for piece in pieces} == ends - {0} | row_ends
+    assert len(rows.ids_BT) == -(-sum(lengths) // seq_len)
+
+
+@given(fitting)
+@settings(max_examples=150, deadline=None)
+def test_whole_keeps_every_document_whole_and_once(lengths: list[int]) -> None:
+    documents = make(lengths)
+    rows = pack_whole(documents, SEQ)
+    assert sorted(content(rows)) == [document.ids_T.tolist() for document in documents]
+    assert all(torch.equal(a, b) for a, b in zip(rows, pack_whole(documents, SEQ), strict=True))
+
+
+@given(fitting)
+@settings(max_examples=50, deadline=None)
+def test_pad_keeps_order_one_document_a_row(lengths: list[int]) -> None:
+    documents = make(lengths)
+    rows = pad(documents, SEQ)
+    assert content(rows) == [document.ids_T.tolist() for document in documents]
+    assert rows.ids_BT.shape == (len(documents), SEQ)
+    assert rows.documents_BT.max() == 0
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_first_fit_decreasing_equals_the_plain_loop(lengths: list[int]) -> None:
+    bins: list[list[int]] = []
+    for item in sorted(range(len(lengths)), key=lambda item: -lengths[item]):
+        for members in bins:
+            if sum(lengths[i] for i in members) + lengths[item] <= 20:
+                members.append(item)
+                break
+        else:
+            bins.append([item])
+    assert first_fit_decreasing(lengths, 20) == bins
+
+
+def test_stream_by_hand() -> None:
+    rows = pack_stream(make([2, 0, 3, 4]), 4)
+    assert rows.ids_BT.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 0, 0, 0]]
+    assert rows.documents_BT.tolist() == [[0, 0, 1, 1], [0, 1, 1, 1], [0, -1, -1, -1]]
+    assert [column.dtype for column in rows] == [torch.int64, torch.bool, torch.int64]
+
+
+def test_whole_by_hand() -> None:
+    rows = pack_whole(make([2, 3, 4, 1]), 6)
+    assert rows.ids_BT.tolist() == [[6, 7, 8, 9, 1, 2], [3, 4, 5, 10, 0, 0]]
+    assert rows.documents_BT.tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, -1, -1]]
+
+
+@pytest.mark.parametrize("pack", [pack_stream, pack_whole, pad])
+def test_nothing_to_pack_is_refused(pack) -> None:
+    for documents in ([], make([0, 0])):
+        with pytest.raises(ValueError, match="nothing to pack"):
+            pack(documents, 4)
+    with pytest.raises(ValueError, match="seq_len is 0"):
+        pack(make([1]), 0)
+
+
+@pytest.mark.parametrize("pack", [pack_whole, pad])
+def test_a_document_longer_than_a_row_is_refused(pack) -> None:
+    with pytest.raises(ValueError, match="document 1 has 5 tokens and a row holds 4"):
+        pack(make([2, 5]), 4)
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    rows = pack_stream(make([4]), 4)
+    check_ids(rows, 5, "train")
+    with pytest.raises(ValueError, match=r"train data holds token id 3 \(2 such tokens\).*3 ids"):
+        check_ids(rows, 3, "train")
+    rows.ids_BT[0, 1] = -2
+    with pytest.raises(ValueError, match="holds token id -2"):
+        check_ids(rows, 5, "train")
