@@ -46,7 +46,7 @@ def _told(path: Path, temporary: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         culprit = Path(error.filename) if isinstance(error.filename, str) else path
-        ours = temporary is None or culprit == path or culprit == temporary or temporary in culprit.parents
+        ours = temporary is None or culprit in (path, temporary) or temporary in culprit.parents
         raise explain(error, path if ours else culprit) from error
 
 

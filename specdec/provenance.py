@@ -18,7 +18,6 @@ DISTRIBUTIONS = (
     "transformers",
     "tokenizers",
     "datasets",
-    "torchdata",
     "torchmetrics",
     "safetensors",
     "numpy",

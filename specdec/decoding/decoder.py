@@ -109,7 +109,7 @@ class SpeculativeDecoder:
         feed = torch.tensor([prompt], device=self.target.device)
         prefix = torch.zeros((), dtype=torch.int64, device=feed.device)
         out = self.target.forward(feed, View.chain(prefix, len(prompt), capacity, cache), self.layers, self.final_norm)
-        root_1 = self.target.logits(out.final_BTH[0, -1:]).argmax(-1)
+        root_1 = self.target.logits(out.final_BTH[:, -1:])[0].argmax(-1)
         start = proposer.extend(torch.cat([feed[0, 1:], root_1]), out.aux_BTNH)
         length, ids, accepted = len(prompt), _until_end([int(root_1)], end), []
 
@@ -118,7 +118,7 @@ class SpeculativeDecoder:
             ancestors_NN = tree.ancestors_NN()
             view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
             out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
-            taken = accept_greedy(tree, ancestors_NN, self.target.logits(out.final_BTH[0]))
+            taken = accept_greedy(tree, ancestors_NN, self.target.logits(out.final_BTH)[0])
             path_P = taken.path_N.nonzero().flatten()
             new_P = torch.cat([tree.tokens_N[path_P[1:]], taken.next_1])
             cache.commit(length, path_P)

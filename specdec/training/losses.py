@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
-@dataclass(frozen=True)
 class Loss:
     """Base of the losses: a frozen spec, called with float32 logits of R rows."""
 

@@ -67,7 +67,7 @@ def objective(
     with torch.no_grad():
         log_total_BT = teacher.logits_BTV.to(draft_BTD.dtype).logsumexp(-1)
         known_BT = drafter.vocab.to_draft(best_BT) >= 0
-    total = sum(p.sum() * 0.0 for p in drafter.parameters() if p.requires_grad)
+    total = torch.stack([p.sum() * 0.0 for p in drafter.parameters() if p.requires_grad]).sum()
     prefix_BT: Tensor | None = None
     rows: list[list[Tensor]] = []
     for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, batch.documents_BT, steps)):

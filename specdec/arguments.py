@@ -1,0 +1,21 @@
+"""Command lines whose mistakes are told in one line."""
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+
+def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
+    """Parse and build the parts; the parser must have been made with ``exit_on_error=False``.
+
+    Raises:
+        ValueError: an argument is unknown, missing or of the wrong type.
+    """
+    try:
+        return parser.instantiate_classes(parser.parse_args(argv))
+    except ArgumentError as error:
+        raise ValueError(short(str(error))) from error
+
+
+def short(message: str) -> str:
+    """The first sentences of a long parser message, on one line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    return " ".join(lines[:3])

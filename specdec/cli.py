@@ -1,0 +1,64 @@
+"""The ``specdec`` command: a table of sub-commands, each imported when it is asked for."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+
+COMMANDS = {
+    "quickstart": ("specdec.quickstart:main", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
+    "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
+    "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
+    "test": ("specdec.fit:run", "the same on test data"),
+    "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
+    "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
+}
+SHARED = ("fit", "validate", "test")
+
+
+def usage() -> str:
+    """The help text."""
+    rows = "\n".join(f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: specdec COMMAND [ARGUMENTS]\n\n"
+        "Train, ablate and trust EAGLE drafters for speculative decoding.\n\n"
+        f"commands:\n{rows}\n\n"
+        "specdec COMMAND --help says more; specdec --version prints the version."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit status. Wrong input is one line on standard error and status 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())  # noqa: T201  this is the command's output
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        from specdec import __version__
+
+        print(f"specdec {__version__}")  # noqa: T201
+        return 0
+    if argv[0] not in COMMANDS:
+        sys.stderr.write(f"specdec: error: unknown command {argv[0]!r}; one of: {', '.join(COMMANDS)}\n")
+        return 2
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("specdec").setLevel(logging.INFO)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    module, _, function = COMMANDS[argv[0]][0].partition(":")
+    try:
+        command = getattr(importlib.import_module(module), function)
+        status = command(argv[0], argv[1:]) if argv[0] in SHARED else command(argv[1:])
+    except ValueError as error:
+        if os.environ.get("SPECDEC_TRACEBACK"):
+            raise
+        sys.stderr.write(f"specdec {argv[0]}: error: {' '.join(str(error).split())}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"specdec {argv[0]}: interrupted\n")
+        return 128 + signal.SIGINT
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

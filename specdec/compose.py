@@ -1,0 +1,138 @@
+"""Config files and command line overrides, with interpolation resolved once, after both.
+
+LightningCLI resolves ``${...}`` file by file, before the overrides; so a value that refers to an overridden one would
+silently keep the old figure. Here the references are replaced first, against everything, and LightningCLI gets
+plain files.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specdec.files import explain
+
+SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
+
+
+def shipped(path: str) -> str:
+    """``conf/...`` as shipped with the package, where the working folder has no such file."""
+    if not path.startswith("conf/") or Path(path).exists():
+        return path
+    here = Path(__file__).parent
+    for base in (here, here.parent):
+        if (base / path).exists():
+            return str(base / path)
+    return path
+
+
+def read_yaml(path: str) -> DictConfig:
+    """A config file, unresolved.
+
+    Raises:
+        ValueError: it is missing, unreadable, not YAML or not a mapping; the message names the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        config = OmegaConf.create(text)
+    except OSError as error:
+        raise explain(error, path) from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path}{line}: not valid YAML: {error.problem}") from error
+    except (UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ValueError(f"{path}: not a config file: {error}") from error
+    if not isinstance(config, DictConfig):
+        raise ValueError(f"{path}: a config file must be a mapping of keys")
+    for key, value in list(_leaves(OmegaConf.to_container(config, resolve=False))):
+        if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+            beside = Path(path).parent / value  # a part's file may lie beside the file that names it
+            OmegaConf.update(config, key, str(beside.resolve()) if beside.exists() else shipped(value))
+    return config
+
+
+def _split(args: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]]:
+    """Config files, ``(dotted key, value)`` overrides, and the arguments without the config files."""
+    files, overrides, rest = [], [], []
+    index = 0
+    while index < len(args):
+        name, equals, value = args[index].partition("=")
+        takes_value = not equals and index + 1 < len(args) and not args[index + 1].startswith("--")
+        if takes_value and name.startswith("-"):
+            value, equals = args[index + 1], "="
+        step = 2 if takes_value and name.startswith("-") else 1
+        if name in ("--config", "-c") and equals:
+            files.append(shipped(value))
+        else:
+            if equals and name.startswith("--"):
+                value = shipped(value)
+                overrides.append((name[2:], value))
+                rest.append(f"{name}={value}")
+            else:
+                rest += args[index : index + step]
+        index += step
+    return files, overrides, rest
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _leaves(child, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def _overlay(tree: DictConfig, overrides: list[tuple[str, str]]) -> None:
+    for key, value in overrides:
+        parts = key.rstrip("+").split(".")
+        for depth in range(1, len(parts)):  # a part chosen by its name becomes a mapping that can hold arguments
+            prefix = ".".join(parts[:depth])
+            node = OmegaConf.select(tree, prefix, throw_on_resolution_failure=False)
+            if node is not None and not OmegaConf.is_config(node):
+                OmegaConf.update(tree, prefix, {"class_path": node})
+        OmegaConf.update(tree, key.rstrip("+"), yaml.safe_load(value), merge=True, force_add=True)
+
+
+def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The merged config files with every reference resolved, and the remaining arguments.
+
+    Raises:
+        ValueError: a file cannot be read, a reference leads nowhere or in a circle, an override is ``???``, or a
+            secret of the environment would be written into the saved config.
+    """
+    files, overrides, rest = _split(args)
+    tree = DictConfig({})
+    for file in files:
+        tree.merge_with(read_yaml(file))
+    if any(value == "???" for _, value in overrides):
+        raise ValueError("an override cannot be '???': give a value")
+    full = tree.copy()
+    where = " + ".join(files)
+    try:
+        _overlay(full, overrides)
+        for path, value in list(_leaves(OmegaConf.to_container(tree, resolve=False))):
+            if not (isinstance(value, str) and "${" in value):
+                continue
+            if SECRET.search(value):
+                raise ValueError(f"{where}: {path} would write a secret of the environment into the saved config")
+            OmegaConf.update(tree, path, OmegaConf.select(full, path), merge=False)
+        resolved = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"an override is not valid YAML: {error}") from error
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}, rest
+
+
+def runs_folder() -> Path:
+    """Where run directories go by default: ``$SPECDEC_RUNS`` or ``runs`` in the working folder."""
+    return Path(os.environ.get("SPECDEC_RUNS", "runs"))

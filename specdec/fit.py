@@ -1,0 +1,192 @@
+"""``specdec fit | validate | test``: LightningCLI with run directories that are never overwritten."""
+
+import contextlib
+import datetime
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, Namespace
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from specdec.arguments import short
+from specdec.compose import compose, runs_folder
+from specdec.data import TokenData
+from specdec.embedded.progress import progress
+from specdec.files import write_json, write_text
+from specdec.provenance import provenance
+from specdec.training.callbacks import SaveDrafter
+from specdec.training.checkpoint_io import AtomicCheckpointIO
+from specdec.training.module import DrafterModule
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint with a drafting run's defaults: the last state always, also when it is interrupted.
+
+    Args:
+        every_n_train_steps: optimizer steps between checkpoints.
+        save_top_k: how many of these are kept.
+    """
+
+    def __init__(self, every_n_train_steps: int = 1000, save_top_k: int = 1) -> None:
+        super().__init__(
+            filename="step-{step}",
+            auto_insert_metric_name=False,
+            every_n_train_steps=every_n_train_steps,
+            save_top_k=save_top_k,
+            monitor="step",
+            mode="max",
+            save_last=True,
+            save_on_exception=True,
+            enable_version_counter=False,
+        )
+
+
+class DrafterCLI(LightningCLI):
+    """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what a run has beyond model, data and trainer."""
+        parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new")
+        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        parser.set_defaults(
+            {
+                "data": {"class_path": "specdec.embedded.datamodule.EmbeddedData"},
+                "model.optimizer": {
+                    "class_path": "torch.optim.AdamW",
+                    "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
+                },
+            }
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run directory, and point checkpoints and loggers into it."""
+        config = self.config[self.subcommand]
+        self.run_directory: Path | None = None
+        if self.subcommand != "fit":
+            config.trainer.logger = False
+            config.checkpoint.dirpath = None
+            return
+        resumed = config.get("ckpt_path")
+        if config.out is None:
+            stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
+            config.out = str(runs_folder() / f"fit-{stamp}")
+        out = Path(config.out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())) and not _inside(resumed, out):
+            raise ValueError(
+                f"{out} exists already and is never overwritten: choose another --out, or resume it with "
+                f"--ckpt_path {out / 'checkpoints' / 'last.ckpt'}"
+            )
+        self.run_directory = out
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """A trainer whose checkpoints are atomic and whose files all lie in the run directory."""
+        out = self.run_directory
+        callbacks: list[Callback] = []
+        if self.config_init[self.subcommand].trainer.enable_progress_bar is not False:
+            callbacks.append(progress())
+            kwargs["enable_progress_bar"] = isinstance(callbacks[0], ProgressBar)
+        if out is not None:
+            write_text(out / "config.yaml", self._parser(self.subcommand).dump(self._saved(), skip_none=False))
+            command = ["specdec", *sys.argv[1:]]
+            write_json(out / "provenance.json", provenance(command, self.config[self.subcommand].seed_everything))
+            callbacks.append(SaveDrafter(out / "drafter"))
+            trainer_config = self.config_init[self.subcommand].trainer
+            trainer_config.default_root_dir = str(out)
+            if trainer_config.logger in (None, True):
+                kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
+        trainer = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
+        trainer.callbacks += callbacks  # type: ignore[attr-defined]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, RunCheckpoint) and out is not None:
+                callback.dirpath = str(out / "checkpoints")
+        return trainer
+
+    def _saved(self) -> Namespace:
+        config = self.config[self.subcommand].clone()
+        config.pop("config", None)
+        return config
+
+
+def _inside(path: str | None, folder: Path) -> bool:
+    return path is not None and folder.resolve() in Path(path).resolve().parents
+
+
+def run(subcommand: str, args: list[str]) -> int:
+    """Run ``fit``, ``validate`` or ``test``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        ValueError: the configuration or the data is wrong; the message says where.
+    """
+    config, rest = compose(args)
+    for name in ("_pytree", "LeafSpec"):
+        warnings.filterwarnings("ignore", message=f".*{name}.*")
+    terminated = False
+
+    def note(signum: int, frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+
+    before = signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file, sort_keys=False)
+        file.flush()
+        files = ["--config", file.name] if config else []
+        argv, sys.argv = sys.argv, sys.argv[:1]
+        try:
+            with _quiet_torch():
+                DrafterCLI(
+                    DrafterModule,
+                    TokenData,
+                    subclass_mode_data=True,
+                    save_config_callback=None,
+                    seed_everything_default=0,
+                    auto_configure_optimizers=False,
+                    load_from_checkpoint_support=False,
+                    trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5},
+                    parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in SUBCOMMANDS},
+                    args=[subcommand, *files, *rest],
+                )
+        except ArgumentError as error:
+            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
+        except SystemExit as error:
+            if terminated:
+                return 128 + signal.SIGTERM
+            if error.code == 1:  # what Lightning does after Ctrl-C
+                return 128 + signal.SIGINT
+            return error.code if isinstance(error.code, int) else 0
+        finally:
+            sys.argv = argv
+            signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+SUBCOMMANDS = ("fit", "validate", "test", "predict")
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Any:
+    """Lightning's adverts and hints for the notebook are not for a log."""
+    import logging
+
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch.utilities.rank_zero",)]
+    levels = [logger.level for logger in loggers]
+    os.environ.setdefault("LITLOGGER_DISABLE", "1")
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
