@@ -10,7 +10,7 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
         ValueError: an argument is unknown, missing or of the wrong type.
     """
     try:
-        return parser.instantiate_classes(parser.parse_args(argv))
+        return parser.instantiate(parser.parse_args(argv))
     except ArgumentError as error:
         raise ValueError(short(str(error))) from error
 

@@ -51,8 +51,9 @@ def read_yaml(path: str) -> DictConfig:
         raise ValueError(f"{path}: a config file must be a mapping of keys")
     for key, value in list(_leaves(OmegaConf.to_container(config, resolve=False))):
         if isinstance(value, str) and value.endswith((".yaml", ".yml")):
-            beside = Path(path).parent / value  # a part's file may lie beside the file that names it
-            OmegaConf.update(config, key, str(beside.resolve()) if beside.exists() else shipped(value))
+            places = (Path(path).parent / value, Path(shipped(value)))  # a part's file may lie beside its user
+            found = next((str(place.resolve()) for place in places if place.is_file()), value)
+            OmegaConf.update(config, key, found)
     return config
 
 

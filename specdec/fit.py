@@ -3,16 +3,17 @@
 import contextlib
 import datetime
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from jsonargparse import ArgumentError, Namespace
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -49,9 +50,47 @@ class RunCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
 
+    @property
+    def state_key(self) -> str:
+        """One name whatever the interval, so that a resumed run may change it."""
+        return "RunCheckpoint"
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep the state of an interrupted run; there is none before the first step."""
+        if trainer.global_step > 0:
+            super().on_exception(trainer, pl_module, exception)
+
+
+class RunRecord(Callback):
+    """Writes what the run is into its directory, once target, drafter and data stand: wrong input leaves nothing.
+
+    Args:
+        directory: the run's.
+        config: resolved, as YAML.
+        record: the provenance.
+    """
+
+    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
+        self.directory, self.config, self.record = directory, config, record
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write ``config.yaml`` and ``provenance.json``."""
+        if trainer.is_global_zero:
+            write_text(self.directory / "config.yaml", self.config)
+            write_json(self.directory / "provenance.json", self.record)
+
 
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
+
+    command: ClassVar[list[str]] = []  # as typed, for the run's record
+    fresh: ClassVar[Path | None] = None  # a run directory that did not exist before this command
+
+    @classmethod
+    def discard(cls) -> None:
+        """Remove the directory of a run that never began; loggers make it when they are closed."""
+        if cls.fresh is not None and not (cls.fresh / "config.yaml").exists():
+            shutil.rmtree(cls.fresh, ignore_errors=True)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -76,7 +115,6 @@ class DrafterCLI(LightningCLI):
         self.run_directory: Path | None = None
         if self.subcommand != "fit":
             config.trainer.logger = False
-            config.checkpoint.dirpath = None
             return
         resumed = config.get("ckpt_path")
         if config.out is None:
@@ -89,6 +127,7 @@ class DrafterCLI(LightningCLI):
                 f"--ckpt_path {out / 'checkpoints' / 'last.ckpt'}"
             )
         self.run_directory = out
+        DrafterCLI.fresh = None if out.exists() else out
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory."""
@@ -98,10 +137,9 @@ class DrafterCLI(LightningCLI):
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[0], ProgressBar)
         if out is not None:
-            write_text(out / "config.yaml", self._parser(self.subcommand).dump(self._saved(), skip_none=False))
-            command = ["specdec", *sys.argv[1:]]
-            write_json(out / "provenance.json", provenance(command, self.config[self.subcommand].seed_everything))
-            callbacks.append(SaveDrafter(out / "drafter"))
+            config = self._parser(self.subcommand).dump(self._saved(), skip_none=False)
+            record = provenance(self.command, self.config[self.subcommand].seed_everything)
+            callbacks += [RunRecord(out, config, record), SaveDrafter(out / "drafter")]
             trainer_config = self.config_init[self.subcommand].trainer
             trainer_config.default_root_dir = str(out)
             if trainer_config.logger in (None, True):
@@ -130,8 +168,8 @@ def run(subcommand: str, args: list[str]) -> int:
         ValueError: the configuration or the data is wrong; the message says where.
     """
     config, rest = compose(args)
-    for name in ("_pytree", "LeafSpec"):
-        warnings.filterwarnings("ignore", message=f".*{name}.*")
+    for known in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=known)
     terminated = False
 
     def note(signum: int, frame: object) -> None:
@@ -146,6 +184,7 @@ def run(subcommand: str, args: list[str]) -> int:
         argv, sys.argv = sys.argv, sys.argv[:1]
         try:
             with _quiet_torch():
+                DrafterCLI.command, DrafterCLI.fresh = ["specdec", subcommand, *args], None
                 DrafterCLI(
                     DrafterModule,
                     TokenData,
@@ -158,6 +197,9 @@ def run(subcommand: str, args: list[str]) -> int:
                     parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in SUBCOMMANDS},
                     args=[subcommand, *files, *rest],
                 )
+        except ValueError:
+            DrafterCLI.discard()
+            raise
         except ArgumentError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
         except SystemExit as error:
@@ -172,6 +214,12 @@ def run(subcommand: str, args: list[str]) -> int:
     return 0
 
 
+KNOWN_WARNINGS = (
+    ".*_pytree.*",  # torch 2.13 under lightning 2.6.6
+    ".*LeafSpec.*",
+    "The dirpath has changed from",  # a resumed run whose directory was moved
+    "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
+)
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 
@@ -180,7 +228,7 @@ def _quiet_torch() -> Any:
     """Lightning's adverts and hints for the notebook are not for a log."""
     import logging
 
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch.utilities.rank_zero",)]
+    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
     levels = [logger.level for logger in loggers]
     os.environ.setdefault("LITLOGGER_DISABLE", "1")
     for logger in loggers:

@@ -21,7 +21,6 @@ class Entered(NamedTuple):
     residual_BTH: Tensor  # where the residual path starts
 
 
-@dataclass(frozen=True)
 class Entry:
     """Base of the entry axis: a frozen spec that builds ``(e, f, h, norms) -> Entered``."""
 

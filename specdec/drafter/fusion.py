@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
 
-@dataclass(frozen=True)
 class Fusion:
     """Base of the fusion axis: a frozen spec that builds a module from (B, T, N, H_target) to (B, T, H)."""
 

@@ -14,7 +14,8 @@ def describe(part: Any) -> dict[str, Any]:
 
 
 def _known(base: type[Part]) -> Iterator[type[Part]]:
-    yield base
+    if dataclasses.is_dataclass(base):
+        yield base
     for cls in base.__subclasses__():
         yield from _known(cls)
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
 
-@dataclass(frozen=True)
 class Recurrence:
     """Base of the recurrence axis: a frozen spec that builds ``(out, normed) -> next feature``.
 

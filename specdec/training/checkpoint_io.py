@@ -19,5 +19,5 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             ValueError: the disk is full or the folder may not be written; an older file of that name is untouched.
         """
-        with staged(str(path)) as temporary:
-            torch.save(checkpoint, temporary)
+        with staged(str(path)) as temporary, temporary.open("wb") as stream:
+            torch.save(checkpoint, stream)

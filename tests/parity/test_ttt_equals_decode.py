@@ -20,8 +20,7 @@ def worst_gap(spec: DrafterSpec, documents: list[int]) -> float:
     ids = torch.randint(0, VOCAB, (1, LENGTH))
     aux = torch.randn(1, LENGTH, n, HIDDEN, dtype=torch.float64)
     unrolled = [
-        drafter.logits(step.normed_BTH)[0]
-        for step in ttt_unroll(drafter, ids, aux, torch.tensor([documents]), STEPS)
+        drafter.logits(step.normed_BTH)[0] for step in ttt_unroll(drafter, ids, aux, torch.tensor([documents]), STEPS)
     ]
     gap = 0.0
     for anchor in range(LENGTH - 1):

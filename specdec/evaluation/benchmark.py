@@ -1,0 +1,83 @@
+"""Decode prompts plainly and with every growth, side by side in one process."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from specdec.decoding import Generation, Growth, PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.drafter import Drafter
+from specdec.evaluation.prompts import Conversation, Prompt
+from specdec.evaluation.record import Answer
+from specdec.target import Target
+
+WARM_UP_TOKENS = 8
+
+
+class Turn(NamedTuple):
+    """Progress: one turn is done."""
+
+    tokens: int  # new tokens that all decoders made for it
+    last: bool  # whether its prompt is done too
+
+
+def benchmark(
+    target: Target,
+    drafter: Drafter,
+    growths: Sequence[Growth],
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    *,
+    system: str | None = None,
+    plain: bool = True,
+    on_turn: Callable[[Turn], None] = lambda turn: None,
+) -> list[list[Answer]]:
+    """Answers of every growth, greedy, batch size 1.
+
+    The decoders take turns on each prompt, so that a machine that slows down slows them alike. Each decoder runs
+    once, untimed, before the first prompt. The next turn of a conversation builds on the target's plain answer.
+
+    Args:
+        plain: decode plainly too, for speed-up and identity; False saves that time.
+
+    Raises:
+        ValueError: drafter and target do not match, or a prompt cannot be used; the message names the prompt.
+    """
+    check_pair(target, drafter)
+    baseline = PlainDecoder(target)
+    decoders = [SpeculativeDecoder(target, drafter, growth) for growth in growths]
+    conversations = [Conversation(prompt, target.tokenizer, system) for prompt in prompts]
+    end = target.eos_token_ids
+    answers: list[list[Answer]] = [[] for _ in growths]
+    for number, (prompt, conversation) in enumerate(zip(prompts, conversations, strict=True)):
+        ids = conversation.next_ids()
+        while ids is not None:
+            try:
+                if number == 0 and not answers[0]:
+                    baseline.generate(ids, WARM_UP_TOKENS, end)
+                    for decoder in decoders:
+                        decoder.generate(ids, WARM_UP_TOKENS, end)
+                reference = baseline.generate(ids, max_new_tokens, end) if plain else None
+                made = [decoder.generate(ids, max_new_tokens, end) for decoder in decoders]
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
+            for growth, out, generation in zip(growths, answers, made, strict=True):
+                out.append(_answer(prompt, growth, generation, reference))
+            best = reference or made[0]
+            conversation.add_answer(best.ids)
+            ids = conversation.next_ids()
+            tokens = sum(len(generation.ids) for generation in made) + (len(reference.ids) if reference else 0)
+            on_turn(Turn(tokens, ids is None))
+    return answers
+
+
+def _answer(prompt: Prompt, growth: Growth, made: Generation, plain: Generation | None) -> Answer:
+    return Answer(
+        prompt_id=prompt.prompt_id,
+        category=prompt.category,
+        tokens=len(made.ids),
+        accepted=made.accepted,
+        drafted=(growth.depth,) * len(made.accepted),
+        seconds=made.seconds,
+        plain_seconds=plain.seconds if plain else 0.0,
+        plain_tokens=len(plain.ids) if plain else 0,
+        identical=made.ids == plain.ids if plain else None,
+    )

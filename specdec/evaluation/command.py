@@ -1,0 +1,144 @@
+"""``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
+
+import datetime
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specdec.arguments import parse
+from specdec.compose import runs_folder
+from specdec.decoding import parse_growth
+from specdec.drafter import load
+from specdec.embedded.source import TargetSource
+from specdec.evaluation.benchmark import Turn, benchmark
+from specdec.evaluation.plot import plot
+from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.report import print_results, summary, write_metrics, write_report
+from specdec.provenance import provenance
+
+PLOT = "report.png"
+TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1, greedy"
+
+
+def parser() -> ArgumentParser:
+    """The command's arguments."""
+    out = ArgumentParser(prog="specdec evaluate", description=__doc__, exit_on_error=False)
+    out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
+    out.add_argument("--target", type=TargetSource, default=TargetSource())
+    out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
+    out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl (turns, messages or prompt) or text, one prompt a line")  # fmt: skip # noqa: E501
+    out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, tree, chain:depth=3, tree:depth=6,top_k=10,nodes=59")  # fmt: skip # noqa: E501
+    out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
+    out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
+    out.add_argument("--system", type=str | None, default=None, help="system prompt of turns and messages rows")
+    out.add_argument("--plain", type=bool, default=True, help="decode plainly too, for speed-up and identity")
+    out.add_argument("--device", type=str, default="cpu")
+    out.add_argument("--out", type=str | None, default=None, help="directory for the results; no older ones in it")
+    return out
+
+
+def main(argv: list[str]) -> int:
+    """Run the command.
+
+    Raises:
+        ValueError: an argument, a file or the pair of drafter and target is wrong.
+    """
+    args = parse(parser(), _shorthand(argv))
+    stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    out = Path(args.out) if args.out else runs_folder() / f"evaluate-{stamp}"
+    evaluate(
+        args.target,
+        Path(args.drafter),
+        args.prompts,
+        args.growth,
+        out,
+        max_new_tokens=args.max_new_tokens,
+        limit=args.limit,
+        system=args.system,
+        plain=args.plain,
+        device=args.device,
+        command=["specdec", "evaluate", *argv],
+    )
+    return 0
+
+
+def _shorthand(argv: list[str]) -> list[str]:
+    """``--target NAME`` for ``--target.source NAME``."""
+    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
+
+
+def evaluate(
+    source: TargetSource,
+    drafter_directory: Path,
+    prompt_files: Sequence[str | Path],
+    growths: Sequence[str],
+    out: Path,
+    *,
+    max_new_tokens: int = 128,
+    limit: int | None = None,
+    system: str | None = None,
+    plain: bool = True,
+    device: str = "cpu",
+    command: list[str] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a saved drafter and write ``metrics.json``, ``report.md`` and a picture into ``out``.
+
+    Returns:
+        What ``metrics.json`` holds.
+
+    Raises:
+        ValueError: something given is wrong; nothing is written then.
+    """
+    for name in ("metrics.json", "report.md", PLOT):
+        if (out / name).exists():
+            raise ValueError(f"{out / name} exists already and is never overwritten: choose another --out")
+    chosen = [parse_growth(text) for text in growths]
+    prompts = load_prompts(prompt_files, limit)
+    drafter = load(drafter_directory)
+    target = source.load(device)
+    drafter.to(device=device, dtype=target.dtype)
+    console = Console(stderr=True)
+    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts, {task.fields[rate]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(prompts), rate="")
+        made = 0
+
+        def on_turn(turn: Turn) -> None:
+            nonlocal made
+            made += turn.tokens
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = f"{made / elapsed:,.0f} tokens/s" if elapsed else ""
+            progress.update(task, advance=int(turn.last), rate=rate)
+
+        answers = benchmark(
+            target, drafter, chosen, prompts, max_new_tokens, system=system, plain=plain, on_turn=on_turn
+        )
+    results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
+    context = {
+        "target": dict(target.identity),
+        "drafter": {"directory": str(drafter_directory), **drafter.config.to_json()},
+        "settings": {
+            **asdict(source),
+            "prompts": [str(path) for path in prompt_files],
+            "max_new_tokens": max_new_tokens,
+            "system": system,
+            "device": device,
+            "acceptance": "greedy",
+            "seconds_cover": TIMED,
+            "torch_threads": torch.get_num_threads(),
+        },
+        "provenance": provenance(command),
+    }
+    write_metrics(out, results, **context)
+    metrics = {"results": results, **context}
+    plot(metrics, out / PLOT)
+    write_report(out, metrics, PLOT)
+    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 130))
+    return metrics

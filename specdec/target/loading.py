@@ -1,0 +1,143 @@
+"""From a directory or a Hub id to a model and a tokenizer, or to one line that says why not."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as hf_logging
+
+from specdec.files import explain, read_json
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def load_model(
+    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load in evaluation form; see :meth:`specdec.target.target.Target.load`."""
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    where = _device(device)
+    local = _is_directory(source)
+    if local:
+        _check_files(Path(source))
+    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
+    with _told_in_one_line(source, local), _no_progress_bars():
+        config = AutoConfig.from_pretrained(source, **common)
+        _check_architecture(source, config, trust_remote_code)
+        text = config.get_text_config(decoder=True)
+        capped = getattr(text, "attn_logit_softcapping", None) is not None  # sdpa would leave the cap out
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            attn_implementation="eager" if capped else None,
+            **common,
+        )
+        tokenizer = None
+        if not local or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
+            tokenizer = AutoTokenizer.from_pretrained(source, **common)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(f"{source}: {len(missing)} weights are missing from the checkpoint, {missing[0]} for one")
+    return model.to(where), tokenizer
+
+
+def _device(device: str) -> torch.device:
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
+    return where
+
+
+def _is_directory(source: str) -> bool:
+    path = Path(source)
+    if path.is_dir():
+        return True
+    if path.exists():
+        raise ValueError(f"{source}: a file; a target is a model directory or a Hub id")
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
+        raise ValueError(f"{source}: no such directory")
+    return False
+
+
+def _check_files(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path}: not a model directory, it has no config.json")
+    read_json(path / "config.json")
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise ValueError(f"{path}: has no *.safetensors weights; other formats are not read")
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        named = set(read_json(index)["weight_map"].values())
+        absent = sorted(named - {file.name for file in weights})
+        if absent:
+            raise ValueError(f"{path / absent[0]}: no such file, though {index.name} names it")
+    for file in weights:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file}: corrupt or truncated ({_one_line(error)}): fetch it again") from error
+        except OSError as error:
+            raise explain(error, file) from error
+
+
+def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
+    if trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
+        return
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
+
+
+@contextlib.contextmanager
+def _told_in_one_line(source: str, local: bool) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = _one_line(error)
+        if reason.startswith(f"{source}: "):
+            raise
+        if "ignore_mismatched_sizes" in reason:
+            reason = "the weights have other shapes than config.json says; the report above lists them"
+        elif "trust_remote_code" in str(error):
+            reason = "it runs its own code: read that code, then allow it with trust_remote_code"
+        elif isinstance(error, OSError) and not local:
+            reason = f"no such directory here, nor to be had from the Hugging Face Hub ({reason})"
+        raise ValueError(f"{source}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+def _one_line(error: BaseException, limit: int = 240) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

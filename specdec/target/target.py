@@ -1,0 +1,233 @@
+"""The target, the field's "verifier": a frozen Hugging Face model, for features and for verification.
+
+Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some rows of it, S key columns.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec.nn.view import View
+from specdec.target.anatomy import dissect, rope_limit
+from specdec.target.cache import TargetCache
+from specdec.target.capture import capture, layer_masks
+from specdec.target.fingerprint import fingerprint
+from specdec.target.head import Head
+from specdec.target.loading import load_model
+from specdec.target.proof import prove
+
+
+class TargetOutput(NamedTuple):
+    """What one forward of the target says."""
+
+    aux_BTNH: Tensor  # residual stream at the asked boundaries, in the order asked
+    final_BTH: Tensor  # the last state after the final norm; ``Target.logits`` of it are the model's logits
+
+
+class Target:
+    """A frozen causal language model. Not a ``nn.Module``, so it enters no state dict and is never trained.
+
+    The model is put in evaluation mode and its parameters frozen. It runs in its own dtype, autocast or not: what
+    a drafter is trained on is what it meets in decoding. One forward at a time.
+
+    Args:
+        model: any decoder-only model of ``transformers`` with full or sliding attention.
+        source: where it came from, a directory or a Hub id; kept for :attr:`identity` and for messages.
+
+    Raises:
+        ValueError: the family cannot verify a draft tree, or its parts cannot be found.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        source: str = "in memory",
+        revision: str | None = None,
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.source, self.revision = source, revision
+        self._tokenizer = tokenizer
+        self._anatomy = dissect(model)
+        self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
+        self._rope_limit = rope_limit(self.config)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
+
+        Raises:
+            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
+        """
+        model, tokenizer = load_model(str(source), revision, dtype, device, trust_remote_code)
+        return cls(model, tokenizer, str(source), revision)
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration of the text model."""
+        return self._anatomy.config
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; ``ValueError`` if the target has none."""
+        if self._tokenizer is None:
+            raise ValueError(f"the target ({self.source}) has no tokenizer: save one beside it, or give one")
+        return self._tokenizer
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the rows of the output head; a tokenizer may know fewer tokens."""
+        return int(self.head_weight().shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        """L; boundaries run from 0 to L."""
+        return len(self._anatomy.layers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype it runs in."""
+        return self.embedding_weight().dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device it runs on."""
+        return self.embedding_weight().device
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm between the last layer and the output head."""
+        return self._anatomy.final_norm
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends a text, after the generation config, the model's config and the tokenizer."""
+        named = [self.config, self.model.config, self.model.generation_config, self._tokenizer]
+        found: set[int] = set()
+        for value in (getattr(holder, "eos_token_id", None) for holder in named):
+            found.update([value] if isinstance(value, int) else value or [])
+        return frozenset(found)
+
+    @property
+    def identity(self) -> dict[str, str | int | None]:
+        """Which target this is; equal fingerprints mean equal configuration, names, shapes, dtypes and weights."""
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "model_type": self.config.model_type,
+            "hidden_size": self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "num_layers": self.num_layers,
+            "fingerprint": self._fingerprint,
+        }
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.model.config.to_dict(), self.model.state_dict())
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model to ``device``."""
+        self.model.to(device)
+        return self
+
+    def embedding_weight(self) -> Tensor:
+        """Input embeddings, (V, H), as stored: Gemma and Granite scale them on the way in."""
+        return self.model.get_input_embeddings().weight
+
+    def head_weight(self) -> Tensor:
+        """Rows of the output head, (V, H); the embeddings themselves where the two are tied."""
+        return self._anatomy.head.weight
+
+    @torch.no_grad()
+    def forward(self, ids_BT: Tensor, view: View, layers: Sequence[int], final_norm: bool = False) -> TargetOutput:
+        """Run the T nodes that ``view`` places, without the output head.
+
+        Args:
+            view: its cache is None (training: ``View.packed``), or a :class:`TargetCache`, whose slots
+                ``view.slots_T`` the new keys are written to (``View.append``, ``View.chain``; B = 1).
+            layers: boundaries 0..L. L lies before the final norm,
+            final_norm: except if this is true: EAGLE-1's feature.
+
+        Raises:
+            ValueError: no such boundary, or the view does not fit the cache or the model.
+        """
+        wrong = [b for b in layers if not 0 <= b <= self.num_layers]
+        if wrong:
+            raise ValueError(
+                f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
+                f"to {self.num_layers} (before the final norm)"
+            )
+        cache, columns = view.cache, view.mask_B1TS.shape[-1]
+        self._check_length(columns)
+        if isinstance(cache, TargetCache):
+            columns = cache.place(view)
+        elif cache is not None:
+            raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
+        masks = layer_masks(view, columns, self._anatomy.windows, self.dtype)
+        last = self.num_layers
+        with self._own_dtype(), capture(self._anatomy, masks, {b for b in layers if b < last or not final_norm}) as h:
+            final_BTH = self._anatomy.decoder(
+                input_ids=ids_BT,
+                attention_mask=view.mask_B1TS,  # four dimensions, so the family makes none; each layer gets its own
+                position_ids=view.positions_BT,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            ).last_hidden_state
+        if final_norm:
+            h[last] = final_BTH
+        if not layers:
+            return TargetOutput(final_BTH.new_empty((*final_BTH.shape[:2], 0, self.hidden_size)), final_BTH)
+        return TargetOutput(torch.stack([h[b] for b in layers], dim=2), final_BTH)
+
+    __call__ = forward
+
+    @torch.no_grad()
+    def logits(self, final_BTH: Tensor, rows_D: Tensor | None = None) -> Tensor:
+        """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D)."""
+        with self._own_dtype():
+            return self._head(final_BTH, rows_D)
+
+    def new_cache(self, capacity: int) -> TargetCache:
+        """An empty cache of ``capacity`` slots."""
+        self._check_length(capacity)
+        return TargetCache(capacity)
+
+    def prove(self) -> None:
+        """Check on a short text that taps, head, packing and tree verification agree with the model itself.
+
+        Raises:
+            ValueError: something does not; the message says what, and by how much.
+        """
+        prove(self)
+
+    def _check_length(self, length: int) -> None:
+        if self._rope_limit is not None and length > self._rope_limit:
+            raise ValueError(
+                f"{length} slots or tokens are more than {self._rope_limit}, where this model's rotary frequencies "
+                "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
+            )
+
+    def _own_dtype(self) -> contextlib.AbstractContextManager:
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, enabled=False)
+        return contextlib.nullcontext()

@@ -1,0 +1,130 @@
+"""Targets that mostly look at the last token, and drafters, made by hand, that know it.
+
+The successors of all tokens form one cycle through the vocabulary. The target's head points from every embedding to
+its successor; what its layers add leads it astray now and then, as much as ``context`` says.
+
+Legend: V vocabulary, H hidden.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from specdec.drafter import Drafter, DrafterSpec, Narrow
+from specdec.target import Target
+from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, tiny_config
+
+WINDOW = 5
+RANK = 24  # channels that embeddings use: a drafter's values (2 heads of 12) can carry no more
+MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2) + ["sliding_attention"]
+
+
+def successors(seed: int = 0) -> Tensor:
+    """Next token of every token, (V,)."""
+    order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))
+    following = torch.empty(VOCAB, dtype=torch.int64)
+    following[order] = order.roll(-1)
+    return following
+
+
+def embeddings(seed: int = 0) -> Tensor:
+    """(V, H) of mean square one, so that an RMSNorm leaves them alone; channel 0 is the same for every token."""
+    out = torch.zeros(VOCAB, HIDDEN, dtype=torch.float64)
+    directions = torch.randn(VOCAB, RANK - 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    out[:, 0] = 2
+    out[:, 1:RANK] = torch.nn.functional.normalize(directions, dim=-1) * (HIDDEN - 4) ** 0.5
+    return out
+
+
+def _dimensions() -> dict[str, object]:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id")
+    config = llama_config()
+    return {name: getattr(config, name) for name in (*names, *more)} | {"pad_token_id": None}
+
+
+def _gemma2() -> PreTrainedModel:
+    config = Gemma2Config(
+        **_dimensions(),
+        sliding_window=WINDOW,
+        layer_types=MIXED,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+    )
+    return Gemma2ForCausalLM(config)
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(llama_config()),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_dimensions(), sliding_window=WINDOW)),
+    "gemma2": _gemma2,
+}
+
+
+@torch.no_grad()
+def markov_target(family: str = "llama", context: float = 0.0, seed: int = 0) -> Target:
+    """A float64 target whose next token is the last one's successor; always so with ``context`` 0.
+
+    The sliding families look back ``WINDOW`` tokens.
+    """
+    torch.manual_seed(seed)
+    model = FAMILIES[family]().double()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=0.2)
+        elif family == "gemma2" and "post_" in name:
+            parameter.fill_(2 * context - 1)  # Gemma multiplies by one more than the weight
+        if name.endswith(("o_proj.weight", "down_proj.weight")) and family != "gemma2":
+            parameter.mul_(context)
+    model.get_input_embeddings().weight.copy_(embeddings(seed))
+    model.get_output_embeddings().weight[successors(seed)] = embeddings(seed)
+    return Target(model)
+
+
+@torch.no_grad()
+def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness: float = 20.0) -> Drafter:
+    """A drafter that says the successor of the token it reads: ``markov_target``'s own law, when context is 0.
+
+    Entry Narrow copies the embedding through. Entry Wide reaches it by attention alone: each node attends to itself,
+    the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
+    """
+    config = tiny_config(spec)
+    size = config.draft_vocab_size
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    drafter = Drafter(config, ids).double().requires_grad_(False)
+    for name, parameter in drafter.named_parameters():
+        parameter.fill_(1 if "norm" in name else 0)
+    drafter.embed_tokens.weight.copy_(target.embedding_weight())
+    drafter.lm_head.weight.copy_(target.head_weight()[ids])
+    eye = torch.eye(HIDDEN, dtype=torch.float64)
+    if isinstance(spec.entry, Narrow):
+        drafter.entry.fc.weight[:, :HIDDEN] = eye
+        return drafter
+    attention = drafter.layers.layers[0].attention
+    attention.q_proj.weight[:, 0] = attention.k_proj.weight[:, 0] = sharpness
+    attention.v_proj.weight[:] = torch.cat([eye, -eye], dim=1)[:RANK]
+    width = config.head_dim
+    per_group = config.num_attention_heads // config.num_key_value_heads * width
+    for channel in range(RANK):
+        attention.o_proj.weight[channel, channel // width * per_group + channel % width] = 1
+    return drafter
+
+
+@torch.no_grad()
+def disturb(drafter: Drafter, level: float, seed: int = 0) -> Drafter:
+    """Noise on every matrix but the embedding, in place: the feature, the context and the depth come into play."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in drafter.named_parameters():
+        if parameter.ndim > 1 and "embed_tokens" not in name:
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(noise, alpha=level * (1.0 if "lm_head" in name else parameter.shape[1] ** -0.5))
+    return drafter

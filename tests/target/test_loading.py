@@ -1,0 +1,138 @@
+"""Directories and Hub ids: loaded whole, or refused in one line."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
+
+from specdec.target import Target
+from tests.target.zoo import make
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target") / "llama"
+    words = {"<unk>": 0, "a": 1, "b": 2, "<end>": 3}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")), unk_token="<unk>", eos_token="<end>"
+    )
+    hf_logging.disable_progress_bar()
+    make("llama").float().save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    hf_logging.enable_progress_bar()
+    return path
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def refused(path: Path | str, **options: str) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        Target.load(path, **options)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 500
+    return message
+
+
+def test_a_directory_loads_as_it_was_saved(saved: Path) -> None:
+    shown = hf_logging.is_progress_bar_enabled()
+    target = Target.load(saved)
+    memory = Target(make("llama").float())
+    assert target.identity == {**memory.identity, "source": str(saved)}
+    assert target.dtype == torch.float32 and target.tokenizer.eos_token == "<end>"
+    assert target.eos_token_ids == {2, 3}
+    assert hf_logging.is_progress_bar_enabled() == shown
+    target.prove()
+
+
+def test_dtypes(saved: Path) -> None:
+    assert Target.load(saved, dtype="bfloat16").dtype == torch.bfloat16
+    assert refused(saved, dtype="int8") == "unknown dtype 'int8': choose from float64, float32, bfloat16, float16"
+
+
+def test_capped_attention_loads_as_eager(tmp_path: Path) -> None:
+    make("gemma2").save_pretrained(tmp_path / "gemma2")
+    assert Target.load(tmp_path / "gemma2").config._attn_implementation == "eager"
+
+
+def test_a_directory_without_tokenizer(copy: Path) -> None:
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    target = Target.load(copy)
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        _ = target.tokenizer
+
+
+def test_devices(saved: Path) -> None:
+    assert refused(saved, device="nonsense").startswith("device 'nonsense' is not available: ")
+
+
+def test_missing_places(saved: Path, tmp_path: Path) -> None:
+    assert refused(tmp_path / "absent") == f"{tmp_path / 'absent'}: no such directory"
+    assert "no such directory" in refused("./absent")
+    assert "a file; a target is a model directory" in refused(saved / "config.json")
+    assert refused("nobody/nothing").startswith(
+        "nobody/nothing: no such directory here, nor to be had from the Hugging Face Hub ("
+    )
+
+
+def change(path: Path, **values: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def truncate(path: Path) -> None:
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def name_absent_shard(path: Path) -> None:
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+REMOTE = {"model_type": "odd", "auto_map": {"AutoConfig": "conf.C", "AutoModelForCausalLM": "mod.M"}}
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda p: (p / "config.json").unlink(), "not a model directory, it has no config.json"),
+    "broken config": (lambda p: (p / "config.json").write_text('{"a":'), "config.json, line 1: not valid JSON"),
+    "empty config": (lambda p: (p / "config.json").write_text("{}"), "Should have a `model_type`"),
+    "truncated": (truncate, "model.safetensors: corrupt or truncated ("),
+    "garbage": (lambda p: (p / "model.safetensors").write_bytes(b"no"), "model.safetensors: corrupt or truncated ("),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), "has no *.safetensors weights"),
+    "absent shard": (name_absent_shard, "model-00002-of-00002.safetensors: no such file, though"),
+    "missing weights": (lambda p: change(p, num_hidden_layers=5), "9 weights are missing from the checkpoint, model"),
+    "other shapes": (lambda p: change(p, hidden_size=48), "other shapes than config.json says"),
+    "unknown family": (lambda p: change(p, model_type="odd"), "model type `odd`"),
+    "not a language model": (lambda p: change(p, model_type="clip"), "a 'clip' model is not a causal language model"),
+    "encoder-decoder": (lambda p: change(p, model_type="t5"), "a 't5' model is not a causal language model"),
+    "own code": (lambda p: change(p, **REMOTE), "read that code, then allow it with trust_remote_code"),
+    "broken tokenizer": (lambda p: (p / "tokenizer.json").write_text("{"), "copy: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_named_in_one_line(copy: Path, damage: str) -> None:
+    do, words = DAMAGE[damage]
+    do(copy)
+    message = refused(copy)
+    assert message.startswith(str(copy)) and words in message

@@ -1,0 +1,122 @@
+"""A sound target proves itself; a broken one does not, and says where."""
+
+from contextlib import AbstractContextManager
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+import specdec.target.proof as proof
+import specdec.target.target as target_module
+from specdec.nn.view import View
+from specdec.target import Target, TargetCache
+from tests.target.zoo import FAMILIES, make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_proves_itself(family: str) -> None:
+    Target(make(family)).prove()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+def test_in_lower_precision(family: str, dtype: torch.dtype) -> None:
+    Target(make(family).to(dtype)).prove()
+
+
+def test_a_wrong_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = target_module.capture
+    monkeypatch.setattr(target_module, "capture", lambda anatomy, masks, asked: Shifted(capture(anatomy, masks, asked)))
+    with pytest.raises(
+        ValueError, match=r"in memory: the state at boundary 1 is not the model's own: relative difference"
+    ):
+        Target(make("llama")).prove()
+
+
+class Shifted:
+    def __init__(self, inner: AbstractContextManager[dict[int, Tensor]]) -> None:
+        self.inner = inner
+
+    def __enter__(self) -> "Shifted":
+        self.states = self.inner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.inner.__exit__(*error)
+
+    def __getitem__(self, boundary: int) -> Tensor:
+        return self.states[max(boundary - 1, 0)]
+
+
+def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(make("granite"))
+    weight = target.head_weight()
+    monkeypatch.setattr(target, "_head", lambda final, rows: final @ (weight if rows is None else weight[rows]).T)
+    with pytest.raises(ValueError, match="the logits is not the model's own"):
+        target.prove()
+
+
+def test_a_wrong_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(make("llama"))
+    monkeypatch.setattr(Target, "final_norm", property(lambda self: lambda state: state))
+    with pytest.raises(ValueError, match="the final norm of the state at boundary 4"):
+        target.prove()
+
+
+def test_a_forgotten_window() -> None:
+    target = Target(make("mistral"))
+    target._anatomy = target._anatomy._replace(sliding=(False,) * 4)
+    with pytest.raises(ValueError, match="the state at boundary 1"):
+        target.prove()
+
+
+def test_packing_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = View.packed
+    monkeypatch.setattr(View, "packed", lambda documents: packed(torch.zeros_like(documents)))
+    with pytest.raises(ValueError, match="packing: the second document"):
+        Target(make("llama")).prove()
+
+
+def test_a_commit_that_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TargetCache, "commit", lambda self, prefix, path: None)
+    with pytest.raises(ValueError, match="going on after a commit"):
+        Target(make("llama")).prove()
+
+
+def test_a_family_with_masks_of_its_own_is_caught() -> None:
+    # its layers add a causal mask over slots to whatever mask they are given
+    sizes = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "vocab_size": 96, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 2]], window_size=4))
+    with pytest.raises(ValueError, match="specdec cannot use GPTNeoForCausalLM as it is"):
+        Target(model).prove()
+
+
+def test_a_model_that_fails_is_reported_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^in memory: Qwen3MoeForCausalLM fails on a short text: [^\n]+$"):
+        Target(make("qwen3_moe").double()).prove()
+
+
+def test_wide_windows_are_proved_too_and_put_back() -> None:
+    model = make("mistral")
+    model.config.sliding_window = 4096
+    target = Target(model)
+    target.prove()
+    assert model.config.sliding_window == 4096
+    target._anatomy = target._anatomy._replace(sliding=(False,) * 4)
+    with pytest.raises(ValueError, match="the state at boundary 1"):
+        target.prove()
+    assert model.config.sliding_window == 4096
+
+
+def test_nan_is_not_a_proof() -> None:
+    model = make("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    with pytest.raises(ValueError, match="relative difference nan"):
+        Target(model).prove()
+
+
+def test_its_text_is_longer_than_its_windows() -> None:
+    assert proof.WINDOW < proof.PREFIX < proof.LENGTH

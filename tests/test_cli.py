@@ -1,0 +1,56 @@
+"""The command's front door."""
+
+import subprocess
+import sys
+
+import pytest
+
+from specdec.cli import COMMANDS, main
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from specdec.cli import main; status = main(['--help']); "
+        "heavy = {'torch', 'lightning', 'transformers', 'jsonargparse', 'numpy'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fly"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: specdec" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["evaluate", "--drafter", "nowhere", "--prompts", "x.jsonl"], "x.jsonl: no such file"),
+        (["evaluate", "--drafter", "x", "--prompts", "y", "--colour", "red"], "colour"),
+        (["evaluate", "--drafter", "x", "--prompts", "y", "--growth", "bush"], "growth 'bush'"),
+        (["evaluate", "--prompts", "y"], "drafter"),
+        (["fit", "--model.colour", "red"], "colour"),
+        (["fit", "--model.ttt_steps", "many"], "ttt_steps"),
+        (["fit", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
+        (["fit", "--model.drafter.fusion", "Blend"], "Blend"),
+        (["fit", "--model.ttt_steps", "0", "--out", "/dev/null/x"], "at least 1"),
+        (["quickstart", "--speed", "9"], "speed"),
+        (["pretrain", "--speed", "9"], "speed"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert "Traceback" not in error

@@ -1,0 +1,197 @@
+"""Whole training runs on a tiny target."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from specdec.cli import main
+from specdec.drafter import load
+from specdec.fit import run
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def base(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]:
+    """Arguments of a short run on the CPU."""
+    config = {
+        "model": {
+            "target": {"source": str(target_directory)},
+            "drafter": {"draft_vocab_size": 200},
+            "ttt_steps": 3,
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 1e-3}},
+        },
+        "data": {
+            "class_path": "TextData",
+            "init_args": {"train": str(text_file), "val": str(text_file), "seq_len": 32, "batch_size": 2},
+        },
+        "trainer": {"max_steps": 6, "log_every_n_steps": 2, "accelerator": "cpu", "enable_model_summary": False},
+        "checkpoint": {"every_n_train_steps": 3, "save_top_k": -1},
+    }
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(config))
+    return ["--config", str(tmp_path / "base.yaml")]
+
+
+@pytest.fixture(autouse=True)
+def bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+
+
+def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert (
+        run("fit", [*base, "--out", str(out), "--trainer.limit_val_batches", "2", "--trainer.val_check_interval", "3"])
+        == 0
+    )
+    assert json.loads((out / "DONE.json").read_text())["steps"] == 6
+    assert (out / "config.yaml").is_file() and (out / "provenance.json").is_file()
+    assert list(out.glob("tensorboard/version_0/events*"))
+    rows = (out / "csv" / "version_0" / "metrics.csv").read_text()
+    assert "train/accuracy_2" in rows and "val/prefix_proxy" in rows and "acceptance_length" not in rows
+    drafter = load(out / "drafter")
+    assert drafter.config.draft_vocab_size == 200
+    assert drafter.config.target["fingerprint"]
+    again = tmp_path / "again"  # the saved config is a run of its own
+    assert run("fit", ["--config", str(out / "config.yaml"), "--out", str(again)]) == 0
+    one, two = (load_file(path / "drafter" / "model.safetensors") for path in (out, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_training_learns_and_leaves_the_target_out(base: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert (
+        run(
+            "fit",
+            [
+                *base,
+                "--out",
+                str(out),
+                "--trainer.max_steps",
+                "60",
+                "--model.optimizer.init_args.lr",
+                "1e-2",
+                "--trainer.limit_val_batches",
+                "0",
+            ],
+        )
+        == 0
+    )
+    rows = [line.split(",") for line in (out / "csv" / "version_0" / "metrics.csv").read_text().splitlines()]
+    losses = [float(row[rows[0].index("train/loss_0")]) for row in rows[1:] if row[rows[0].index("train/loss_0")]]
+    assert losses[-1] < losses[0] - 0.1
+    names = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert names and all(name.startswith("drafter.") for name in names)
+
+
+def test_a_run_directory_is_never_overwritten(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "precious").write_text("work")
+    assert main(["fit", *base, "--out", str(out)]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["precious"]
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(base: list[str], tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run("fit", [*base, "--out", str(whole)]) == 0
+    checkpoint = whole / "checkpoints" / "step-3.ckpt"
+    assert run("fit", [*base, "--out", str(halves), "--ckpt_path", str(checkpoint)]) == 0
+    one, two = (load_file(path / "drafter" / "model.safetensors") for path in (whole, halves))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["--model.drafter.norms.aux", "concat"], "norms was"),
+        (["--data.init_args.seq_len", "64"], "seq_len"),
+    ],
+)
+def test_a_checkpoint_of_another_config_is_refused(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: list[str], message: str
+) -> None:
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--out", str(out)]) == 0
+    checkpoint = str(out / "checkpoints" / "step-3.ckpt")
+    assert main(["fit", *base, *override, "--out", str(tmp_path / "other"), "--ckpt_path", checkpoint]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert message in error[-1]
+
+
+def test_validate_reports_a_checkpoint(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert run("validate", [*base, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
+    assert "val/expected_acceptance_0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["--model.drafter.aux_layers", "[1, 9]"], "boundaries 0 to 7"),
+        (["--model.drafter.aux_layers", "[3, 3]"], "strictly increasing"),
+        (["--model.target.source", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--data.train", "/nowhere/*.txt"], "/nowhere/"),
+        (["--data", "ChatData", "--data.train", "CHAT", "--data.val", "CHAT"], "chat template"),
+        (["--data", "ChatData", "--data.train", "BROKEN", "--data.val", "CHAT"], "line 2"),
+        (["--data.train", "EMPTY"], "no text"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: list[str], message: str
+) -> None:
+    chat = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    files = {"CHAT": f"{chat}\n{chat}\n", "BROKEN": f"{chat}\n{{broken\n", "EMPTY": ""}
+    for name, text in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    override = [str(tmp_path / f"{word}.jsonl") if word in files else word for word in override]
+    out = tmp_path / "run"
+    assert main(["fit", *base, *override, "--out", str(out)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert message in error[-1]
+    assert error[-1].startswith("specdec fit: error: ")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_can_be_resumed(
+    base: list[str], tmp_path: Path, signum: signal.Signals, status: int
+) -> None:
+    out = tmp_path / "run"
+    long = [*base, "--out", str(out), "--trainer.max_steps", "100000", "--checkpoint.every_n_train_steps", "100000"]
+    code = "import sys; from specdec.cli import main; sys.exit(main(sys.argv[1:]))"
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code, "fit", *long]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step "):
+                break
+        time.sleep(0.5)
+        process.send_signal(signum)
+        rest = process.stderr.read()
+        assert process.wait(timeout=60) == status, rest
+    assert "Traceback" not in rest
+    assert not (out / "DONE.json").exists()
+    saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    steps = saved["global_step"]
+    assert steps > 0
+    drafter = load(out / "drafter")
+    assert torch.equal(drafter.lm_head.weight, saved["state_dict"]["drafter.lm_head.weight"])
+    more = [*base, "--out", str(out), "--trainer.max_steps", str(steps + 2)]
+    assert run("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
+    assert json.loads((out / "DONE.json").read_text())["steps"] == steps + 2
