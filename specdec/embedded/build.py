@@ -1,0 +1,150 @@
+"""The embedded target on disk: built once, cached by everything that determines it, checked whenever it is used."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specdec.embedded.config import EmbeddedConfig
+from specdec.embedded.corpus import Corpus, corpus
+from specdec.embedded.lock import locked
+from specdec.files import read_json, sha256, staged_directory, write_json
+from specdec.provenance import provenance
+
+log = logging.getLogger(__name__)
+
+RECORD = "embedded.json"
+DEFAULT = EmbeddedConfig()
+_RECIPE = ("corpus", "optimizer", "pretrain", "rows", "tokenizer")  # modules whose code determines the weights
+
+
+def cache_directory() -> Path:
+    """``$SPECDEC_CACHE``, else ``$XDG_CACHE_HOME/specdec``, else ``~/.cache/specdec``."""
+    if own := os.environ.get("SPECDEC_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
+
+
+def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = None) -> Path:
+    """The directory of a small Llama trained on the standard library, which is built now unless it is cached.
+
+    The directory holds what Hugging Face needs (config, generation config, float32 safetensors, tokenizer) and
+    ``embedded.json``: configuration, corpus, versions, held-out loss, time. A damaged directory is built anew.
+    Processes that ask at the same time wait for one of them to build.
+
+    Args:
+        config: shape and training.
+        cache_dir: by default :func:`cache_directory`.
+
+    Raises:
+        ValueError: Python has no library sources, the cache may not be written, or the disk is full.
+    """
+    sources = corpus(config.seed)
+    determinants = _determinants(config, sources)
+    key = hashlib.sha256(json.dumps(determinants, sort_keys=True).encode()).hexdigest()[:16]
+    path = (cache_directory() if cache_dir is None else cache_dir) / f"embedded-{key}"
+    if _whole(path):
+        return path
+    with locked(path.with_name(path.name + ".lock")):
+        if not _whole(path):  # unless another process was first
+            with staged_directory(path, replace=True) as staging:
+                _build(config, sources, determinants, staging)
+    return path
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The ``embedded.json`` of an embedded target.
+
+    Raises:
+        ValueError: it is missing or not JSON.
+    """
+    return read_json(path / RECORD)
+
+
+def _determinants(config: EmbeddedConfig, sources: Corpus) -> dict[str, Any]:
+    here = Path(__file__).parent
+    return {
+        "config": dataclasses.asdict(config),
+        "corpus": hashlib.sha256(json.dumps(sources.record()).encode()).hexdigest(),
+        "recipe": {name: sha256(here / f"{name}.py") for name in _RECIPE},
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")},
+    }
+
+
+def _whole(path: Path) -> bool:
+    """Whether ``path`` holds every file it was built with, unchanged."""
+    if not path.exists():
+        return False
+    try:
+        files = read_record(path)["files"]
+        damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
+    except (ValueError, KeyError, OSError) as error:
+        log.warning("%s is damaged and will be built anew: %s", path, error)
+        return False
+    if damaged:
+        log.warning("%s is damaged and will be built anew: %s changed", path, ", ".join(damaged))
+    return not damaged
+
+
+def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any], path: Path) -> None:
+    # Imported here: a cached target needs none of these, and they take seconds.
+    from specdec.embedded.pretrain import pretrain
+    from specdec.embedded.rows import stream_rows
+    from specdec.embedded.tokenizer import train_tokenizer
+
+    started, started_cpu = time.monotonic(), time.process_time()
+    log.info("building the embedded target, %s tokens in %s", f"{config.tokens:,}", config.precision)
+    texts, held_out_texts = ([source.text for source in part] for part in sources)
+    tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
+    train_RT = stream_rows(tokenizer, texts, config.seq_len)
+    held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
+    model, held_out_loss, training_seconds = pretrain(config, tokenizer, train_RT, held_out_RT)
+    tokenizer.save_pretrained(path)
+    with _no_bar():
+        model.save_pretrained(path)
+    for file in path.iterdir():
+        file.chmod(0o644)  # safetensors makes its file for the owner alone
+    record = {
+        "config": dataclasses.asdict(config),
+        "held_out_loss": held_out_loss,
+        "tokens": config.steps * config.tokens_per_step,
+        "tokens_per_second": config.steps * config.tokens_per_step / training_seconds,
+        "seconds": time.monotonic() - started,
+        "cpu_seconds": time.process_time() - started_cpu,
+        "parameters": model.num_parameters(),
+        "determinants": determinants,
+        "files": {file.name: sha256(file) for file in sorted(path.iterdir())},
+        "provenance": provenance(seed=config.seed),
+        "corpus": sources.record(),
+    }
+    write_json(path / RECORD, record)
+    log.info("built the embedded target: held-out loss %.3f after %.0f s", held_out_loss, record["seconds"])
+
+
+@contextlib.contextmanager
+def _no_bar() -> Iterator[None]:
+    """Spare the progress bar of writing one file."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def copy_target(source: Path, destination: Path) -> None:
+    """Copy an embedded target into the existing directory ``destination``."""
+    shutil.copytree(source, destination, dirs_exist_ok=True)

@@ -1,0 +1,34 @@
+"""One process at a time."""
+
+import contextlib
+import fcntl
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdec.files import explain
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, waiting for whoever holds it; it ends with the process, however that ends.
+
+    The file stays: were it removed, two processes could hold a lock of the same name.
+
+    Raises:
+        ValueError: ``path`` may not be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a")
+    except OSError as error:
+        raise explain(error, path) from error
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that holds %s", path)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

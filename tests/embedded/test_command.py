@@ -1,0 +1,95 @@
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.embedded import command
+from specdec.embedded.build import read_record
+from specdec.embedded.command import main
+from specdec.embedded.config import EmbeddedConfig
+from tests.embedded.conftest import TINY
+
+
+def arguments() -> list[str]:
+    return [f"--{name}={value}" for name, value in asdict(TINY).items()]
+
+
+@pytest.fixture
+def cache(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_builds_then_copies(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments()) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    (path,) = (path for path in cache.iterdir() if path.is_dir())
+    loss = read_record(path)["held_out_loss"]
+    assert line.startswith(f"{path}: held-out loss {loss:.3f}, ") and line.endswith(" tokens/s")
+    out = tmp_path / "deep" / "out"
+    assert main([*arguments(), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: held-out loss {loss:.3f}, ")
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
+        file.name: file.read_bytes() for file in path.iterdir()
+    }
+
+
+class AskedError(Exception):
+    pass
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[EmbeddedConfig]:
+    """The configurations that would have been built."""
+    configs: list[EmbeddedConfig] = []
+
+    def ask(config: EmbeddedConfig) -> Any:
+        configs.append(config)
+        raise AskedError
+
+    monkeypatch.setattr(command, "embedded_target", ask)
+    return configs
+
+
+def test_config_file_and_defaults(tmp_path: Path, asked: list[EmbeddedConfig]) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text("tokens: 50000\nnum_layers: 3\n")
+    for argv in ([], ["--config", str(file), "--num_layers", "4"]):
+        with pytest.raises(AskedError):
+            main(argv)
+    assert asked == [EmbeddedConfig(), EmbeddedConfig(tokens=50000, num_layers=4)]
+
+
+def test_existing_out_is_refused(tmp_path: Path, asked: list[EmbeddedConfig]) -> None:
+    with pytest.raises(ValueError, match=f"{tmp_path} exists already"):
+        main(["--out", str(tmp_path)])
+    assert not asked
+
+
+def test_nothing_is_left_of_a_failure(tmp_path: Path, asked: list[EmbeddedConfig]) -> None:
+    with pytest.raises(AskedError):
+        main(["--out", str(tmp_path / "out")])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("argv", [["--tokenz", "3"], ["--tokens", "many"], ["--config", "nowhere.yaml"]])
+def test_unknown_and_ill_typed_arguments(argv: list[str], asked: list[EmbeddedConfig]) -> None:
+    with pytest.raises(ValueError, match=argv[0].lstrip("-")) as error:
+        main(argv)
+    assert "\n" not in str(error.value)
+    assert not asked
+
+
+def test_unknown_key_in_a_config_file(tmp_path: Path, asked: list[EmbeddedConfig]) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text("tokenz: 3\n")
+    with pytest.raises(ValueError, match="tokenz"):
+        main(["--config", str(file)])
+    assert not asked
+
+
+def test_number_out_of_range(asked: list[EmbeddedConfig]) -> None:
+    with pytest.raises(ValueError, match="lr is -1"):
+        main(["--lr=-1"])
+    assert not asked

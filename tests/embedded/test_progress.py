@@ -1,0 +1,73 @@
+import io
+import sys
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import RichProgressBar
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from specdec.embedded.progress import PlainProgress, progress
+
+
+class Walk(pl.LightningModule):
+    tokens_per_step: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.log("train_loss", 4.25)
+        self.log("depth", 1.0)
+        return self.weight * batch[0].sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def lines(module: pl.LightningModule, seconds: float, **trainer: Any) -> list[str]:
+    stream = io.StringIO()
+    callback = PlainProgress(seconds, Console(file=stream, width=20))
+    pl.Trainer(
+        accelerator="cpu",
+        callbacks=[callback],
+        enable_progress_bar=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        **trainer,
+    ).fit(module, DataLoader(TensorDataset(torch.ones(4)), batch_size=1))
+    return stream.getvalue().splitlines()
+
+
+def test_every_step() -> None:
+    module = Walk()
+    module.tokens_per_step = 512
+    printed = lines(module, 0.0, max_steps=6)
+    assert len(printed) == 6
+    for number, line in enumerate(printed, start=1):
+        assert line.startswith(f"step {number}/6, train_loss 4.250, ")
+        assert " tokens/s, " in line and line.endswith(" left")
+    assert printed[-1].endswith("0:00 left")
+
+
+def test_first_and_last_step_only() -> None:
+    assert [line.split(",")[0] for line in lines(Walk(), 1e6, max_steps=6)] == ["step 1/6", "step 6/6"]
+
+
+def test_without_total_and_rate() -> None:
+    assert lines(Walk(), 0.0, max_epochs=1)[-1] == "step 4, train_loss 4.250"
+
+
+def test_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert isinstance(progress(), PlainProgress)
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    assert isinstance(progress(), RichProgressBar)
