@@ -84,6 +84,7 @@ class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
     command: ClassVar[list[str]] = []  # as typed, for the run's record
+    claimed: ClassVar[bool] = False  # the caller has made sure that the run directory is its own
     fresh: ClassVar[Path | None] = None  # a run directory that did not exist before this command
 
     @classmethod
@@ -116,12 +117,15 @@ class DrafterCLI(LightningCLI):
         if self.subcommand != "fit":
             config.trainer.logger = False
             return
+        if config.trainer.max_steps == -1 and config.trainer.max_epochs is None and config.trainer.max_time is None:
+            config.trainer.max_epochs = 1  # Lightning's own default is a thousand
         resumed = config.get("ckpt_path")
         if config.out is None:
             stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
             config.out = str(runs_folder() / f"fit-{stamp}")
         out = Path(config.out)
-        if out.exists() and (not out.is_dir() or any(out.iterdir())) and not _inside(resumed, out):
+        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+        if taken and not self.claimed and not _inside(resumed, out):
             raise ValueError(
                 f"{out} exists already and is never overwritten: choose another --out, or resume it with "
                 f"--ckpt_path {out / 'checkpoints' / 'last.ckpt'}"
@@ -161,8 +165,11 @@ def _inside(path: str | None, folder: Path) -> bool:
     return path is not None and folder.resolve() in Path(path).resolve().parents
 
 
-def run(subcommand: str, args: list[str]) -> int:
+def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
     """Run ``fit``, ``validate`` or ``test``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
+
+    Args:
+        claimed: the run directory may hold something already, and the caller answers for it.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
@@ -184,7 +191,8 @@ def run(subcommand: str, args: list[str]) -> int:
         argv, sys.argv = sys.argv, sys.argv[:1]
         try:
             with _quiet_torch():
-                DrafterCLI.command, DrafterCLI.fresh = ["specdec", subcommand, *args], None
+                DrafterCLI.command, DrafterCLI.claimed = ["specdec", subcommand, *args], claimed
+                DrafterCLI.fresh = None
                 DrafterCLI(
                     DrafterModule,
                     TokenData,

@@ -48,7 +48,10 @@ def quickstart(out: Path, seed: int) -> int:
     plan: dict[str, Any] = {"quickstart": 1, "seed": seed, "growths": list(GROWTHS), "new_tokens": NEW_TOKENS}
     _claim(out, plan)
     target = embedded_target()
-    fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--trainer.precision", native_precision(), "--out", str(out)]  # fmt: skip # noqa: E501
+    precision = native_precision()
+    dtype = "bfloat16" if precision == "bf16-mixed" else "float32"  # the evaluation is in float32 in any case
+    fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out)]
+    fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]
     prompts = out / "prompts.jsonl"
     evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts), "--growth", *GROWTHS, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]  # fmt: skip # noqa: E501
     commands = [["specdec", "pretrain"], ["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
@@ -56,7 +59,7 @@ def quickstart(out: Path, seed: int) -> int:
 
     if not (out / "DONE.json").exists():
         last = out / "checkpoints" / "last.ckpt"
-        status = fit("fit", [*fit_args, "--ckpt_path", str(last)] if last.exists() else fit_args)
+        status = fit("fit", [*fit_args, "--ckpt_path", str(last)] if last.exists() else fit_args, claimed=True)
         if status:
             return status
     if not prompts.exists():

@@ -1,6 +1,8 @@
 """Tiny drafters and targets that the tests share."""
 
+import contextlib
 import itertools
+import resource
 from collections.abc import Iterator
 
 import torch
@@ -104,3 +106,14 @@ def all_specs() -> Iterator[DrafterSpec]:
         except ValueError:
             continue
         yield spec
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Inside, the system refuses to let any file grow beyond ``size`` bytes: a disk that fills up half-way."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)

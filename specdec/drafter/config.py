@@ -82,6 +82,12 @@ class DrafterConfig:
         for name in ("num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.head not in ("own", "target"):
+            raise ValueError(f"head must be own or target, not {self.head!r}")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(
+                f"head_dim must be even and at least 2, not {self.head_dim}: rotary positions pair channels"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
@@ -170,18 +176,23 @@ class DrafterConfig:
         )
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str = "config") -> Self:
+    def from_json(cls, data: Any, where: str = "config") -> Self:
         """The inverse of :meth:`to_json`.
 
         Raises:
             ValueError: a key is missing or unknown, or a value is not legal.
         """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where}: the drafter's config is missing or no mapping")
         names = {f.name for f in dataclasses.fields(cls)}
         if missing := sorted(names - set(data)):
             raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
         parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
+        norm_sites = {f.name for f in dataclasses.fields(Norms)}
+        if not isinstance(data["norms"], Mapping) or set(data["norms"]) != norm_sites:
+            raise ValueError(f"{where}: norms must name {', '.join(sorted(norm_sites))}; found {data['norms']!r}")
         try:
             norms = Norms(**data["norms"])
             return cls(**{**data, **parts, "norms": norms, "aux_layers": tuple(data["aux_layers"])})

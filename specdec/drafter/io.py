@@ -23,7 +23,10 @@ def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path
     directory = Path(directory)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     with staged_directory(directory, replace) as temporary:
-        save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        try:
+            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(
             temporary / "config.json",
             {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()},
@@ -45,8 +48,10 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
-    config = DrafterConfig.from_json(stored["drafter"], str(where))
+    config = DrafterConfig.from_json(stored.get("drafter"), str(where))
     weights = directory / WEIGHTS
+    if not weights.is_file():
+        raise ValueError(f"{weights}: no such file")
     try:
         tensors = load_file(weights)
         digest = sha256(weights)
@@ -56,7 +61,7 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
         raise explain(error, weights) from error
     if digest != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
-    drafter = Drafter(config, torch.arange(config.draft_vocab_size))
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype)
     wanted = drafter.state_dict()
     if missing := sorted(set(wanted) - set(tensors)):
         raise ValueError(f"{weights}: missing tensors: {', '.join(missing)}")
@@ -67,4 +72,4 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
             raise ValueError(f"{weights}: {name} is {list(tensor.shape)}, the config says {list(wanted[name].shape)}")
     drafter.load_state_dict(tensors)
     drafter.vocab.refresh()
-    return drafter.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return drafter.to(device).eval().requires_grad_(False)

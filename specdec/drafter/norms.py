@@ -68,6 +68,12 @@ class Norms:
     residual: Literal["raw", "normed"] = "raw"
     output: bool = True
 
+    def __post_init__(self) -> None:
+        if self.aux not in ("none", "each", "concat"):
+            raise ValueError(f"norms.aux must be none, each or concat, not {self.aux!r}")
+        if self.residual not in ("raw", "normed"):
+            raise ValueError(f"norms.residual must be raw or normed, not {self.residual!r}")
+
     def check(self, config: "DrafterConfig") -> None:
         """Raise ValueError for a placement that has no meaning with the other axes."""
         if self.aux != "none" and not config.fusion.mixes:

@@ -31,9 +31,10 @@ def revive(base: type[Part], data: Any, where: str) -> Part:
     for cls in _known(base):
         if f"{cls.__module__}.{cls.__qualname__}" == data["class_path"]:
             fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-            if set(data["init_args"]) != fields:
-                raise ValueError(f"{where}: {cls.__name__} takes {sorted(fields)}, found {sorted(data['init_args'])}")
-            return cls(**data["init_args"])
+            given = data["init_args"]
+            if not isinstance(given, dict) or set(given) != fields:
+                raise ValueError(f"{where}: {cls.__name__} takes {sorted(fields)}, found {given!r}")
+            return cls(**given)
     raise ValueError(
         f"{where}: {data['class_path']!r} is no {base.__name__} that is loaded here; if it is your own, import its "
         "module before loading the drafter"

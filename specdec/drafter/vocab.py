@@ -48,7 +48,7 @@ class DraftVocab(nn.Module):
     def __init__(self, target_ids_D: Tensor, vocab_size: int) -> None:
         super().__init__()
         self.register_buffer("target_ids_D", target_ids_D.to(torch.int64))
-        self.register_buffer("draft_ids_V", torch.empty(vocab_size, dtype=torch.int64), persistent=False)
+        self.register_buffer("draft_ids_V", self.target_ids_D.new_empty(vocab_size), persistent=False)
         self.refresh()
 
     def refresh(self) -> None:

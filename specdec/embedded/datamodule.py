@@ -21,5 +21,5 @@ class EmbeddedData(TokenData):
         return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
 
     def _rows(self, sources: list[Source], tokenizer: Any) -> list[Document]:
-        rows_RT = stream_rows(tokenizer, [source.text for source in sources], self.seq_len)
+        rows_RT = stream_rows(tokenizer, [source.text for source in sources], self.seq_len - 1)  # and <s>
         return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]

@@ -29,9 +29,8 @@ def rope_parameters(hf_config: Any) -> dict[str, Any]:
         flat = dict(block.get("full_attention") or block["sliding_attention"])
     else:
         flat = dict(getattr(hf_config, "rope_scaling", None) or {})
-    if "type" in flat:
-        flat["rope_type"] = flat.pop("type")
-    flat.setdefault("rope_type", "default")
+    kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
+    flat.setdefault("rope_type", kind or "default")
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
     if theta is None:
         raise ValueError(
@@ -49,11 +48,14 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
     """Inverse frequencies (rotated width / 2,) in float32 and the factor on cosine and sine.
 
     Length-dependent kinds are frozen at ``max_positions``, as the serving engines do it: ``longrope`` takes its
-    long factors when the model is longer than it was originally, ``dynamic`` stays at the trained length.
+    long factors when the model is longer than it was originally, where transformers would take the short ones for
+    a short text; ``dynamic`` stays at the trained length.
 
     Raises:
         ValueError: an unknown ``rope_type``, or a block that lacks what its type needs.
     """
+    if missing := {"rope_type", "rope_theta"} - set(rope):
+        raise ValueError(f"the rope block {dict(rope)} lacks {' and '.join(sorted(missing))}")
     kind = rope["rope_type"]
     if kind == "default":
         width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
@@ -74,7 +76,7 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
             partial_rotary_factor=rope.get("partial_rotary_factor", 1.0),
         )
         inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=max_positions)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"the rope block {dict(rope)} is not complete for rope_type {kind!r}: {error}") from error
     return inverse, float(factor)
 
@@ -85,16 +87,16 @@ class Rope(nn.Module):
     Legend: B batch, h heads, T nodes, d head width. Channels beyond the rotated width pass unchanged.
     """
 
-    inverse: Tensor
-
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
         super().__init__()
-        inverse, self.factor = frequencies(rope, head_dim, max_positions)
-        self.register_buffer("inverse", inverse, persistent=False)
+        # no buffer: a module cast to bfloat16 would round its frequencies with it
+        self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
 
     def tables(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (B, 1, T, rotated width), in float32."""
-        angles = positions_BT[:, None, :, None].float() * self.inverse.float()
+        if self.inverse.device != positions_BT.device:
+            self.inverse = self.inverse.to(positions_BT.device)
+        angles = positions_BT[:, None, :, None].float() * self.inverse
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos() * self.factor, angles.sin() * self.factor
 

@@ -1,5 +1,6 @@
 """What a run keeps besides checkpoints."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class SaveDrafter(pl.Callback):
         """Keep the final weights, then say that the run is done."""
         self._save(trainer, pl_module)
         if trainer.is_global_zero and not trainer.interrupted:
-            figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
             done: dict[str, Any] = {"steps": trainer.global_step, "metrics": figures}
             write_json(self.directory.parent / "DONE.json", done)
 

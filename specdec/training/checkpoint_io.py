@@ -19,5 +19,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             ValueError: the disk is full or the folder may not be written; an older file of that name is untouched.
         """
+        if "://" in str(path):  # a remote file system has no rename of ours
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
         with staged(str(path)) as temporary, temporary.open("wb") as stream:
-            torch.save(checkpoint, stream)
+            try:
+                torch.save(checkpoint, stream)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # torch hides the full disk behind its own complaint
+                    raise error.__context__ from error
+                raise

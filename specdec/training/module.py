@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, choose
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose
 from specdec.embedded.source import TargetSource
 from specdec.nn.mlp import SwiGLU
 from specdec.nn.norm import RMSNorm
@@ -109,6 +109,15 @@ class DrafterModule(pl.LightningModule):
         drafter = Drafter(config, ids_D)
         scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
         drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
+        if config.hidden_size != config.target_hidden_size and not (self.train_embed and self.train_head):
+            raise ValueError(
+                f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
+                "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
+            )
+        if config.head == "target":
+            _check_plain_head(target)
+        if self.ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
+            log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", self.ttt_steps)
         drafter.embed_tokens.requires_grad_(self.train_embed)
         drafter.lm_head.requires_grad_(self.train_head)
         covered = float(counts_V[ids_D].sum() / counts_V.sum().clamp(min=1))
@@ -155,13 +164,20 @@ class DrafterModule(pl.LightningModule):
         """The injected optimizer over what is trainable, and the schedule over the whole run."""
         assert self.drafter is not None
         optimizer = self.make_optimizer([p for p in self.drafter.parameters() if p.requires_grad])
-        total = self.trainer.max_steps
-        if total < 0:
-            data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-            batches = -(-len(data.train_dataloader()) // self.trainer.accumulate_grad_batches)
-            total = batches * (self.trainer.max_epochs or 1)
+        total = self._total_steps()
         scheduler = self.schedule.build(optimizer, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _total_steps(self) -> int:
+        # not trainer.estimated_stepping_batches, which loses the loader's state in a resumed run
+        trainer, data = self.trainer, self.trainer.datamodule  # type: ignore[attr-defined]
+        if trainer.max_steps > 0:
+            return trainer.max_steps
+        if not trainer.max_epochs or trainer.max_epochs < 0:
+            raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
+        batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
 
     def _metric(self, stage: str) -> UnrollMetrics:
         metric = self.metrics[STAGES.index(stage)]
@@ -205,3 +221,15 @@ class DrafterModule(pl.LightningModule):
         metric = self._metric(stage)
         self.log_dict({f"{stage}/{name}": value for name, value in metric.compute().items()})
         metric.reset()
+
+
+def _check_plain_head(target: Target) -> None:
+    """Raise ValueError if the target's logits are more than a matrix times the state (a bias, scale or cap)."""
+    final_1TH = torch.randn(1, 4, target.hidden_size, generator=torch.Generator().manual_seed(0))
+    final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
+    plain_1TV = final_1TH @ target.head_weight().T
+    if not torch.allclose(target.logits(final_1TH), plain_1TV, rtol=1e-2, atol=1e-2 * float(plain_1TV.abs().max())):
+        raise ValueError(
+            "head=target cannot be used with this target: its logits have a bias, scale or cap that EAGLE-1's drafter "
+            "has no place for; use head=own"
+        )

@@ -48,7 +48,8 @@ def teach(target: Target, drafter: Drafter, batch: Batch) -> Teacher:
     view = View.packed(batch.documents_BT)
     out = target.forward(batch.ids_BT, view, drafter.config.aux_layers, drafter.config.aux_final_norm)
     with torch.no_grad():
-        return Teacher(out.aux_BTNH, target.logits(out.final_BTH))
+        aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
+        return Teacher(aux_BTNH, target.logits(out.final_BTH))
 
 
 def objective(
@@ -67,7 +68,7 @@ def objective(
     with torch.no_grad():
         log_total_BT = teacher.logits_BTV.to(draft_BTD.dtype).logsumexp(-1)
         known_BT = drafter.vocab.to_draft(best_BT) >= 0
-    total = torch.stack([p.sum() * 0.0 for p in drafter.parameters() if p.requires_grad]).sum()
+    total = draft_BTD.new_zeros(())  # no rows still leave a graph: the head of nothing
     prefix_BT: Tensor | None = None
     rows: list[list[Tensor]] = []
     for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, batch.documents_BT, steps)):

@@ -8,21 +8,25 @@ from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from specdec.data import Batch
-from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
+from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder, SpeculativeDecoder
+from specdec.decoding.growth import Frontier
+from specdec.decoding.proposer import Proposer
 from specdec.drafter import Drafter
 from specdec.target import Target
+from specdec.target.cache import TargetCache
 from specdec.training.losses import SoftCrossEntropy
 from specdec.training.objective import objective, teach
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import presets, tiny_drafter
+from tests.tiny import HIDDEN, presets, tiny_drafter
 
-STEPS, NEW = 4, 72
+STEPS, NEW, UPDATES = 4, 72, 12
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9]
 SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
-SPECS["eagle3_1_reduced"] = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=50)
+SPECS["eagle3_1_reduced"] = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=58)
 SPECS["two_layers"] = dataclasses.replace(SPECS["eagle3_1"], num_layers=2)
 
 
@@ -46,7 +50,7 @@ def batch_of(texts: list[list[int]], prompts: list[list[int]]) -> Batch:
 
 
 @torch.no_grad()
-def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> torch.Tensor:  # noqa: N802
+def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> Tensor:  # noqa: N802
     """Whether the unroll's step k at anchor t names token t + 2 + k of its document."""
     aux_BTNH = teach(target, drafter, batch).aux_BTNH
     rows = []
@@ -61,7 +65,7 @@ def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> torch.Tensor:  # 
 
 
 def predicted(hits: list[list[bool]], prompt: int) -> tuple[int, ...]:
-    """Replay decoding on the hits: each pass starts at the anchor before its root and goes on behind its bonus token."""
+    """Replay decoding on the hits: a pass starts at the anchor before its root, the next behind its bonus token."""
     out, committed = [], 1
     while committed < NEW:
         anchor = prompt + committed - 2  # the root stands one behind it
@@ -71,27 +75,97 @@ def predicted(hits: list[list[bool]], prompt: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def assert_decoding_earns_what_training_measures(family: str, drafter: Drafter, least: float) -> None:
-    target, numbers = target_of(family), range(len(PROMPTS))
-    texts = [text_of(family, number) for number in numbers]
-    packed_KT = hits_KT(target, drafter, batch_of(texts, PROMPTS))
+def assert_decoding_earns_what_training_measures(family: str, drafter: Drafter) -> None:
+    """Every pass of every answer; packed as in training on one side, one prompt after another on the other."""
+    target = target_of(family)
+    texts = [text_of(family, number) for number in range(len(PROMPTS))]
+    hits = hits_KT(target, drafter, batch_of(texts, PROMPTS))
     decoder, start, passes = SpeculativeDecoder(target, drafter, Chain(STEPS)), 0, []
-    for number in numbers:
-        text, prompt = texts[number], PROMPTS[number]
+    for text, prompt in zip(texts, PROMPTS, strict=True):
         made = decoder.generate(prompt, NEW)
         assert made.ids == text[len(prompt) :][:NEW]
-        hits = packed_KT[:, start : start + len(text)].tolist()
-        assert made.accepted == predicted(hits, len(prompt))
+        assert made.accepted == predicted(hits[:, start : start + len(text)].tolist(), len(prompt))
         start += len(text)
         passes += made.accepted
-    shares = [sum(count >= k for count in passes) / len(passes) for k in range(1, STEPS + 1)]
-    assert shares[0] > least and shares[0] < 0.97 and shares[1] > 0, shares  # neither never nor always
+    refused, deep = sum(count == 0 for count in passes), sum(count > 1 for count in passes)
+    assert refused >= 10 and deep >= 5, passes  # neither always nor never, or the equality says nothing
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("level", [0.3, 0.7])
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("eagle1", 0.7),
+        ("eagle1", 0.9),
+        ("eagle3", 0.2),
+        ("eagle3", 0.4),
+        ("eagle3_1", 0.2),
+        ("eagle3_1", 0.4),
+        ("eagle3_1_reduced", 0.2),
+        ("two_layers", 0.2),
+    ],
+)
 def test_disturbed_drafters(family: str, name: str, level: float) -> None:
-    """Noise on every matrix: the draft hangs on feature, context and depth, and is right only now and then."""
-    drafter = disturb(perfect_drafter(target_of(family), SPECS[name], sharpness=2.0), level)
-    assert_decoding_earns_what_training_measures(family, drafter, 0.05)
+    """Noise on every matrix: what is drafted hangs on feature, context and depth, and is right now and then."""
+    drafter = disturb(perfect_drafter(target_of(family), SPECS[name], sharpness=1.0), level)
+    assert_decoding_earns_what_training_measures(family, drafter)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_drafters_trained_by_the_real_objective(name: str) -> None:
+    """They overfit these very texts, which a train and serve mismatch would undo."""
+    target = target_of("llama")
+    drafter = tiny_drafter(SPECS[name]).requires_grad_(True)
+    drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
+    drafter.embed_tokens.requires_grad_(False)
+    drafter.lm_head.requires_grad_(False)
+    batch = batch_of([text_of("llama", number) for number in range(len(PROMPTS))], PROMPTS)
+    teacher = teach(target, drafter, batch)
+    optimizer = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=0.02)
+    losses = []
+    for _ in range(UPDATES):
+        loss = objective(drafter, batch, teacher, SoftCrossEntropy(), STEPS, decay=0.8).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert_decoding_earns_what_training_measures("llama", drafter.requires_grad_(False))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    "growth", [Chain(4), DynamicTree(depth=4, top_k=3, nodes=16), DynamicTree(depth=2, top_k=8, nodes=30)], ids=str
+)
+@pytest.mark.parametrize("name", presets())
+def test_the_drafter_is_handed_the_features_of_training(
+    family: str, growth: Growth, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a path that leaves a tree's first branch; losslessness would not show it."""
+    target, prompt = target_of(family), PROMPTS[2]
+    drafter = disturb(perfect_drafter(target, SPECS[name], sharpness=2.0), 0.8)
+    handed: list[tuple[Tensor, Tensor]] = []
+    paths: list[list[int]] = []
+    original_extend, original_commit = Proposer.extend, TargetCache.commit
+
+    def extend(self: Proposer, ids_M: Tensor, aux_1MNH: Tensor) -> Frontier:
+        assert self.length == sum(len(ids) for ids, _ in handed)
+        handed.append((ids_M, aux_1MNH))
+        return original_extend(self, ids_M, aux_1MNH)
+
+    def commit(self: TargetCache, prefix: int, path_P: Tensor) -> None:
+        paths.append(path_P.tolist())
+        original_commit(self, prefix, path_P)
+
+    monkeypatch.setattr(Proposer, "extend", extend)
+    monkeypatch.setattr(TargetCache, "commit", commit)
+    made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 40)
+    assert [len(path) - 1 for path in paths] == list(made.accepted)
+    strayed = sum(path != list(range(len(path))) for path in paths)
+    assert strayed == 0 if isinstance(growth, Chain) else strayed >= 2
+
+    ids_T, aux_1TNH = torch.cat([ids for ids, _ in handed]), torch.cat([aux for _, aux in handed], dim=1)
+    text = [*prompt, *PlainDecoder(target).generate(prompt, len(ids_T)).ids]
+    assert ids_T.tolist() == text[1 : len(ids_T) + 1]  # each feature stands beside the token that follows it
+    wanted_1TNH = teach(target, drafter, batch_of([text], [prompt])).aux_BTNH[:, : len(ids_T)]
+    torch.testing.assert_close(aux_1TNH, wanted_1TNH, rtol=1e-9, atol=1e-9)

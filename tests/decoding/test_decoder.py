@@ -1,0 +1,194 @@
+"""The host loop: requests, ends, lengths and what a generation reports."""
+
+import dataclasses
+from collections.abc import Collection
+
+import pytest
+import torch
+
+from specdec.decoding import Chain, DynamicTree, Generation, Growth, PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.decoding.proposer import Proposer
+from specdec.drafter import Drafter
+from specdec.nn.view import View
+from specdec.target import Target
+from tests.perfect import disturb, markov_target, perfect_drafter, successors
+from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
+
+PROMPT = [3, 4, 5]
+EVERYTHING = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
+MARKOV = markov_target()
+PERFECT = perfect_drafter(MARKOV, EVERYTHING["eagle3_1"])
+GROWTHS: list[Growth] = [Chain(1), Chain(3), Chain(5), DynamicTree(depth=5, top_k=3, nodes=12)]
+GROWTHS += [DynamicTree(depth=1, top_k=5, nodes=5), DynamicTree(depth=3, top_k=VOCAB, nodes=40)]
+
+
+def following(token: int, count: int) -> list[int]:
+    """What the Markov target says after ``token``."""
+    out = [token]
+    for _ in range(count):
+        out.append(int(successors()[out[-1]]))
+    return out[1:]
+
+
+TEXT = following(PROMPT[-1], 60)
+
+
+def speculate(growth: Growth, most: int, end: Collection[int] = (), prompt: list[int] = PROMPT) -> Generation:
+    return SpeculativeDecoder(MARKOV, PERFECT, growth).generate(prompt, most, end)
+
+
+def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
+    target = tiny_target()
+    ids = list(PROMPT)
+    for _ in range(12):
+        with torch.no_grad():
+            ids.append(int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    made = PlainDecoder(target).generate(PROMPT, 12)
+    assert made.ids == ids[3:] and made.accepted == () and made.seconds > 0
+    assert len(set(made.ids)) > 3
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: Growth) -> None:
+    drafter = perfect_drafter(MARKOV, EVERYTHING[name])
+    rounds = 4
+    made = SpeculativeDecoder(MARKOV, drafter, growth).generate(PROMPT, 1 + rounds * (growth.depth + 1))
+    assert made.ids == TEXT[: len(made.ids)] and len(made.ids) == 1 + rounds * (growth.depth + 1)
+    assert made.accepted == (growth.depth,) * rounds  # acceptance length: depth + 1
+    assert made.seconds > 0
+
+
+def test_a_perfect_drafter_speaks_the_targets_own_law() -> None:
+    """Not only the same choice: the same probabilities, one position ahead."""
+    ids_1T = torch.tensor([PROMPT + TEXT[:10]])
+    wanted_TV = MARKOV.model(ids_1T, use_cache=False).logits[0].log_softmax(-1)
+    for spec in EVERYTHING.values():
+        drafter = perfect_drafter(MARKOV, spec)
+        config, proposer = drafter.config, Proposer(drafter, Chain(1), 20)
+        view = View.packed(torch.zeros_like(ids_1T))
+        aux_1TNH = MARKOV.forward(ids_1T, view, config.aux_layers, config.aux_final_norm).aux_BTNH
+        start = proposer.extend(ids_1T[0, 1:], aux_1TNH[:, :-1])
+        assert (start.log_probs_KD[0] - wanted_TV[-1]).abs().max() < 1e-4  # the eps of the norms on the way
+
+
+def test_disturbing_it_costs_acceptance_but_no_token() -> None:
+    lengths = []
+    for level in (0.0, 0.5, 1.0, 2.0):
+        drafter = disturb(perfect_drafter(MARKOV, EVERYTHING["eagle3_1"]), level)
+        made = SpeculativeDecoder(MARKOV, drafter, Chain(4)).generate(PROMPT, 51)
+        assert made.ids == TEXT[:51]
+        lengths.append(1 + sum(made.accepted) / len(made.accepted))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == 5 and 1 < lengths[2] < lengths[1] and lengths[3] < 2
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
+def test_never_more_than_asked(growth: Growth, most: int) -> None:
+    made = speculate(growth, most)
+    assert made.ids == TEXT[:most]
+    kept = 1 + sum(made.accepted) + len(made.accepted)
+    assert most <= kept <= most + growth.depth  # the last pass may go beyond, and no pass more is made
+    assert len(made.accepted) == -(-(most - 1) // (growth.depth + 1))
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+@pytest.mark.parametrize("position", range(9))
+def test_it_stops_after_an_end_token_wherever_it_comes(growth: Growth, position: int) -> None:
+    """The end may be the target's first token, a draft in the middle or at the end of a path, or a bonus token."""
+    end = {TEXT[position], TEXT[position + 2]}
+    made = speculate(growth, 40, end)
+    assert made.ids == TEXT[: position + 1] == PlainDecoder(MARKOV).generate(PROMPT, 40, end).ids
+    assert 1 + sum(made.accepted) + len(made.accepted) == len(made.ids)  # nothing behind the end is counted
+    assert len(made.accepted) == -(-position // (growth.depth + 1))
+
+
+def test_an_end_token_in_the_prompt_does_not_stop() -> None:
+    assert speculate(Chain(3), 6, PROMPT).ids == TEXT[:6]
+    assert PlainDecoder(MARKOV).generate(PROMPT, 6, PROMPT).ids == TEXT[:6]
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+def test_an_end_beyond_the_length_changes_nothing(growth: Growth) -> None:
+    assert speculate(growth, 5, {TEXT[5]}).ids == TEXT[:5]
+    assert speculate(growth, 6, {TEXT[5]}).ids == TEXT[:6]
+
+
+def test_the_prefill_is_no_pass_of_the_count() -> None:
+    assert speculate(Chain(3), 1).accepted == ()
+    assert speculate(Chain(3), 30, {TEXT[0]})[:2] == ([TEXT[0]], ())
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+def test_a_prompt_of_one_token(growth: Growth) -> None:
+    assert speculate(growth, 9, prompt=[5]).ids == TEXT[:9]
+
+
+@pytest.fixture(scope="module")
+def short() -> tuple[Target, Drafter]:
+    """A target of 32 positions."""
+    return tiny_target(max_position_embeddings=32), tiny_drafter(presets()["eagle3"])
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=str)
+@pytest.mark.parametrize("most", [1, 2, 12, 31])
+def test_the_last_position_can_be_used(short: tuple[Target, Drafter], growth: Growth, most: int) -> None:
+    target, drafter = short
+    if growth.depth == 3 and isinstance(growth, DynamicTree):
+        growth = dataclasses.replace(growth, top_k=40)  # the whole draft vocabulary
+    prompt = list(range(32 - most))
+    plain = PlainDecoder(target).generate(prompt, most)
+    made = SpeculativeDecoder(target, drafter, growth).generate(prompt, most)
+    assert made.ids == plain.ids and len(made.ids) == most
+
+
+def test_a_prompt_that_fills_all_positions_is_refused(short: tuple[Target, Drafter]) -> None:
+    target, drafter = short
+    for decoder in (PlainDecoder(target), SpeculativeDecoder(target, drafter, Chain(2))):
+        with pytest.raises(ValueError, match="a prompt of 20 tokens and 13 new ones exceed the target's 32 positions"):
+            decoder.generate([1] * 20, 13)
+        with pytest.raises(ValueError, match="the prompt is empty"):
+            decoder.generate([], 4)
+        for most in (0, -3):
+            with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, not {most}"):
+                decoder.generate([1], most)
+
+
+def test_a_decoder_can_be_used_again() -> None:
+    """Every call starts from nothing."""
+    decoder = SpeculativeDecoder(MARKOV, PERFECT, Chain(3))
+    first = decoder.generate(PROMPT, 9)
+    assert decoder.generate([17], 9).ids == following(17, 9)
+    again = decoder.generate(PROMPT, 9)
+    assert again.ids == first.ids and again.accepted == first.accepted
+
+
+@pytest.mark.parametrize(
+    ("what", "overrides"),
+    [
+        ("hidden size is 64, the drafter was made for 32", {"hidden_size": 64}),
+        ("vocabulary size is 62, the drafter was made for 61", {"vocab_size": 62}),
+        ("number of layers is 8, the drafter was made for 7", {"num_hidden_layers": 8}),
+    ],
+)
+def test_a_drafter_of_another_target_is_refused(what: str, overrides: dict[str, int]) -> None:
+    drafter = tiny_drafter(presets()["eagle3"])
+    check_pair(tiny_target(), drafter)
+    other = tiny_target(**overrides)
+    for refuse in (lambda: check_pair(other, drafter), lambda: SpeculativeDecoder(other, drafter, Chain(2))):
+        with pytest.raises(ValueError, match=what):
+            refuse()
+
+
+def test_a_growth_wider_than_the_draft_vocabulary_is_refused_before_decoding() -> None:
+    drafter = tiny_drafter(presets()["eagle3"])
+    with pytest.raises(ValueError, match="top_k 41 is more than the draft vocabulary of 40"):
+        SpeculativeDecoder(tiny_target(), drafter, DynamicTree(depth=1, top_k=41, nodes=4))
+
+
+def test_nothing_is_left_for_autograd() -> None:
+    target, drafter = tiny_target(), tiny_drafter(presets()["eagle1"]).requires_grad_(True)
+    SpeculativeDecoder(target, drafter, Chain(2)).generate(PROMPT, 4)
+    assert all(parameter.grad is None for parameter in drafter.parameters())
+    assert not any(parameter.is_inference() for parameter in (*drafter.parameters(), *target.model.parameters()))

@@ -1,0 +1,278 @@
+"""Chains and dynamic trees, grown over any law, against slow references.
+
+Legend: K frontier nodes, Q drafted nodes, D draft vocabulary, H width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.decoding import Chain, DraftTree, DynamicTree, Growth, parse_growth
+from specdec.decoding.growth import Frontier
+from specdec.drafter import DraftVocab
+from tests.decoding.trees import path_to
+
+Path = tuple[int, ...]  # target ids after the root
+Law = Callable[[Path], Tensor]
+ROOT = 7
+
+
+class Oracle:
+    """A drafter whose log-probabilities are any function of the path; its feature is the number of a path.
+
+    It checks what growing tells the drafter: which nodes each new node sees, and how deep all of them are.
+    """
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+        self.paths: list[Path] = []
+        self.levels: list[list[Path]] = []
+
+    def frontier(self, paths: list[Path]) -> Frontier:
+        first = len(self.paths)
+        self.paths += paths
+        numbers = torch.arange(first, first + len(paths), dtype=torch.float64)
+        return Frontier(numbers[:, None], torch.stack([self.law(path) for path in paths]))
+
+    def __call__(self, ids_K: Tensor, h_KH: Tensor, seen_KQ: Tensor, depth_Q: Tensor) -> Frontier:
+        new = [(*self.paths[int(h)], int(token)) for token, h in zip(ids_K, h_KH[:, 0], strict=True)]
+        self.levels.append(new)
+        drafted = [path for level in self.levels for path in level]
+        assert depth_Q.tolist() == [len(path) - 1 for path in drafted]
+        assert seen_KQ.tolist() == [[path == mine[: len(path)] for path in drafted] for mine in new]
+        return self.frontier(new)
+
+
+def grow(growth: Growth, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
+    oracle = Oracle(law)
+    start = oracle.frontier([()])
+    return growth.grow(torch.tensor([ROOT]), start, oracle, vocab), oracle
+
+
+def paths_of(tree: DraftTree) -> list[Path]:
+    """The path of every node but the root, after checking that the tree is one, in level order."""
+    tokens, parents = tree.tokens_N.tolist(), tree.parents_N.tolist()
+    assert tree.tokens_N.dtype == tree.parents_N.dtype == torch.int64
+    assert tokens[0] == ROOT and parents[0] == 0
+    assert all(parent < node for node, parent in enumerate(parents) if node)
+    paths = [tuple(tokens[i] for i in path_to(node, parents)[1:]) for node in range(1, len(tokens))]
+    assert len(set(paths)) == len(paths), "a node twice"
+    assert [len(path) for path in paths] == sorted(len(path) for path in paths)
+    return paths
+
+
+def seeded(seed: int, path: Path) -> torch.Generator:
+    return torch.Generator().manual_seed(hash((seed, path)) % 2**63)
+
+
+def random_law(seed: int, size: int) -> Law:
+    return lambda path: torch.randn(size, generator=seeded(seed, path), dtype=torch.float64).mul(2).log_softmax(-1)
+
+
+def quantised_law(seed: int, size: int) -> Law:
+    """Whole numbers, zero among them: a child often ties with its parent and with other branches."""
+    return lambda path: -torch.randint(0, 3, (size,), generator=seeded(seed, path)).double()
+
+
+def draft_vocab(size: int) -> DraftVocab:
+    return DraftVocab(torch.arange(size) * 3 + 1, 3 * size + 1)
+
+
+class Shape(NamedTuple):
+    """A dynamic tree, the draft vocabulary it grows over and a seed."""
+
+    growth: DynamicTree
+    vocab_size: int
+    seed: int
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    depth, top_k = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    most = top_k + (depth - 1) * top_k**2
+    nodes = draw(st.one_of(st.just(1), st.just(most), st.integers(1, most)))
+    size = draw(st.integers(top_k, top_k + 3))  # a frontier as wide as the draft vocabulary is legal
+    return Shape(DynamicTree(depth=depth, top_k=top_k, nodes=nodes), size, draw(st.integers(0, 10**6)))
+
+
+def eagle2(growth: DynamicTree, law: Law, target_ids: list[int]) -> set[Path]:
+    """Expansion and rerank of https://arxiv.org/abs/2406.16858, one node at a time."""
+
+    def children(path: Path, value: float) -> list[tuple[Path, float]]:
+        row = law(path).tolist()
+        best = sorted(range(len(row)), key=lambda token: -row[token])[: growth.top_k]
+        return [((*path, target_ids[token]), value + row[token]) for token in best]
+
+    frontier = children((), 0.0)
+    candidates = list(frontier)
+    for _ in range(growth.depth - 1):
+        level = [child for path, value in frontier for child in children(path, value)]
+        candidates += level
+        frontier = sorted(level, key=lambda candidate: -candidate[1])[: growth.top_k]
+    return {path for path, _ in sorted(candidates, key=lambda candidate: -candidate[1])[: growth.nodes]}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(shapes())
+def test_a_dynamic_tree_holds_the_nodes_of_the_slow_reference(shape: Shape) -> None:
+    law, vocab = random_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size)
+    tree, _ = grow(shape.growth, law, vocab)
+    assert set(paths_of(tree)) == eagle2(shape.growth, law, vocab.target_ids_D.tolist())
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(shapes())
+def test_exact_ties_leave_a_tree_of_the_best_values_shallow_ones_first(shape: Shape) -> None:
+    """Which of equal tokens is expanded is free; everything after that is not."""
+    growth, law, vocab = shape.growth, quantised_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size)
+    tree, oracle = grow(growth, law, vocab)
+
+    def value(path: Path) -> float:
+        steps = zip(range(len(path)), path, strict=True)
+        return sum(float(law(path[:i])[vocab.to_draft(torch.tensor(token))]) for i, token in steps)
+
+    def offered(parents: list[Path]) -> list[float]:
+        return sorted((value(p) + x for p in parents for x in law(p).topk(growth.top_k).values.tolist()), reverse=True)
+
+    candidates = [(-v, 1) for v in offered([()])]
+    for number, level in enumerate(oracle.levels):
+        above = offered(oracle.levels[number - 1] if number else [()])
+        assert sorted(map(value, level), reverse=True) == above[: growth.top_k]
+        candidates += [(-v, number + 2) for v in offered(level)]
+    paths = paths_of(tree)
+    assert {path[:-1] for path in paths} <= {(), *(path for level in oracle.levels for path in level)}
+    assert sorted((-value(path), len(path)) for path in paths) == sorted(candidates)[: growth.nodes]
+
+
+def test_of_equal_candidates_of_one_level_the_earlier_is_kept() -> None:
+    """Node 1 is worth -1, node 4 is worth -2; their best children, 1 and 4, are both worth -2.5."""
+    laws = {(): [-1.0, -2.0], (1,): [-1.5, -9.0], (4,): [-9.0, -0.5]}
+    tree, _ = grow(DynamicTree(depth=2, top_k=2, nodes=3), lambda path: torch.tensor(laws[path]), draft_vocab(2))
+    assert paths_of(tree) == [(1,), (4,), (1, 1)]
+
+
+def test_a_certain_child_never_comes_without_its_parent() -> None:
+    """Every log-probability is zero: all candidates tie."""
+    tree, _ = grow(DynamicTree(depth=4, top_k=2, nodes=5), lambda path: torch.zeros(3), draft_vocab(3))
+    assert [len(path) for path in paths_of(tree)] == [1, 1, 2, 2, 2]
+
+
+def test_a_sure_path_is_followed_deep_and_the_rest_stays_shallow() -> None:
+    def law(path: Path) -> Tensor:
+        return torch.tensor([0.4, 0.35, 0.25] if 4 in path else [0.97, 0.02, 0.01]).log()
+
+    tree, _ = grow(DynamicTree(depth=4, top_k=2, nodes=6), law, draft_vocab(3))
+    assert paths_of(tree) == [(1,), (4,), (1, 1), (1, 4), (1, 1, 1), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_a_chain_is_the_greedy_rollout(depth: int) -> None:
+    for seed in range(20):
+        law, vocab = random_law(seed, 5), draft_vocab(5)
+        tree, oracle = grow(Chain(depth), law, vocab)
+        path: Path = ()
+        for _ in range(depth):
+            path = (*path, int(vocab.target_ids_D[law(path).argmax()]))
+        assert tree.tokens_N.tolist() == [ROOT, *path]
+        assert tree.parents_N.tolist() == [0, *range(depth)]
+        assert len(oracle.levels) == depth - 1  # the last token is not expanded
+
+
+def test_a_tree_of_one_branch_is_the_chain() -> None:
+    law, vocab = random_law(3, 6), draft_vocab(6)
+    tree, _ = grow(DynamicTree(depth=4, top_k=1, nodes=4), law, vocab)
+    chain, _ = grow(Chain(4), law, vocab)
+    assert torch.equal(tree.tokens_N, chain.tokens_N) and torch.equal(tree.parents_N, chain.parents_N)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(shapes())
+def test_what_a_growth_announces_is_what_it_takes(shape: Shape) -> None:
+    for growth in (shape.growth, Chain(shape.growth.depth)):
+        tree, oracle = grow(growth, random_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size))
+        assert len(tree.tokens_N) == growth.nodes_drafted + 1
+        assert sum(map(len, oracle.levels)) == growth.slots
+        assert max(map(len, paths_of(tree))) <= growth.depth
+
+
+def test_parameters_are_described() -> None:
+    assert Chain(3).describe() == {"class": "Chain", "depth": 3}
+    tree = DynamicTree(depth=6, top_k=10, nodes=59)
+    assert tree.describe() == {"class": "DynamicTree", "depth": 6, "top_k": 10, "nodes": 59}
+    assert (Chain(3).name, tree.name) == ("chain of 3", "tree of 59")
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+@pytest.mark.parametrize("growth", [Chain, DynamicTree])
+def test_a_proposal_has_a_level(growth: type[Growth], depth: int) -> None:
+    with pytest.raises(ValueError, match=f"depth must be at least 1, not {depth}"):
+        growth(depth)
+
+
+def test_a_tree_has_at_least_one_and_at_most_all_candidates() -> None:
+    assert DynamicTree(depth=2, top_k=3, nodes=12).nodes_drafted == 12
+    assert DynamicTree(depth=1, top_k=3, nodes=3).slots == 0
+    with pytest.raises(ValueError, match="depth 2 and top_k 3 make 1 to 12 candidates, not 13"):
+        DynamicTree(depth=2, top_k=3, nodes=13)
+    with pytest.raises(ValueError, match="1 to 12 candidates, not 0"):
+        DynamicTree(depth=2, top_k=3, nodes=0)
+    with pytest.raises(ValueError, match="top_k 0"):
+        DynamicTree(depth=2, top_k=0, nodes=1)
+
+
+def test_a_frontier_fits_the_draft_vocabulary() -> None:
+    DynamicTree(depth=2, top_k=3, nodes=5).check(3)
+    with pytest.raises(ValueError, match="top_k 3 is more than the draft vocabulary of 2"):
+        DynamicTree(depth=2, top_k=3, nodes=5).check(2)
+    Chain(9).check(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "growth"),
+    [
+        ("chain", Chain()),
+        ("chain:depth=3", Chain(3)),
+        ("tree", DynamicTree()),
+        ("tree:depth=6,top_k=10,nodes=59", DynamicTree(6, 10, 59)),
+        ("tree:nodes=20", DynamicTree(nodes=20)),
+    ],
+)
+def test_text_names_a_growth(text: str, growth: Growth) -> None:
+    assert parse_growth(text) == growth and type(parse_growth(text)) is type(growth)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected one of chain, tree"),
+        ("star", "'star': expected one of chain, tree"),
+        ("Chain:depth=3", "expected one of chain, tree"),
+        ("chain:top_k=3", "'top_k=3' is not one of depth=NUMBER"),
+        ("chain:depth", "'depth' is not one of depth=NUMBER"),
+        ("chain:depth=", "is not one of depth=NUMBER"),
+        ("chain:depth=two", "'depth=two' is not one of"),
+        ("chain:depth=-1", "'depth=-1' is not one of"),
+        ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
+        ("chain:depth=0", "depth must be at least 1"),
+        ("tree:nodes=1000", "candidates, not 1000"),
+    ],
+)
+def test_text_that_names_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_growth(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_growth_of_ones_own_must_say_everything() -> None:
+    bare = Growth(2)
+    bare.check(1)
+    for ask in (lambda: bare.nodes_drafted, lambda: bare.slots, lambda: bare.name):
+        with pytest.raises(TypeError, match="Growth must"):
+            ask()
+    with pytest.raises(TypeError, match="Growth must grow"):
+        grow(bare, random_law(0, 2), draft_vocab(2))

@@ -1,0 +1,18 @@
+"""Random draft trees, and the plain loops they are checked against."""
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def parent_lists(draw: st.DrawFn, most: int = 24) -> list[int]:
+    """Parents of a tree in which every parent precedes its children; the root is its own parent."""
+    size = draw(st.integers(1, most))
+    return [0, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """Nodes from the root to ``node``, both included."""
+    path = [node]
+    while path[-1] != 0:
+        path.append(parents[path[-1]])
+    return path[::-1]

@@ -1,0 +1,320 @@
+"""The description of a drafter: what is legal, what is refused and why, and that nothing is lost on the way to JSON."""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen3Config
+
+from specdec.drafter import (
+    Concat,
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
+    LastLayer,
+    Narrow,
+    Norms,
+    PostNorm,
+    PreNorm,
+    Wide,
+)
+from specdec.nn.view import View
+from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets
+
+target_config = cache(llama_config)
+
+
+def build(spec: DrafterSpec, hf_config: Any = None, vocab_size: int = VOCAB, layers: int = LAYERS) -> DrafterConfig:
+    return DrafterConfig.for_target(
+        spec,
+        target_config() if hf_config is None else hf_config,
+        vocab_size=vocab_size,
+        num_target_layers=layers,
+        identity={"source": "tiny", "revision": None, "hidden_size": HIDDEN},
+    )
+
+
+def grid() -> Iterator[DrafterSpec]:
+    for (
+        fusion,
+        entry,
+        aux,
+        embed,
+        hidden,
+        inputs,
+        residual,
+        output,
+        recurrence,
+        head,
+        vocab,
+        width,
+    ) in itertools.product(
+        (LastLayer(), Concat()),
+        (Narrow(), Narrow(bias=False), Wide()),
+        ("none", "each", "concat"),
+        (False, True),
+        (False, True),
+        (False, True),
+        ("raw", "normed"),
+        (False, True),
+        (PreNorm(), PostNorm()),
+        ("own", "target"),
+        (40, "all"),
+        (24, "target"),
+    ):
+        norms = Norms(aux, embed, hidden, inputs, residual, output)  # type: ignore[arg-type]
+        yield DrafterSpec(
+            fusion,
+            entry,
+            norms,
+            recurrence,
+            head,
+            vocab,
+            hidden_size=width,
+            intermediate_size=16,  # type: ignore[arg-type]
+        )
+
+
+def objections(spec: DrafterSpec) -> set[str]:
+    """Why a design is illegal, from the rules and not from the code."""
+    norms, narrow = spec.norms, isinstance(spec.entry, Narrow)
+    rules = {
+        r"norms\.aux=\w+ normalises states before they are mixed": (
+            norms.aux != "none" and isinstance(spec.fusion, LastLayer)
+        ),
+        r"norms\.residual=normed needs norms\.hidden=true": norms.residual == "normed" and not norms.hidden,
+        r"norms\.residual=normed belongs to entry Wide": norms.residual == "normed" and narrow,
+        r"norms\.input belongs to entry Narrow": norms.input and not narrow,
+        r"recurrence PostNorm needs norms\.output=true": isinstance(spec.recurrence, PostNorm) and not norms.output,
+        r"head=target covers the whole vocabulary": spec.head == "target" and spec.draft_vocab_size != "all",
+        r"head=target reads states of width 32, the drafter has 24": spec.head == "target" and spec.hidden_size == 24,
+        r"fusion LastLayer keeps the target's width 32": isinstance(spec.fusion, LastLayer) and spec.hidden_size == 24,
+    }
+    return {reason for reason, holds in rules.items() if holds}
+
+
+def test_every_combination_is_refused_for_its_reason_or_legal() -> None:
+    legal, heard = 0, set()
+    for spec in grid():
+        reasons = objections(spec)
+        if not reasons:
+            build(spec)
+            legal += 1
+            continue
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  the reasons are checked below
+            build(spec)
+        message = str(caught.value)
+        named = {reason for reason in reasons if re.match(reason, message)}
+        assert len(named) == 1, f"{message!r} is not among {reasons}"
+        assert "\n" not in message
+        heard |= named
+    narrow, wide = 2 * (2 * 2 * 2) * 3, 2 * 3 * 3  # with and without bias; embed, hidden and input; output and feedback
+    assert legal == (narrow + wide) * (3 * 5 + 1 * 3)  # norms.aux, times head, vocabulary and width; Concat, LastLayer
+    assert len(heard) == 8
+
+
+def test_every_legal_combination_builds_and_runs() -> None:
+    ids, view = torch.tensor([[1, 2, 3]]), View.packed(torch.zeros(1, 3, dtype=torch.int64))
+    for spec in grid():
+        if objections(spec):
+            continue
+        config = build(spec)
+        drafter = Drafter(config, torch.arange(config.draft_vocab_size)).requires_grad_(False)
+        aux = torch.randn(1, 3, len(config.aux_layers), HIDDEN)
+        step = drafter.step(ids, drafter.fuse(aux), view)
+        assert step.h_BTH.shape == step.normed_BTH.shape == (1, 3, config.hidden_size)
+        assert drafter.logits(step.normed_BTH).shape == (1, 3, config.draft_vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "num_layers must be at least 1, not 0"),
+        ({"hidden_size": -1}, "hidden_size must be at least 1, not -1"),
+        ({"intermediate_size": 0}, "intermediate_size must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        ({"aux_layers": ()}, r"at least one: \[\]"),
+        ({"aux_layers": (4, 2)}, r"strictly increasing boundaries, at least one: \[4, 2\]"),
+        ({"aux_layers": (2, 2, 3)}, "strictly increasing"),
+        ({"aux_layers": (-1, 2)}, "the target has boundaries 0 to 7"),
+        ({"aux_layers": (2, 8)}, "the target has boundaries 0 to 7"),
+        ({"draft_vocab_size": 0}, r"draft_vocab_size 0 must lie in 1\.\.61"),
+        ({"draft_vocab_size": 62}, r"draft_vocab_size 62 must lie in 1\.\.61"),
+        ({"rope": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
+        ({"rope": {"rope_type": "linear", "rope_theta": 1e4}}, "not complete for rope_type 'linear'"),
+        ({"fusion": LastLayer(), "norms": Norms()}, r"fusion LastLayer taps boundary 7 alone, not \[2, 3, 4\]"),
+        ({"fusion": LastLayer(), "norms": Norms(), "aux_layers": (6,)}, r"taps boundary 7 alone, not \[6\]"),
+    ],
+    ids=str,
+)
+def test_dimensions_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(build(DrafterSpec()), **changes)
+
+
+@pytest.mark.parametrize("layers", [(0,), (7,), (0, 7), (0, 1, 2, 3, 4, 5, 6, 7)])
+def test_every_boundary_can_be_tapped(layers: tuple[int, ...]) -> None:
+    assert build(DrafterSpec(aux_layers=list(layers))).aux_layers == layers
+
+
+def test_the_defaults_are_eagle_3_1() -> None:
+    config = build(DrafterSpec())
+    assert config.fusion == Concat() and config.entry == Wide() and config.recurrence == PostNorm()
+    assert config.norms == Norms(aux="each", embed=True, hidden=True, input=False, residual="raw", output=True)
+    assert config.aux_layers == (2, 3, 4) and config.head == "own" and not config.aux_final_norm
+    assert build(presets()["eagle1"]).aux_final_norm
+
+
+@pytest.mark.parametrize("given", [40, 61, 32000, "all"])
+def test_a_draft_vocabulary_never_exceeds_the_targets(given: Any) -> None:
+    assert build(DrafterSpec(draft_vocab_size=given)).draft_vocab_size == min(61, 61 if given == "all" else given)
+
+
+HF: dict[str, tuple[Any, dict[str, Any]]] = {
+    "head_dim": (
+        Qwen3Config(
+            hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128
+        ),
+        {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"head_dim": 128, "target_hidden_size": 2560, "rms_norm_eps": 1e-6},
+    ),
+    "no head_dim": (
+        Phi3Config(hidden_size=96, num_attention_heads=4, rms_norm_eps=1e-5),
+        {"head_dim": 24, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    ),
+    "nested rope": (
+        Gemma3TextConfig(
+            hidden_size=64, num_attention_heads=4, num_key_value_heads=1, head_dim=32, num_hidden_layers=7
+        ),
+        {"head_dim": 32, "num_key_value_heads": 1, "rope": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
+    "older": (
+        SimpleNamespace(
+            hidden_size=64, intermediate_size=128, num_attention_heads=8, max_position_embeddings=256,
+            rope_theta=10000, rope_scaling=None,
+        ),
+        {"head_dim": 8, "num_key_value_heads": 8, "rms_norm_eps": 1e-6, "max_position_embeddings": 256},
+    ),
+    "none": (
+        SimpleNamespace(
+            hidden_size=64, intermediate_size=128, num_attention_heads=8, max_position_embeddings=256, rope_theta=10000,
+            num_key_value_heads=None, head_dim=None,
+        ),
+        {"head_dim": 8, "num_key_value_heads": 8},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HF)
+def test_dimensions_come_from_the_target(name: str) -> None:
+    hf_config, expected = HF[name]
+    config = build(DrafterSpec(), hf_config, vocab_size=1000, layers=20)
+    assert {key: getattr(config, key) for key in expected} == expected
+    assert (config.vocab_size, config.draft_vocab_size, config.num_target_layers) == (1000, 1000, 20)
+    assert config.aux_layers == (2, 10, 17)
+    own = build(DrafterSpec(hidden_size=48, intermediate_size=56, num_layers=2), hf_config, 1000, 20)
+    assert (own.hidden_size, own.intermediate_size, own.num_layers) == (48, 56, 2)
+    assert (own.head_dim, own.target_hidden_size) == (config.head_dim, hf_config.hidden_size)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 5])
+def test_a_shallow_target_asks_for_boundaries(layers: int) -> None:
+    with pytest.raises(ValueError, match=f"a target of {layers} layers is too shallow.*set aux_layers"):
+        build(DrafterSpec(), layers=layers)
+    assert build(DrafterSpec(aux_layers=[layers]), layers=layers).aux_layers == (layers,)
+    assert build(presets()["eagle1"], layers=layers).aux_layers == (layers,)
+
+
+def round_trip(config: DrafterConfig) -> DrafterConfig:
+    return DrafterConfig.from_json(json.loads(json.dumps(config.to_json(), allow_nan=False)))
+
+
+def test_json_loses_nothing() -> None:
+    for spec in grid():
+        if not objections(spec):
+            config = build(spec)
+            assert round_trip(config) == config
+    for hf_config, _ in HF.values():
+        config = build(DrafterSpec(), hf_config, layers=20)
+        assert round_trip(config) == config
+    long = LlamaConfig(
+        hidden_size=32, num_attention_heads=4, max_position_embeddings=128,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.2, 1.3]}
+        | {"long_factor": [1.0, 2.0, 3.0, 1 / 3], "original_max_position_embeddings": 64, "factor": 2.0},
+    )  # fmt: skip
+    assert round_trip(build(DrafterSpec(), long)) == build(DrafterSpec(), long)
+
+
+def test_json_names_every_field() -> None:
+    config = build(DrafterSpec())
+    assert set(config.to_json()) == {field.name for field in dataclasses.fields(DrafterConfig)}
+    assert config.to_json()["entry"] == {"class_path": "specdec.drafter.entry.Wide", "init_args": {}}
+    assert set(config.to_json()["norms"]) == {"aux", "embed", "hidden", "input", "residual", "output"}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(DrafterConfig)])
+def test_a_missing_key_is_refused(name: str) -> None:
+    data = build(DrafterSpec()).to_json()
+    del data[name]
+    with pytest.raises(ValueError, match=f"^a/config.json: the drafter's config lacks {name}$"):
+        DrafterConfig.from_json(data, "a/config.json")
+
+
+def test_an_unknown_key_is_refused() -> None:
+    data = build(DrafterSpec()).to_json() | {"norm_output": True, "fc_norm": True}
+    with pytest.raises(ValueError, match=r"^here: .*unknown keys: fc_norm, norm_output$"):
+        DrafterConfig.from_json(data, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "32"}, "^here: "),
+        ({"aux_layers": None}, "^here: "),
+        ({"norms": None}, "^here: "),
+        ({"norms": {"aux": "none", "fc": True}}, "^here: .*fc"),
+        ({"rope": None}, "^here: "),
+        ({"aux_layers": [3, 2]}, "strictly increasing"),
+        ({"entry": "Wide"}, "^here: entry: expected class_path and init_args"),
+        ({"recurrence": {"class_path": "specdec.drafter.entry.Wide", "init_args": {}}}, "^here: recurrence: .*Recurr"),
+        ({"recurrence": {"class_path": "specdec.drafter.recurrence.PostNorm", "init_args": {"x": 1}}}, "takes"),
+    ],
+    ids=str,
+)
+def test_illegal_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DrafterConfig.from_json(build(DrafterSpec()).to_json() | changes, "here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head": "mine"},
+        {"norms": {}},
+        {"norms": {"aux": "some", "embed": True, "hidden": True, "input": False, "residual": "raw", "output": True}},
+        {"norms": {"aux": "none", "embed": True, "hidden": True, "input": False, "residual": "any", "output": True}},
+        {"entry": {"class_path": "specdec.drafter.entry.Wide", "init_args": None}},
+        {"head_dim": 0},
+        {"head_dim": 13},
+        {"rope": {"rope_theta": 1e4}},
+        {"rope": {"rope_type": "default"}},
+    ],
+    ids=str,
+)
+def test_values_that_no_command_line_would_take_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        DrafterConfig.from_json(build(DrafterSpec()).to_json() | changes, "here")
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        build(DrafterSpec()).num_layers = 2  # type: ignore[misc]

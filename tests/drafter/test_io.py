@@ -1,0 +1,237 @@
+"""The drafter's directory: everything comes back, and damage is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import specdec.drafter.io as io
+from specdec.drafter import Drafter, DrafterSpec, load, save
+from specdec.files import sha256
+from specdec.nn.view import View
+from tests.tiny import HIDDEN, largest_file, presets, tiny_drafter
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Drafter, Path]:
+    drafter = tiny_drafter(presets()["eagle3_1"], dtype=torch.float32)
+    return drafter, save(drafter, tmp_path / "drafter")
+
+
+def run(drafter: Drafter) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    aux = torch.randn(1, 4, len(drafter.config.aux_layers), HIDDEN, generator=generator)
+    ids, view = torch.tensor([[3, 1, 4, 1]]), View.packed(torch.zeros(1, 4, dtype=torch.int64))
+    return drafter.logits(drafter.step(ids, drafter.fuse(aux), view).normed_BTH)
+
+
+SPECS = {**presets(), "two layers": DrafterSpec(draft_vocab_size=40, num_layers=2, hidden_size=20)}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    drafter = tiny_drafter(SPECS[name], dtype=torch.float32)
+    assert save(drafter, tmp_path / "drafter") == tmp_path / "drafter"
+    back = load(tmp_path / "drafter")
+    assert back.config == drafter.config
+    assert list(back.state_dict()) == list(drafter.state_dict())
+    for key, tensor in drafter.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor) and back.state_dict()[key].dtype == tensor.dtype
+    assert torch.equal(back.vocab.draft_ids_V, drafter.vocab.draft_ids_V)
+    assert torch.equal(run(back), run(drafter))
+
+
+def test_it_holds_two_files_and_no_trace_of_staging(made: tuple[Drafter, Path]) -> None:
+    _, directory = made
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors"]
+    assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
+    stored = json.loads((directory / "config.json").read_text())
+    assert set(stored) == {"format", "weights_sha256", "drafter"}
+    assert stored["weights_sha256"] == sha256(directory / "model.safetensors")
+
+
+def test_a_loaded_drafter_is_for_use_not_for_training(made: tuple[Drafter, Path]) -> None:
+    back = load(made[1], dtype=torch.bfloat16)
+    assert not back.training and not any(parameter.requires_grad for parameter in back.parameters())
+    assert {parameter.dtype for parameter in back.parameters()} == {torch.bfloat16}
+    assert back.vocab.target_ids_D.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ],
+)
+def test_weights_come_back_in_the_dtype_they_were_stored_in(dtype: torch.dtype, tmp_path: Path) -> None:
+    drafter = tiny_drafter(presets()["eagle3"], dtype=dtype)
+    back = load(save(drafter, tmp_path / "drafter"), dtype=dtype)
+    for key, tensor in drafter.state_dict().items():
+        assert torch.equal(back.state_dict()[key], tensor), key
+
+
+def test_an_older_drafter_is_not_overwritten_silently(made: tuple[Drafter, Path]) -> None:
+    _, directory = made
+    other = tiny_drafter(presets()["eagle1"], seed=1, dtype=torch.float32)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(ValueError, match=r"drafter exists already: choose another place"):
+        save(other, directory)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    save(other, directory, replace=True)
+    assert load(directory).config == other.config
+    assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
+
+
+def full(*args: Any, **kwargs: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("step", ["save_file", "write_json", "sha256"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_failed_write_leaves_what_was_there(
+    step: str, replace: bool, made: tuple[Drafter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, directory = made
+    if not replace:
+        directory = directory.parent / "new"
+    monkeypatch.setattr(io, step, full)
+    with pytest.raises(ValueError, match="no space left on the device"):
+        save(tiny_drafter(presets()["eagle1"], dtype=torch.float32), directory, replace)
+    monkeypatch.undo()
+    assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
+    assert torch.equal(run(load(made[1])), run(drafter))
+
+
+def test_a_disk_that_fills_up_inside_safetensors(made: tuple[Drafter, Path]) -> None:
+    with largest_file(10_000), pytest.raises(ValueError, match=r"new.*[Ff]ile too large"):
+        save(made[0], made[1].parent / "new")
+    assert [path.name for path in made[1].parent.iterdir()] == ["drafter"]
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    where = directory / "config.json"
+    stored = json.loads(where.read_text())
+    change(stored)
+    where.write_text(json.dumps(stored))
+
+
+def swap(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Other tensors under a matching hash: what a broken converter would leave."""
+    weights = directory / "model.safetensors"
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights)
+    edit(directory, lambda stored: stored.update(weights_sha256=sha256(weights)))
+
+
+C, W = "config.json", "model.safetensors"
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda d: (d / C).unlink(), rf"{C}: no such file"),
+    "no weights": (lambda d: (d / W).unlink(), rf"{W}: (?i:no such file)"),
+    "empty config": (lambda d: cut(d / C, 0), rf"{C}, line 1: not valid JSON"),
+    "cut config": (lambda d: cut(d / C, 300), rf"{C}, line \d+: not valid JSON"),
+    "empty weights": (lambda d: cut(d / W, 0), rf"{W}: damaged or cut off"),
+    "cut header": (lambda d: cut(d / W, 100), rf"{W}: damaged or cut off"),
+    "cut weights": (lambda d: cut(d / W, 20_000), rf"{W}: damaged or cut off"),
+    "last byte gone": (lambda d: cut(d / W, (d / W).stat().st_size - 1), rf"{W}: damaged or cut off"),
+    "one bit of the last weight": (lambda d: flip(d / W, -1), rf"{W}: its SHA-256 is not the one in config.json"),
+    "one bit inside": (lambda d: flip(d / W, 20_000), rf"{W}: its SHA-256"),
+    "no hash": (lambda d: edit(d, lambda s: s.pop("weights_sha256")), rf"{W}: its SHA-256"),
+    "weights a directory": (lambda d: ((d / W).unlink(), (d / W).mkdir()), W),
+    "another format": (lambda d: edit(d, lambda s: s.update(format="eagle")), rf"{C}: not a specdec drafter"),
+    "a Hugging Face config": (lambda d: (d / C).write_text('{"model_type": "llama"}'), rf"{C}: not a specdec drafter"),
+    "a list": (lambda d: (d / C).write_text("[]"), rf"{C}: not a specdec drafter"),
+    "key gone": (lambda d: edit(d, lambda s: s["drafter"].pop("rope")), rf"{C}: the drafter's config lacks rope"),
+    "key too many": (lambda d: edit(d, lambda s: s["drafter"].update(fc_norm=1)), rf"{C}: .*unknown keys: fc_norm"),
+    "illegal axes": (
+        lambda d: edit(d, lambda s: s["drafter"]["norms"].update(output=False)),
+        "PostNorm needs norms.output=true",
+    ),
+    "unknown part": (
+        lambda d: edit(d, lambda s: s["drafter"]["fusion"].update(class_path="os.system")),
+        rf"{C}: fusion: 'os.system' is no Fusion",
+    ),
+    "tensor missing": (lambda d: swap(d, lambda t: t.pop("fusion.fc.weight")), rf"{W}: missing tensors: fusion.fc.w"),
+    "tensor unexpected": (
+        lambda d: swap(d, lambda t: t.update({"norms.input.weight": torch.ones(3)})),
+        rf"{W}: unexpected tensors: norms.input.weight",
+    ),
+    "tensor transposed": (
+        lambda d: swap(d, lambda t: t.update({"fusion.fc.weight": t["fusion.fc.weight"].T.contiguous()})),
+        rf"{W}: fusion.fc.weight is \[96, 32\], the config says \[32, 96\]",
+    ),
+    "tensor that would broadcast": (
+        lambda d: swap(d, lambda t: t.update({"norms.output.weight": torch.ones(1)})),
+        rf"{W}: norms.output.weight is \[1\], the config says \[32\]",
+    ),
+    "draft ids out of order": (
+        lambda d: swap(d, lambda t: t.update({"vocab.target_ids_D": t["vocab.target_ids_D"].flip(0)})),
+        "draft vocabulary: the target ids must increase strictly",
+    ),
+    "draft ids out of range": (
+        lambda d: swap(d, lambda t: t["vocab.target_ids_D"].add_(30)),
+        "draft vocabulary: the target ids must increase strictly",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_refused_and_the_file_named(name: str, made: tuple[Drafter, Path]) -> None:
+    _, directory = made
+    load(directory)
+    damage, message = DAMAGE[name]
+    damage(directory)
+    with pytest.raises(ValueError, match=message) as caught:
+        load(directory)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_weights_of_another_drafter_are_refused(made: tuple[Drafter, Path], tmp_path: Path) -> None:
+    """Same shapes, other training run."""
+    other = save(tiny_drafter(presets()["eagle3_1"], seed=1, dtype=torch.float32), tmp_path / "other")
+    (made[1] / W).write_bytes((other / W).read_bytes())
+    with pytest.raises(ValueError, match=rf"{W}: its SHA-256"):
+        load(made[1])
+
+
+def test_every_byte_of_the_header_is_guarded(made: tuple[Drafter, Path]) -> None:
+    weights = made[1] / W
+    whole = weights.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    for at in range(0, end, 29):
+        weights.write_bytes(whole)
+        flip(weights, at)
+        with pytest.raises(ValueError, match=W):
+            load(made[1])
+
+
+def test_no_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nowhere", "file"):
+        with pytest.raises(ValueError, match=f"{name}: no such drafter directory"):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match="a part of the path is a file"):
+        save(tiny_drafter(presets()["eagle1"]), tmp_path / "file" / "drafter")
+
+
+@pytest.mark.parametrize("value", [None, "gone", 3])
+def test_a_config_without_its_drafter(value: object, made: tuple[Drafter, Path]) -> None:
+    edit(made[1], lambda stored: stored.pop("drafter") if value == "gone" else stored.update(drafter=value))
+    with pytest.raises(ValueError, match=C):
+        load(made[1])

@@ -1,0 +1,154 @@
+"""Both caches against attention over every key at once.
+
+Legend: B batch, h query heads, g key heads, T nodes, S keys, d head width, K steps.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.nn.cache import StaticCache, UnrollCache, attend
+from specdec.nn.view import View
+from tests.nn.trees import Tree, sight, trees
+
+d = 6
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def slow_attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_BTS: Tensor) -> Tensor:
+    """One query at a time, over the keys it may see and no other; head i reads key head ``i // (h / g)``."""
+    B, h, T, _ = q_BhTd.shape
+    share = h // k_BgSd.shape[1]
+    rows = []
+    for b in range(B):
+        for i in range(h):
+            for t in range(T):
+                seen = mask_BTS[b, t].nonzero()[:, 0]
+                keys, values = k_BgSd[b, i // share, seen], v_BgSd[b, i // share, seen]
+                weights = torch.exp(keys @ q_BhTd[b, i, t] / math.sqrt(q_BhTd.shape[-1]))
+                rows.append((weights[:, None] * values).sum(0) / weights.sum())
+    return torch.stack(rows).view(B, h, T, -1)
+
+
+@pytest.mark.parametrize(("h", "g"), [(4, 4), (4, 2), (3, 1)])
+def test_attend_is_softmax_over_the_visible_keys(h: int, g: int) -> None:
+    q, k, v = random(2, h, 5, d), random(2, g, 7, d, seed=1), random(2, g, 7, d, seed=2)
+    mask_BTS = random(2, 5, 7, seed=3) > 0
+    mask_BTS[..., 0] = True
+    torch.testing.assert_close(attend(q, k, v, mask_BTS[:, None]), slow_attend(q, k, v, mask_BTS), rtol=0, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees(6), st.integers(1, 4), st.data())
+def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObject) -> None:
+    """A prompt in pieces, then a tree in pieces, is what one uncached pass over all of them gives."""
+    drafted, h, g = len(tree.parents), 4, 2
+    total = prefix + drafted
+    q, k, v = random(1, h, total, d), random(1, g, total, d, seed=1), random(1, g, total, d, seed=2)
+    mask_TT = torch.ones(total, total, dtype=torch.bool).tril()
+    mask_TT[prefix:, prefix:] = sight(tree)
+    want = slow_attend(q, k, v, mask_TT[None])
+
+    capacity = total + 2
+    cache = StaticCache(2, g, capacity, d, torch.float64)
+    cache.keys_LBgSd.fill_(7.0)  # rubbish in slots to come must never be seen
+    cache.values_LBgSd.fill_(9.0)
+    cut = data.draw(st.integers(1, prefix))
+    level = data.draw(st.integers(1, drafted))
+    depth_Q = torch.tensor(tree.depths)
+    views = [View.chain(0, cut, capacity)]
+    if cut < prefix:
+        views.append(View.chain(cut, prefix - cut, capacity))
+    views.append(View.append(prefix, sight(tree)[:level, :level], depth_Q[:level], capacity))
+    if level < drafted:
+        views.append(View.append(prefix, sight(tree)[level:], depth_Q, capacity))
+    for view in views:
+        slots = view.slots_T
+        assert slots is not None
+        for layer in (0, 1):  # the second layer holds other keys
+            sign = 1.0 if layer == 0 else -1.0
+            got = cache.attend(layer, q[:, :, slots], sign * k[:, :, slots], v[:, :, slots], view.mask_B1TS, slots)
+            if layer == 0:
+                torch.testing.assert_close(got, want[:, :, slots], rtol=0, atol=1e-12)
+    for layer, sign in ((0, 1.0), (1, -1.0)):
+        assert torch.equal(cache.keys_LBgSd[layer, :, :, :total], sign * k)
+        assert torch.equal(cache.values_LBgSd[layer, :, :, :total], v)
+    assert bool((cache.keys_LBgSd[..., total:, :] == 7).all())
+
+
+def test_static_cache_shape_dtype_and_slots() -> None:
+    cache = StaticCache(3, 2, 10, d, torch.bfloat16)
+    assert cache.keys_LBgSd.shape == cache.values_LBgSd.shape == (3, 1, 2, 10, d)
+    assert cache.keys_LBgSd.dtype == cache.values_LBgSd.dtype == torch.bfloat16 and cache.capacity == 10
+    view = View.packed(torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(AssertionError, match=r"View\.append"):
+        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.mask_B1TS, view.slots_T)
+
+
+def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
+    cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
+    with pytest.raises(IndexError):
+        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.mask_B1TS, view.slots_T)
+
+
+def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
+    """(B, T, (k+1)T): the mask on step 0's block, the diagonal on those of steps 1..k."""
+    B, T, _ = mask_BTT.shape
+    return torch.cat([mask_BTT, *[torch.eye(T, dtype=torch.bool).expand(B, T, T)] * k], dim=-1)
+
+
+@pytest.mark.parametrize(("h", "g"), [(4, 2), (2, 2), (3, 1)])
+@pytest.mark.parametrize("documents", [[[0] * 5], [[0, 0, 1, 1, 1], [0, 1, 1, -1, -1]]], ids=["whole", "packed"])
+def test_unroll_cache_equals_the_dense_oracle(h: int, g: int, documents: list[list[int]]) -> None:
+    """Forward and backward, every step, two layers in turns."""
+    K, B, T = 4, len(documents), 5
+    mask_BTT = View.packed(torch.tensor(documents)).mask_B1TS[:, 0]
+
+    def leaves() -> list[list[tuple[Tensor, ...]]]:
+        shapes = ((B, h, T, d), (B, g, T, d), (B, g, T, d))
+        return [
+            [
+                tuple(random(*shape, seed=100 * layer + 10 * k + i).requires_grad_() for i, shape in enumerate(shapes))
+                for k in range(K)
+            ]
+            for layer in range(2)
+        ]
+
+    ours, dense = leaves(), leaves()
+    cache = UnrollCache()
+    loss_ours = loss_dense = torch.zeros((), dtype=torch.float64)
+    for k in range(K):
+        for layer in range(2):
+            weight = random(B, h, T, d, seed=500 + 10 * k + layer)
+            got = cache.attend(layer, *ours[layer][k], mask_BTT[:, None], None)
+            keys = torch.cat([step[1] for step in dense[layer][: k + 1]], dim=2)
+            values = torch.cat([step[2] for step in dense[layer][: k + 1]], dim=2)
+            want = slow_attend(dense[layer][k][0], keys, values, wide_mask(mask_BTT, k))
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+            loss_ours = loss_ours + (got * weight).sum()
+            loss_dense = loss_dense + (want * weight).sum()
+    flat_ours = [x for layer in ours for step in layer for x in step]
+    flat_dense = [x for layer in dense for step in layer for x in step]
+    for mine, theirs in zip(
+        torch.autograd.grad(loss_ours, flat_ours), torch.autograd.grad(loss_dense, flat_dense), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_unroll_cache_keeps_the_queries_dtype() -> None:
+    """In bfloat16 too the weights sum to one: the average of three hundred equal values is that value."""
+    T = 300
+    view = View.packed(torch.zeros(1, T, dtype=torch.int64))
+    q = torch.zeros(1, 1, T, d, dtype=torch.bfloat16)
+    cache = UnrollCache()
+    for _ in range(2):
+        out = cache.attend(0, q, q, torch.ones_like(q), view.mask_B1TS, None)
+    assert out.dtype == torch.bfloat16
+    assert float((out.float() - 1).abs().max()) < 0.01

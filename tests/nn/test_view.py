@@ -1,0 +1,81 @@
+"""Masks, positions and slots, against a slow reading of their definition."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.nn.view import View
+from tests.nn.trees import Tree, sight, trees
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> list[list[int]]:
+    """Rows of document numbers as packing makes them: runs, then padding; a number may return after another one."""
+    length = draw(st.integers(1, 12))
+    row = st.lists(st.integers(0, 2), min_size=0, max_size=length).map(sorted)
+    return [(numbers + [-1] * length)[:length] for numbers in draw(st.lists(row, min_size=1, max_size=3))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(packings())
+def test_packed_is_causal_inside_each_run(rows: list[list[int]]) -> None:
+    view = View.packed(torch.tensor(rows))
+    assert view.slots_T is None and view.cache is None
+    assert view.mask_B1TS.dtype == torch.bool and view.positions_BT.dtype == torch.int64
+    assert torch.equal(view.key_positions_BS, view.positions_BT)
+    for b, row in enumerate(rows):
+        for t, number in enumerate(row):
+            start = t
+            while start and row[start - 1] == number:
+                start -= 1
+            assert int(view.positions_BT[b, t]) == t - start
+            assert view.mask_B1TS[b, 0, t].nonzero()[:, 0].tolist() == list(range(start, t + 1))
+
+
+def test_packed_positions_restart_and_padding_sees_itself() -> None:
+    view = View.packed(torch.tensor([[0, 0, 0, 1, 1, -1, -1], [4, 2, 2, 2, 4, 4, -1]]))
+    assert view.positions_BT.tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 0, 1, 0]]
+    assert bool(view.mask_B1TS.any(-1).all())
+    assert view.mask_B1TS[0, 0, 6].tolist() == [False] * 5 + [True] * 2
+    assert view.mask_B1TS[1, 0, 4].tolist() == [False] * 4 + [True, False, False]  # number 4 came back: a new run
+
+
+def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -> None:
+    drafted, depths = len(tree.parents), tree.depths
+    columns = list(range(prefix)) + [prefix + d for d in depths] + list(range(prefix + drafted, capacity))
+    assert view.key_positions_BS.tolist() == [columns]
+    nodes = range(drafted - new, drafted)
+    assert view.slots_T is not None
+    assert view.slots_T.tolist() == [prefix + node for node in nodes]
+    assert view.positions_BT.tolist() == [[prefix + depths[node] for node in nodes]]
+    assert view.mask_B1TS.shape == (1, 1, new, capacity) and view.mask_B1TS.dtype == torch.bool
+    for row, node in enumerate(nodes):
+        want = set(range(prefix)) | {prefix + seen for seen in tree.ancestors(node)}
+        assert set(view.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == want
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), st.integers(0, 6), st.integers(0, 3), st.data())
+def test_append_sees_prefix_and_ancestors(tree: Tree, prefix: int, spare: int, data: st.DataObject) -> None:
+    drafted = len(tree.parents)
+    new = data.draw(st.integers(1, drafted))
+    capacity = prefix + drafted + spare
+    given_as = data.draw(st.sampled_from([prefix, torch.tensor(prefix), torch.tensor([prefix])]))
+    seen_TQ, depth_Q = sight(tree)[drafted - new :], torch.tensor(tree.depths)
+    check_append(View.append(given_as, seen_TQ, depth_Q, capacity), prefix, tree, new, capacity)
+
+
+@pytest.mark.parametrize("prefix", [0, 3, torch.tensor([3])])
+@pytest.mark.parametrize("length", [1, 4])
+def test_chain_is_a_tree_without_branches(prefix: int | Tensor, length: int) -> None:
+    tree = Tree([None, *range(length - 1)])
+    check_append(View.chain(prefix, length, 9), int(prefix), tree, length, 9)
+
+
+def test_the_cache_travels_along() -> None:
+    cache = object()
+    documents = torch.zeros(1, 3, dtype=torch.int64)
+    assert View.packed(documents, cache).cache is cache  # type: ignore[arg-type]
+    assert View.chain(1, 2, 4, cache).cache is cache  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""The main job, on a target that needs no training."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import specdec.embedded.build
+import specdec.embedded.datamodule
+import specdec.quickstart
+from specdec.cli import main
+from specdec.embedded.corpus import Corpus, Source
+from specdec.files import write_json
+from tests.conftest import TEXT
+
+
+@pytest.fixture
+def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random target in place of the embedded one, eight lines of training, three prompts."""
+    write_json(target_directory / "embedded.json", {"parameters": 12345, "held_out_loss": 5.0})
+    for module in (specdec.embedded.build, specdec.quickstart):
+        monkeypatch.setattr(module, "embedded_target", lambda: target_directory)
+    files = Corpus([Source("a.py", TEXT)], [Source("b.py", TEXT[:400])])
+    monkeypatch.setattr(specdec.embedded.datamodule, "corpus", lambda seed: files)
+    rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
+    monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
+    monkeypatch.setattr(specdec.quickstart, "native_precision", lambda: "32-true")
+    monkeypatch.setattr(specdec.quickstart, "NEW_TOKENS", 16)
+    config = yaml.safe_load((Path(__file__).parents[1] / "conf" / "quickstart.yaml").read_text())
+    config["trainer"] |= {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu"}
+    config["data"]["init_args"] = {"seq_len": 32, "batch_size": 2}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(specdec.quickstart, "CONFIG", str(tmp_path / "small.yaml"))
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    return tmp_path
+
+
+def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = small_world / "run"
+    assert main(["quickstart", "--out", str(out)]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert [result["growth"] for result in metrics["results"]] == ["chain of 5", "tree of 12"]
+    for result in metrics["results"]:
+        assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
+        assert result["tokens"] == 3 * 16
+        assert result["acceptance_length"]["low"] <= result["acceptance_length"]["mean"]
+        joint = result["accepted_per_position"]["joint"]
+        assert result["acceptance_length"]["mean"] == pytest.approx(1 + sum(joint))
+        assert set(result["tokens_per_second"]) == {"speculative", "plain"}
+    kept = {path.name for path in out.iterdir()}
+    assert kept >= {"drafter", "metrics.json", "report.md", "report.png", "config.yaml", "commands.sh"}
+    assert kept >= {"provenance.json", "prompts.jsonl", "DONE.json"}
+    assert "tokens per target pass" in capsys.readouterr().out
+
+    before = {path: path.stat().st_mtime_ns for path in (out / "metrics.json", out / "drafter" / "config.json")}
+    assert main(["quickstart", "--out", str(out)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert "tokens per target pass" in capsys.readouterr().out
+
+
+def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
+    out = small_world / "run"
+    assert main(["quickstart", "--out", str(out)]) == 0
+    drafter = (out / "drafter" / "model.safetensors").read_bytes()
+    for name in ("DONE.json", "metrics.json", "report.md", "report.png"):
+        (out / name).unlink()
+    assert main(["quickstart", "--out", str(out)]) == 0
+    assert (out / "drafter" / "model.safetensors").read_bytes() == drafter
+    assert (out / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize("held", [{"precious": "work"}, {"quickstart.json": "{}"}])
+def test_somebody_elses_directory_is_left_alone(
+    small_world: Path, held: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = small_world / "run"
+    out.mkdir()
+    for name, text in held.items():
+        (out / name).write_text(text)
+    assert main(["quickstart", "--out", str(out)]) == 2
+    assert "choose another --out" in capsys.readouterr().err
+    assert {path.name for path in out.iterdir()} == set(held)
+
+
+def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
+    out = small_world / "run"
+    assert main(["quickstart", "--out", str(out)]) == 0
+    pretrain, fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
+    assert pretrain == ["specdec", "pretrain"]
+    again = small_world / "again"
+    assert main([str(again) if word == str(out) else word for word in fit[1:]]) == 0
+    assert (again / "drafter" / "model.safetensors").read_bytes() == (
+        out / "drafter" / "model.safetensors"
+    ).read_bytes()
+    assert main([str(again) if word == str(out) else word for word in evaluate[1:]]) == 0
+    lengths = [
+        [result["acceptance_length"] for result in json.loads((path / "metrics.json").read_text())["results"]]
+        for path in (out, again)
+    ]
+    assert lengths[0] == lengths[1]

@@ -1,0 +1,114 @@
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.data import Batch
+from specdec.training.metrics import UnrollMetrics
+from specdec.training.objective import Counts, objective
+from tests.tiny import presets
+from tests.training.test_objective import LOSS, learner, make_batch, make_teacher
+
+NAMES = {"prefix_proxy", "coverage"} | {
+    f"{n}_{k}" for n in ("accuracy", "expected_acceptance", "loss") for k in range(3)
+}
+
+
+def counts(**rows: list[float]) -> Counts:
+    """Counts with zeros where nothing is given."""
+    blank = {name: [0.0, 0.0, 0.0] for name in Counts._fields}
+    return Counts(**{name: torch.tensor(row, dtype=torch.float64) for name, row in {**blank, **rows}.items()})
+
+
+def measured(*updates: Counts) -> dict[str, float]:
+    metric = UnrollMetrics(3)
+    for update in updates:
+        metric.update(update)
+    return {name: float(value) for name, value in metric.compute().items()}
+
+
+FIRST = counts(
+    rows_K=[8, 4, 2], loss_K=[16, 2, 7], covered_K=[8, 4, 2], supervised_K=[10, 8, 2],
+    reached_K=[8, 4, 2], hits_K=[6, 3, 1], prefix_hits_K=[6, 2, 1], overlap_K=[5, 2, 0.5],
+)  # fmt: skip
+SECOND = counts(
+    rows_K=[2, 0, 0], loss_K=[1, 0, 0], covered_K=[2, 0, 0], supervised_K=[2, 0, 0],
+    reached_K=[2, 0, 0], hits_K=[0, 0, 0], prefix_hits_K=[0, 0, 0], overlap_K=[1, 0, 0],
+)  # fmt: skip
+
+
+def test_every_figure_by_hand() -> None:
+    got = measured(FIRST)
+    assert set(got) == NAMES
+    assert [got[f"accuracy_{k}"] for k in range(3)] == pytest.approx([6 / 8, 3 / 4, 1 / 2])
+    assert [got[f"expected_acceptance_{k}"] for k in range(3)] == pytest.approx([5 / 8, 2 / 4, 0.5 / 2])
+    assert [got[f"loss_{k}"] for k in range(3)] == pytest.approx([2, 0.5, 3.5])
+    assert got["prefix_proxy"] == pytest.approx(1 + 6 / 8 + 2 / 4 + 1 / 2)
+    assert got["coverage"] == pytest.approx(14 / 20)
+
+
+def test_batches_are_weighed_by_their_rows() -> None:
+    """The mean over rows, not the mean of the batches' means."""
+    got = measured(FIRST, SECOND)
+    assert got["accuracy_0"] == pytest.approx(6 / 10) and got["loss_0"] == pytest.approx(17 / 10)
+    assert got["accuracy_1"] == pytest.approx(3 / 4) and got["coverage"] == pytest.approx(16 / 22)
+    assert got["prefix_proxy"] == pytest.approx(1 + 6 / 10 + 2 / 4 + 1 / 2)
+
+
+def test_what_was_never_reached_reports_zero() -> None:
+    got = measured(SECOND)
+    assert got["accuracy_2"] == got["expected_acceptance_2"] == got["loss_2"] == 0
+    assert set(measured(counts()).values()) == {0.0, 1.0} and measured(counts())["prefix_proxy"] == 1
+
+
+def part(batch: Batch, rows: slice) -> Batch:
+    return Batch(*(column[rows] for column in batch))
+
+
+@pytest.mark.parametrize("name", presets())
+def test_sums_over_batches_equal_one_big_batch(name: str) -> None:
+    drafter, batch = learner(presets()[name]), make_batch()
+    teacher = make_teacher(drafter, batch)
+    pieces = [
+        objective(drafter, part(batch, rows), type(teacher)(*(x[rows] for x in teacher)), LOSS, 3, 0.8).counts
+        for rows in (slice(0, 1), slice(1, 3))
+    ]
+    whole = objective(drafter, batch, teacher, LOSS, 3, 0.8).counts
+    assert measured(*pieces) == pytest.approx(measured(whole), rel=1e-6)
+
+
+def test_the_prefix_proxy_of_hand_made_hits() -> None:
+    """Three slots reachable to depths 2, 1 and 0; hits 1-1-0, 0-1 and 1: prefixes break at the first miss."""
+
+    def depth(hits: list[list[int]], k: int) -> tuple[int, int, int]:
+        alive = [row for row in hits if len(row) > k]
+        return len(alive), sum(row[k] for row in alive), sum(all(row[: k + 1]) for row in alive)
+
+    rows = [[1, 1, 0], [0, 1], [1]]
+    reached, right, prefix = (
+        list(map(float, column)) for column in zip(*(depth(rows, k) for k in range(3)), strict=True)
+    )
+    got = measured(counts(reached_K=reached, hits_K=right, prefix_hits_K=prefix))
+    assert got["prefix_proxy"] == pytest.approx(1 + 2 / 3 + 1 / 2 + 0 / 1)
+    assert [got[f"accuracy_{k}"] for k in range(3)] == pytest.approx([2 / 3, 1.0, 0.0])
+
+
+def test_reset_forgets_and_the_state_is_not_saved() -> None:
+    metric = UnrollMetrics(3)
+    metric.update(FIRST)
+    metric.reset()
+    metric.update(SECOND)
+    assert {name: float(value) for name, value in metric.compute().items()} == measured(SECOND)
+    assert not metric.state_dict()
+
+
+def test_sums_are_exact_beyond_float32() -> None:
+    metric = UnrollMetrics(1)
+    big = [2.0**24]
+
+    def one(value: list[float]) -> Counts:
+        rows: list[Tensor] = [torch.tensor(value, dtype=torch.float64)] * len(Counts._fields)
+        return Counts(*rows)
+
+    metric.update(one(big))
+    metric.update(one([1.0]))
+    assert metric.sums.dtype == torch.float64 and float(metric.sums[0, 0]) == 2.0**24 + 1
