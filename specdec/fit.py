@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import yaml
 from jsonargparse import ArgumentError, Namespace
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
@@ -22,62 +22,10 @@ from specdec.arguments import short
 from specdec.compose import compose, runs_folder
 from specdec.data import TokenData
 from specdec.embedded.progress import progress
-from specdec.files import write_json, write_text
 from specdec.provenance import provenance
-from specdec.training.callbacks import SaveDrafter
+from specdec.training.callbacks import RunCheckpoint, RunRecord, SaveDrafter
 from specdec.training.checkpoint_io import AtomicCheckpointIO
 from specdec.training.module import DrafterModule
-
-
-class RunCheckpoint(ModelCheckpoint):
-    """ModelCheckpoint with a drafting run's defaults: the last state always, also when it is interrupted.
-
-    Args:
-        every_n_train_steps: optimizer steps between checkpoints.
-        save_top_k: how many of these are kept.
-    """
-
-    def __init__(self, every_n_train_steps: int = 1000, save_top_k: int = 1) -> None:
-        super().__init__(
-            filename="step-{step}",
-            auto_insert_metric_name=False,
-            every_n_train_steps=every_n_train_steps,
-            save_top_k=save_top_k,
-            monitor="step",
-            mode="max",
-            save_last=True,
-            save_on_exception=True,
-            enable_version_counter=False,
-        )
-
-    @property
-    def state_key(self) -> str:
-        """One name whatever the interval, so that a resumed run may change it."""
-        return "RunCheckpoint"
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Keep the state of an interrupted run; there is none before the first step."""
-        if trainer.global_step > 0:
-            super().on_exception(trainer, pl_module, exception)
-
-
-class RunRecord(Callback):
-    """Writes what the run is into its directory, once target, drafter and data stand: wrong input leaves nothing.
-
-    Args:
-        directory: the run's.
-        config: resolved, as YAML.
-        record: the provenance.
-    """
-
-    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
-        self.directory, self.config, self.record = directory, config, record
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write ``config.yaml`` and ``provenance.json``."""
-        if trainer.is_global_zero:
-            write_text(self.directory / "config.yaml", self.config)
-            write_json(self.directory / "provenance.json", self.record)
 
 
 class DrafterCLI(LightningCLI):

@@ -1,6 +1,5 @@
 """The embedded target on disk: built once, cached by everything that determines it, checked whenever it is used."""
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -10,7 +9,6 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +99,7 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     from specdec.embedded.pretrain import pretrain
     from specdec.embedded.rows import stream_rows
     from specdec.embedded.tokenizer import train_tokenizer
+    from specdec.target.loading import no_progress_bars
 
     started, started_cpu = time.monotonic(), time.process_time()
     log.info("building the embedded target, %s tokens in %s", f"{config.tokens:,}", config.precision)
@@ -110,7 +109,7 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
     model, held_out_loss, training_seconds = pretrain(config, tokenizer, train_RT, held_out_RT)
     tokenizer.save_pretrained(path)
-    with _no_bar():
+    with no_progress_bars():
         model.save_pretrained(path)
     for file in path.iterdir():
         file.chmod(0o644)  # safetensors makes its file for the owner alone
@@ -129,20 +128,6 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     }
     write_json(path / RECORD, record)
     log.info("built the embedded target: held-out loss %.3f after %.0f s", held_out_loss, record["seconds"])
-
-
-@contextlib.contextmanager
-def _no_bar() -> Iterator[None]:
-    """Spare the progress bar of writing one file."""
-    from transformers.utils import logging as transformers_logging
-
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def copy_target(source: Path, destination: Path) -> None:

@@ -35,7 +35,7 @@ def load_model(
     if local:
         _check_files(Path(source))
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
-    with _told_in_one_line(source, local), _no_progress_bars():
+    with _told_in_one_line(source, local), no_progress_bars():
         config = AutoConfig.from_pretrained(source, **common)
         _check_architecture(source, config, trust_remote_code)
         text = config.get_text_config(decoder=True)
@@ -128,7 +128,8 @@ def _told_in_one_line(source: str, local: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
+    """Spare the progress bars of reading and writing a model."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

@@ -1,13 +1,14 @@
-"""What a run keeps besides checkpoints."""
+"""What a run keeps: checkpoints, the drafter, and what it was."""
 
 import math
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.drafter import save
-from specdec.files import write_json
+from specdec.files import write_json, write_text
 from specdec.training.module import DrafterModule
 
 
@@ -39,3 +40,54 @@ class SaveDrafter(pl.Callback):
         """Keep what there is after an interruption."""
         if isinstance(exception, KeyboardInterrupt | SystemExit) or type(exception).__name__ == "SIGTERMException":
             self._save(trainer, pl_module)
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint with a drafting run's defaults: the last state always, also when it is interrupted.
+
+    Args:
+        every_n_train_steps: optimizer steps between checkpoints.
+        save_top_k: how many of these are kept.
+    """
+
+    def __init__(self, every_n_train_steps: int = 1000, save_top_k: int = 1) -> None:
+        super().__init__(
+            filename="step-{step}",
+            auto_insert_metric_name=False,
+            every_n_train_steps=every_n_train_steps,
+            save_top_k=save_top_k,
+            monitor="step",
+            mode="max",
+            save_last=True,
+            save_on_exception=True,
+            enable_version_counter=False,
+        )
+
+    @property
+    def state_key(self) -> str:
+        """One name whatever the interval, so that a resumed run may change it."""
+        return "RunCheckpoint"
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep the state of an interrupted run; there is none before the first step."""
+        if trainer.global_step > 0:
+            super().on_exception(trainer, pl_module, exception)
+
+
+class RunRecord(pl.Callback):
+    """Writes what the run is into its directory, once target, drafter and data stand: wrong input leaves nothing.
+
+    Args:
+        directory: the run's.
+        config: resolved, as YAML.
+        record: the provenance.
+    """
+
+    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
+        self.directory, self.config, self.record = directory, config, record
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write ``config.yaml`` and ``provenance.json``."""
+        if trainer.is_global_zero:
+            write_text(self.directory / "config.yaml", self.config)
+            write_json(self.directory / "provenance.json", self.record)
