@@ -9,7 +9,6 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
-from rich.panel import Panel
 
 from specdec.arguments import parse
 from specdec.compose import runs_folder
@@ -25,7 +24,7 @@ from specdec.fit import run as fit
 log = logging.getLogger(__name__)
 
 CONFIG = "conf/quickstart.yaml"
-GROWTHS = ("chain:depth=5", "tree:depth=6,top_k=4,nodes=12")
+GROWTHS = ("chain:depth=5", "tree:depth=7,top_k=4,nodes=20")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 64, 128
 
 
@@ -73,7 +72,10 @@ def quickstart(out: Path, seed: int) -> int:
         metrics = evaluate(
             TargetSource(), out / "drafter", [prompts], GROWTHS, out, max_new_tokens=NEW_TOKENS, command=commands[2]
         )
-    console.print(_closing(out, target, metrics, time.monotonic() - begin))
+    console.rule("specdec quickstart")
+    console.print(
+        _closing(out, target, metrics, time.monotonic() - begin), soft_wrap=True, highlight=False, markup=False
+    )
     return 0
 
 
@@ -89,12 +91,12 @@ def _claim(out: Path, plan: dict[str, Any]) -> None:
         write_json(mark, plan)
 
 
-def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -> Panel:
+def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -> str:
     record = read_record(target)
     chain, tree = metrics["results"]
     same = sum(result["identical_outputs"] for result in metrics["results"])
     compared = sum(result["compared_outputs"] for result in metrics["results"])
-    return Panel.fit(
+    return (
         f"An EAGLE-3.1 drafter for a {record['parameters'] / 1e6:.1f}M-parameter Llama trained on this machine "
         f"(held-out loss {record['held_out_loss']:.2f} nats):\n"
         f"  {chain['growth']}: {chain['acceptance_length']['mean']:.2f} tokens per target pass, "
@@ -109,6 +111,5 @@ def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -
         f"  another proposal            specdec evaluate --target embedded --drafter {out / 'drafter'} "
         f"--prompts {out / 'prompts.jsonl'} --growth chain:depth=3\n"
         "  your own model and data     specdec fit --model.target.source DIR_OR_HUB_ID --data ChatData "
-        "--data.train chats.jsonl",
-        title="specdec quickstart",
+        "--data.train chats.jsonl"
     )

@@ -121,7 +121,7 @@ class DynamicTree(Growth):
 
     @property
     def name(self) -> str:
-        return f"tree of {self.nodes}"
+        return f"tree of {self.nodes} (depth {self.depth}, top {self.top_k})"
 
     def check(self, draft_vocab_size: int) -> None:
         if self.top_k > draft_vocab_size:

@@ -204,7 +204,7 @@ def test_parameters_are_described() -> None:
     assert Chain(3).describe() == {"class": "Chain", "depth": 3}
     tree = DynamicTree(depth=6, top_k=10, nodes=59)
     assert tree.describe() == {"class": "DynamicTree", "depth": 6, "top_k": 10, "nodes": 59}
-    assert (Chain(3).name, tree.name) == ("chain of 3", "tree of 59")
+    assert (Chain(3).name, tree.name) == ("chain of 3", "tree of 59 (depth 6, top 10)")
 
 
 @pytest.mark.parametrize("depth", [0, -1])

@@ -74,7 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call]) -> None:
     benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
-    names = ["plain", "chain of 3", "tree of 7"]
+    names = ["plain", "chain of 3", "tree of 7 (depth 2, top 3)"]
     assert [call.who for call in calls] == names * 5  # warm-up, two turns, and two prompts of one
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 12
     for first in range(0, 15, 3):
@@ -124,7 +124,7 @@ def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call
     with_plain = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
     calls.clear()
     answers = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, plain=False)
-    assert [call.who for call in calls if call.most == NEW] == ["chain of 3", "tree of 7"] * 4
+    assert [call.who for call in calls if call.most == NEW] == ["chain of 3", "tree of 7 (depth 2, top 3)"] * 4
     for own, wanted in zip(answers, with_plain, strict=True):
         for answer, other in zip(own, wanted, strict=True):
             assert (answer.plain_seconds, answer.plain_tokens, answer.identical) == (0.0, 0, None)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specdec.decoding.proposer import Proposer
 from specdec.decoding.growth import Chain
+from specdec.decoding.proposer import Proposer
 from specdec.drafter import DrafterSpec
 from specdec.training.ttt import ttt_unroll
 from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_drafter
