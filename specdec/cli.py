@@ -54,6 +54,13 @@ def main(argv: list[str] | None = None) -> int:
             raise
         sys.stderr.write(f"specdec {argv[0]}: error: {' '.join(str(error).split())}\n")
         return 2
+    except OSError as error:
+        if os.environ.get("SPECDEC_TRACEBACK"):
+            raise
+        sys.stderr.write(
+            f"specdec {argv[0]}: error: {error.filename or 'disk or network'}: {error.strerror or error}\n"
+        )
+        return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"specdec {argv[0]}: interrupted\n")
         return 128 + signal.SIGINT

@@ -2,7 +2,7 @@
 
 import contextlib
 import datetime
-import os
+import logging
 import shutil
 import signal
 import sys
@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from specdec.arguments import short
 from specdec.compose import compose, runs_folder
@@ -64,6 +65,8 @@ class DrafterCLI(LightningCLI):
         self.run_directory: Path | None = None
         if self.subcommand != "fit":
             config.trainer.logger = False
+            if config.get("ckpt_path") is None:
+                raise ValueError(f"{self.subcommand} needs a trained state: give --ckpt_path RUN/checkpoints/last.ckpt")
             return
         if config.trainer.max_steps == -1 and config.trainer.max_epochs is None and config.trainer.max_time is None:
             config.trainer.max_epochs = 1  # Lightning's own default is a thousand
@@ -96,7 +99,9 @@ class DrafterCLI(LightningCLI):
             trainer_config.default_root_dir = str(out)
             if trainer_config.logger in (None, True):
                 kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
-        trainer = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], **kwargs)
+        plugins = self.config_init[self.subcommand].trainer.plugins or []
+        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        trainer = super().instantiate_trainer(**kwargs)
         trainer.callbacks += callbacks  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint) and out is not None:
@@ -131,7 +136,8 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
         nonlocal terminated
         terminated = True
 
-    before = signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file, sort_keys=False)
         file.flush()
@@ -153,11 +159,10 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                     parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in SUBCOMMANDS},
                     args=[subcommand, *files, *rest],
                 )
-        except ValueError:
-            DrafterCLI.discard()
-            raise
         except ArgumentError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
+        except (FileNotFoundError, MisconfigurationException) as error:
+            raise ValueError(short(str(error))) from error
         except SystemExit as error:
             if terminated:
                 return 128 + signal.SIGTERM
@@ -165,8 +170,10 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                 return 128 + signal.SIGINT
             return error.code if isinstance(error.code, int) else 0
         finally:
+            DrafterCLI.discard()
             sys.argv = argv
-            signal.signal(signal.SIGTERM, before)
+            for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
+                signal.signal(signum, handler)
     return 0
 
 
@@ -182,11 +189,8 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 @contextlib.contextmanager
 def _quiet_torch() -> Any:
     """Lightning's adverts and hints for the notebook are not for a log."""
-    import logging
-
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
     levels = [logger.level for logger in loggers]
-    os.environ.setdefault("LITLOGGER_DISABLE", "1")
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:

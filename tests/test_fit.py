@@ -138,8 +138,30 @@ def test_validate_reports_a_checkpoint(base: list[str], tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
+    ("content", "message"), [(None, "not found"), (b"PK no checkpoint", "damaged"), (b"", "damaged")]
+)
+def test_a_checkpoint_that_cannot_be_read_is_one_line(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "some.ckpt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["fit", *base, "--out", str(tmp_path / "run"), "--ckpt_path", str(path)]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error and str(path) in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", *base]) == 2
+    assert "--ckpt_path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
+        (["--model.drafter.hidden_size", "16"], "train_embed"),
+        (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps"),
         (["--model.drafter.aux_layers", "[1, 9]"], "boundaries 0 to 7"),
         (["--model.drafter.aux_layers", "[3, 3]"], "strictly increasing"),
         (["--model.target.source", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -195,3 +217,4 @@ def test_an_interrupted_run_can_be_resumed(
     more = [*base, "--out", str(out), "--trainer.max_steps", str(steps + 2)]
     assert run("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
     assert json.loads((out / "DONE.json").read_text())["steps"] == steps + 2
+    assert (out / "config.yaml").read_text() != (out / "config.1.yaml").read_text()

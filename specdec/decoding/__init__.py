@@ -1,7 +1,7 @@
 """Lossless speculative decoding."""
 
 from specdec.decoding.acceptance import Accepted, accept_greedy
-from specdec.decoding.decoder import Generation, PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.decoding.decoder import Generation, PlainDecoder, SpeculativeDecoder, check_length, check_pair
 from specdec.decoding.growth import Chain, DynamicTree, Growth, parse_growth
 from specdec.decoding.proposer import Proposer
 from specdec.decoding.tree import DraftTree
@@ -17,6 +17,7 @@ __all__ = [
     "Proposer",
     "SpeculativeDecoder",
     "accept_greedy",
+    "check_length",
     "check_pair",
     "parse_growth",
 ]

@@ -21,7 +21,7 @@ class Generation(NamedTuple):
     """Tokens generated after a prompt, and how."""
 
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[int, ...]  # per target pass: drafts committed, the bonus token not counted
+    accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
     seconds: float  # wall time of the whole call, prompt included
 
 
@@ -37,12 +37,20 @@ def check_pair(target: Target, drafter: Drafter) -> None:
             raise ValueError(
                 f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
             )
+    weight = drafter.lm_head.weight
+    if (weight.dtype, weight.device) != (target.dtype, target.device):
+        raise ValueError(
+            f"the drafter is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: "
+            "load both alike"
+        )
 
 
 def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None:
     """Raise ValueError for a request that no decoding can serve."""
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token")
+    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
+        raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
     most = target.config.max_position_embeddings
@@ -110,11 +118,11 @@ class SpeculativeDecoder:
         prefix = torch.zeros((), dtype=torch.int64, device=feed.device)
         out = self.target.forward(feed, View.chain(prefix, len(prompt), capacity, cache), self.layers, self.final_norm)
         root_1 = self.target.logits(out.final_BTH[:, -1:])[0].argmax(-1)
-        start = proposer.extend(torch.cat([feed[0, 1:], root_1]), out.aux_BTNH)
-        length, ids, accepted = len(prompt), _until_end([int(root_1)], end), []
+        new_P, aux_1PNH = torch.cat([feed[0, 1:], root_1]), out.aux_BTNH
+        length, ids, accepted = len(prompt), [int(root_1)], []
 
         while len(ids) < max_new_tokens and ids[-1] not in end:
-            tree = proposer.propose(root_1, start)
+            tree = proposer.propose(root_1, proposer.extend(new_P, aux_1PNH))
             ancestors_NN = tree.ancestors_NN()
             view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
             out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
@@ -122,8 +130,7 @@ class SpeculativeDecoder:
             path_P = taken.path_N.nonzero().flatten()
             new_P = torch.cat([tree.tokens_N[path_P[1:]], taken.next_1])
             cache.commit(length, path_P)
-            start = proposer.extend(new_P, out.aux_BTNH[:, path_P])
-            length, root_1 = length + len(path_P), taken.next_1
+            length, root_1, aux_1PNH = length + len(path_P), taken.next_1, out.aux_BTNH[:, path_P]
             committed = _until_end(new_P.tolist(), end)
             accepted.append(len(committed) - 1)
             ids += committed

@@ -95,8 +95,8 @@ class DynamicTree(Growth):
     """EAGLE-2's context-dependent tree (https://arxiv.org/abs/2406.16858).
 
     Every level expands the ``top_k`` nodes of highest value, the product of the drafter's probabilities along the
-    path; at the end the ``nodes`` best candidates of all levels are kept. Ties go to the shallower node, then to the
-    earlier candidate, so that a kept node's parent is always kept. The published tree of 60 tokens, depth 6, top-10
+    path; at the end the ``nodes`` best candidates of all levels are kept. There, ties go to the shallower node, then to
+    the earlier candidate, so that a kept node's parent is always kept. The published tree of 60 tokens, depth 6, top-10
     is ``nodes=59, depth=6, top_k=10``.
     """
 
@@ -167,10 +167,11 @@ def parse_growth(text: str) -> Growth:
     if kind not in classes:
         raise ValueError(f"growth {text!r}: expected one of {', '.join(classes)}, with parameters as chain:depth=3")
     known = classes[kind].__dataclass_fields__
-    arguments = {}
-    for item in filter(None, rest.split(",")):
-        name, _, value = item.partition("=")
-        if name not in known or not value.strip().isdigit():
-            raise ValueError(f"growth {text!r}: {item!r} is not one of {', '.join(f'{n}=NUMBER' for n in known)}")
+    arguments: dict[str, int] = {}
+    for item in rest.split(",") if ":" in text else ():
+        name, value = (part.strip() for part in (*item.split("=", 1), "")[:2])
+        if name not in known or name in arguments or not (value.isascii() and value.isdecimal()):
+            wanted = ", ".join(f"{known_name}=NUMBER" for known_name in known)
+            raise ValueError(f"growth {text!r}: {item!r} is not one of {wanted}, each at most once")
         arguments[name] = int(value)
     return classes[kind](**arguments)

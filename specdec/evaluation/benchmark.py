@@ -1,15 +1,17 @@
 """Decode prompts plainly and with every growth, side by side in one process."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from specdec.decoding import Generation, Growth, PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.decoding import Generation, Growth, PlainDecoder, SpeculativeDecoder, check_length, check_pair
 from specdec.drafter import Drafter
 from specdec.evaluation.prompts import Conversation, Prompt
 from specdec.evaluation.record import Answer
 from specdec.target import Target
 
 WARM_UP_TOKENS = 8
+Decoder = PlainDecoder | SpeculativeDecoder
 
 
 class Turn(NamedTuple):
@@ -42,23 +44,27 @@ def benchmark(
         ValueError: drafter and target do not match, or a prompt cannot be used; the message names the prompt.
     """
     check_pair(target, drafter)
+    if not growths:
+        raise ValueError("no growth given: name at least one, as chain")
     baseline = PlainDecoder(target)
-    decoders = [SpeculativeDecoder(target, drafter, growth) for growth in growths]
+    decoders: list[Decoder] = [SpeculativeDecoder(target, drafter, growth) for growth in growths]
     conversations = [Conversation(prompt, target.tokenizer, system) for prompt in prompts]
+    first = [conversation.next_ids() for conversation in conversations]
+    for prompt, ids in zip(prompts, first, strict=True):  # before anything is decoded in vain
+        with _named(prompt):
+            check_length(target, ids or [], max_new_tokens)
     end = target.eos_token_ids
+    warm_up = min(WARM_UP_TOKENS, max_new_tokens)
     answers: list[list[Answer]] = [[] for _ in growths]
     for number, (prompt, conversation) in enumerate(zip(prompts, conversations, strict=True)):
-        ids = conversation.next_ids()
+        ids = first[number]
         while ids is not None:
-            try:
+            with _named(prompt):
                 if number == 0 and not answers[0]:
-                    baseline.generate(ids, WARM_UP_TOKENS, end)
-                    for decoder in decoders:
-                        decoder.generate(ids, WARM_UP_TOKENS, end)
+                    for decoder in (baseline, *decoders) if plain else decoders:
+                        decoder.generate(ids, warm_up, end)
                 reference = baseline.generate(ids, max_new_tokens, end) if plain else None
                 made = [decoder.generate(ids, max_new_tokens, end) for decoder in decoders]
-            except ValueError as error:
-                raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
             for growth, out, generation in zip(growths, answers, made, strict=True):
                 out.append(_answer(prompt, growth, generation, reference))
             best = reference or made[0]
@@ -67,6 +73,14 @@ def benchmark(
             tokens = sum(len(generation.ids) for generation in made) + (len(reference.ids) if reference else 0)
             on_turn(Turn(tokens, ids is None))
     return answers
+
+
+@contextlib.contextmanager
+def _named(prompt: Prompt) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
 
 
 def _answer(prompt: Prompt, growth: Growth, made: Generation, plain: Generation | None) -> Answer:

@@ -17,7 +17,7 @@ class Answer(NamedTuple):
     accepted: tuple[int, ...]
     """Accepted drafts per target pass, the bonus token excluded."""
     drafted: tuple[int, ...]
-    """Longest path that could have been accepted, per target pass: the depth of the draft; same length."""
+    """Longest path that the growth can propose, per target pass; same length. A tree's best nodes may be shallower."""
     seconds: float
     plain_seconds: float
     """0 where plain decoding was not measured."""

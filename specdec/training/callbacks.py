@@ -87,7 +87,10 @@ class RunRecord(pl.Callback):
         self.directory, self.config, self.record = directory, config, record
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``config.yaml`` and ``provenance.json``."""
-        if trainer.is_global_zero:
-            write_text(self.directory / "config.yaml", self.config)
-            write_json(self.directory / "provenance.json", self.record)
+        """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed."""
+        if not trainer.is_global_zero:
+            return
+        times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
+        mark = f".{times}" if times else ""
+        write_text(self.directory / f"config{mark}.yaml", self.config)
+        write_json(self.directory / f"provenance{mark}.json", self.record)

@@ -1,5 +1,6 @@
 """Checkpoints that are whole or absent, wherever the temporary folder lies."""
 
+import pickle
 from typing import Any
 
 import torch
@@ -29,3 +30,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 if isinstance(error.__context__, OSError):  # torch hides the full disk behind its own complaint
                     raise error.__context__ from error
                 raise
+
+    def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint.
+
+        Raises:
+            ValueError: it is damaged, cut off, or holds more than tensors and plain data.
+        """
+        try:
+            return super().load_checkpoint(path, *args, **kwargs)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ValueError(f"{path}: damaged, or no checkpoint of specdec ({reason}); use an earlier one") from error
