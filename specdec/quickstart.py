@@ -24,7 +24,7 @@ from specdec.fit import run as fit
 log = logging.getLogger(__name__)
 
 CONFIG = "conf/quickstart.yaml"
-GROWTHS = ("chain:depth=5", "tree:depth=7,top_k=4,nodes=20")
+GROWTHS = ("chain:depth=5", "tree:depth=6,top_k=2,nodes=12")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 64, 128
 
 

@@ -51,7 +51,7 @@ class EmbeddedConfig:
     max_position_embeddings: int = 2048
     seq_len: int = 256
     batch_size: int = 8
-    tokens: int = 660_000
+    tokens: int = 780_000
     lr: float = 3e-3
     lr_rest: float = 1e-2
     warmup: float = 0.03
