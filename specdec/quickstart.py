@@ -16,7 +16,7 @@ from specdec.embedded.build import embedded_target, read_record
 from specdec.embedded.config import EmbeddedConfig, native_precision
 from specdec.embedded.data import held_out_prompts
 from specdec.embedded.source import TargetSource
-from specdec.evaluation.command import evaluate
+from specdec.evaluation.command import FILES, evaluate
 from specdec.evaluation.report import print_results
 from specdec.files import read_json, write_json, write_text
 from specdec.fit import run as fit
@@ -69,6 +69,8 @@ def quickstart(out: Path, seed: int) -> int:
         metrics = read_json(out / "metrics.json")
         print_results(metrics, console)
     else:
+        for name in FILES:  # of an evaluation that was cut off
+            (out / name).unlink(missing_ok=True)
         metrics = evaluate(
             TargetSource(), out / "drafter", [prompts], GROWTHS, out, max_new_tokens=NEW_TOKENS, command=commands[2]
         )

@@ -24,6 +24,7 @@ from specdec.evaluation.report import print_results, summary, write_metrics, wri
 from specdec.provenance import provenance
 
 PLOT = "report.png"
+FILES = ("metrics.json", "report.md", PLOT)
 TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1, greedy"
 
 
@@ -96,7 +97,7 @@ def evaluate(
     Raises:
         ValueError: something given is wrong; nothing is written then.
     """
-    for name in ("metrics.json", "report.md", PLOT):
+    for name in FILES:
         if (out / name).exists():
             raise ValueError(f"{out / name} exists already and is never overwritten: choose another --out")
     chosen = [parse_growth(text) for text in growths]
@@ -136,9 +137,9 @@ def evaluate(
         },
         "provenance": provenance(command),
     }
-    write_metrics(out, results, **context)
     metrics = {"results": results, **context}
     plot(metrics, out / PLOT)
     write_report(out, metrics, PLOT)
-    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 130))
+    write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
+    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
     return metrics

@@ -184,18 +184,23 @@ class DrafterModule(pl.LightningModule):
         assert isinstance(metric, UnrollMetrics)
         return metric
 
-    def _run(self, batch: Batch, stage: str) -> Tensor:
+    def _run(self, batch: Batch, stage: str, measure: bool = True) -> Tensor:
         assert self.drafter is not None
         teacher = teach(self.target, self.drafter, batch)
-        out = objective(self.drafter, batch, teacher, self.loss, self.ttt_steps, self.step_decay, self.in_vocab)
-        self._metric(stage).update(out.counts)
+        out = objective(
+            self.drafter, batch, teacher, self.loss, self.ttt_steps, self.step_decay, self.in_vocab, measure
+        )
+        if out.counts is not None:
+            self._metric(stage).update(out.counts)
         return out.loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One unrolled loss; figures are measured on the steps that are logged."""
-        loss = self._run(batch, "train")
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = every > 0 and (self.global_step + 1) % every == 0
+        loss = self._run(batch, "train", measure=logged)
         self.log("train/loss", loss, prog_bar=True)
-        if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        if logged:
             self._report("train")
         return loss
 

@@ -40,7 +40,7 @@ class Objective(NamedTuple):
     """Scalar loss and what it was made of."""
 
     loss: Tensor
-    counts: Counts
+    counts: Counts | None  # None where nobody asked for it
 
 
 def teach(target: Target, drafter: Drafter, batch: Batch) -> Teacher:
@@ -53,12 +53,20 @@ def teach(target: Target, drafter: Drafter, batch: Batch) -> Teacher:
 
 
 def objective(
-    drafter: Drafter, batch: Batch, teacher: Teacher, loss: Loss, steps: int, decay: float, in_vocab: bool = True
+    drafter: Drafter,
+    batch: Batch,
+    teacher: Teacher,
+    loss: Loss,
+    steps: int,
+    decay: float,
+    in_vocab: bool = True,
+    measure: bool = True,
 ) -> Objective:
     """The unrolled loss: the mean over its rows at each step, weighted ``decay**k`` normalised.
 
     Args:
         in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
+        measure: count for the metrics too, which costs several passes over the logits.
 
     A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
     """
@@ -80,6 +88,8 @@ def objective(
         used_R = known_BT[at_B, from_T] if in_vocab else torch.ones_like(reached_R)
         loss_R = loss(logits_RD, teacher_RD) * used_R
         total = total + step_weights(steps, decay)[k] * loss_R.sum() / used_R.sum().clamp(min=1)
+        if not measure:
+            continue
         with torch.no_grad():
             hit_R = drafter.vocab.to_target(logits_RD.argmax(-1)) == best_BT[at_B, from_T]
             law_RD = (teacher_RD - log_total_BT[at_B, from_T, None]).exp()
@@ -100,5 +110,7 @@ def objective(
                     (overlap_R * reached_R).sum(),
                 ]
             )
+    if not measure:
+        return Objective(total, None)
     columns = zip(*rows, strict=True)
     return Objective(total, Counts(*(torch.stack([x.detach().double() for x in column]) for column in columns)))
