@@ -18,4 +18,9 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
 def short(message: str) -> str:
     """The first sentences of a long parser message, on one line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if "Errors:" in lines:  # of every type that an argument could have been: the reasons, not the list of types
+        reasons = lines[lines.index("Errors:") + 1 :]
+        end = next((i for i, line in enumerate(reasons) if line.startswith("Given value")), len(reasons))
+        kept = [line for line in reasons[:end] if not line.endswith("<class 'NoneType'>")]
+        return " ".join([lines[0], *kept])
     return " ".join(lines[:3])

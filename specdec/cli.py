@@ -61,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
             f"specdec {argv[0]}: error: {error.filename or 'disk or network'}: {error.strerror or error}\n"
         )
         return 2
+    except SystemExit as error:
+        if type(error).__name__ == "SIGTERMException":  # Lightning's, which carries no exit status
+            return 128 + signal.SIGTERM
+        raise
     except KeyboardInterrupt:
         sys.stderr.write(f"specdec {argv[0]}: interrupted\n")
         return 128 + signal.SIGINT

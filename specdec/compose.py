@@ -91,6 +91,13 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def _parsed(value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:  # a glob such as *.txt is text
+        return value
+
+
 def _overlay(tree: DictConfig, overrides: list[tuple[str, str]]) -> None:
     for key, value in overrides:
         parts = key.rstrip("+").split(".")
@@ -99,7 +106,7 @@ def _overlay(tree: DictConfig, overrides: list[tuple[str, str]]) -> None:
             node = OmegaConf.select(tree, prefix, throw_on_resolution_failure=False)
             if node is not None and not OmegaConf.is_config(node):
                 OmegaConf.update(tree, prefix, {"class_path": node})
-        OmegaConf.update(tree, key.rstrip("+"), yaml.safe_load(value), merge=True, force_add=True)
+        OmegaConf.update(tree, key.rstrip("+"), _parsed(value), merge=True, force_add=True)
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -128,8 +135,6 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         resolved = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"an override is not valid YAML: {error}") from error
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}, rest
 

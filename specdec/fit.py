@@ -135,6 +135,8 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
     def note(signum: int, frame: object) -> None:
         nonlocal terminated
         terminated = True
+        if signal.getsignal(signal.SIGTERM) is note:  # Lightning does not listen yet: there is nothing to save
+            raise SystemExit
 
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
@@ -155,8 +157,8 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                     seed_everything_default=0,
                     auto_configure_optimizers=False,
                     load_from_checkpoint_support=False,
-                    trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5},
-                    parser_kwargs={"exit_on_error": False} | {name: {"exit_on_error": False} for name in SUBCOMMANDS},
+                    trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
+                    parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
                     args=[subcommand, *files, *rest],
                 )
         except ArgumentError as error:
@@ -183,6 +185,7 @@ KNOWN_WARNINGS = (
     "The dirpath has changed from",  # a resumed run whose directory was moved
     "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )
+PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 

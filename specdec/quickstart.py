@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: the run directory belongs to something else, or a step cannot be done.
     """
-    parser = ArgumentParser(prog="specdec quickstart", description=__doc__, exit_on_error=False)
+    parser = ArgumentParser(prog="specdec quickstart", description=__doc__, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--out", type=str | None, default=None, help="run directory; by default runs/quickstart")
     parser.add_argument("--seed", type=int, default=0, help="of the drafter's training")
     args = parse(parser, argv)

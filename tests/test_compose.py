@@ -43,6 +43,10 @@ def test_a_part_chosen_by_name_can_take_arguments(tmp_path: Path) -> None:
     assert compose(["--config", file, "--data.init_args.seq_len", "64"])[0]["n"] == 64
 
 
+def test_a_glob_is_text() -> None:
+    assert compose(["--data.train", "*.txt"])[1] == ["--data.train=*.txt"]
+
+
 def test_flags_pass_through(tmp_path: Path) -> None:
     assert compose(["--print_config", "--model.compile", "true"])[1] == ["--print_config", "--model.compile=true"]
 

@@ -161,6 +161,11 @@ def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixt
     ("override", "message"),
     [
         (["--model.drafter.hidden_size", "16"], "train_embed"),
+        (["--data.seq_len", "300"], "256 positions"),
+        (["--data.batch_size", "0"], "batch_size"),
+        (["--trainer.max_step", "3"], "max_step"),
+        (["--data.trian", "x"], "trian"),
+        (["--model.drafter.norms.output", "false"], "PostNorm"),
         (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps"),
         (["--model.drafter.aux_layers", "[1, 9]"], "boundaries 0 to 7"),
         (["--model.drafter.aux_layers", "[3, 3]"], "strictly increasing"),
@@ -185,6 +190,18 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert message in error[-1]
     assert error[-1].startswith("specdec fit: error: ")
     assert not out.exists()
+
+
+def test_a_run_stopped_before_its_first_step_says_so(base: list[str], tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; import specdec.training.module as m; from specdec.cli import main\n"
+        "m.DrafterModule.configure_model = lambda self: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "fit", *base, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -38,6 +38,8 @@ class TokenData(pl.LightningDataModule):
         super().__init__()
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
+        if batch_size < 1 or num_workers < 0:
+            raise ValueError(f"batch_size is {batch_size}, num_workers {num_workers}: at least 1 and 0 are needed")
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
         self._splits: Splits | None = None
 

@@ -43,6 +43,11 @@ class DrafterSpec:
     hidden_size: int | Literal["target"] = "target"
     intermediate_size: int | Literal["target"] = "target"
 
+    def __post_init__(self) -> None:
+        """Refuse what no target can make legal, before one is loaded."""
+        for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
+            axis.check(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from specdec.drafter.config import DrafterConfig
+    from specdec.drafter.config import DrafterConfig, DrafterSpec
     from specdec.drafter.norms import NormTable
 
 
@@ -28,7 +28,7 @@ class Entry:
         """Width of the first attention's input."""
         raise TypeError(f"{type(self).__name__} must say how wide it is")
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """Raise ValueError for a config this entry cannot serve."""
 
     def build(self, config: "DrafterConfig") -> nn.Module:
@@ -52,7 +52,7 @@ class Wide(Entry):
         """Twice the hidden width."""
         return 2 * hidden_size
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The input norms of a wide entry are those on its two halves."""
         if config.norms.input:
             raise ValueError("norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden")
@@ -85,7 +85,7 @@ class Narrow(Entry):
         """The hidden width."""
         return hidden_size
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The residual path starts at the projection, so it cannot start at the normalised feature."""
         if config.norms.residual != "raw":
             raise ValueError(

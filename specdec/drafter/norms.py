@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specdec.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
-    from specdec.drafter.config import DrafterConfig
+    from specdec.drafter.config import DrafterConfig, DrafterSpec
 
 
 class NormEach(nn.ModuleList):
@@ -74,7 +74,7 @@ class Norms:
         if self.residual not in ("raw", "normed"):
             raise ValueError(f"norms.residual must be raw or normed, not {self.residual!r}")
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """Raise ValueError for a placement that has no meaning with the other axes."""
         if self.aux != "none" and not config.fusion.mixes:
             raise ValueError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from specdec.drafter.config import DrafterConfig
+    from specdec.drafter.config import DrafterConfig, DrafterSpec
 
 
 class Recurrence:
@@ -18,7 +18,7 @@ class Recurrence:
     The logits are always the head of the normed state; a recurrence only chooses what returns.
     """
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """Raise ValueError for a config this recurrence cannot serve."""
 
     def build(self, config: "DrafterConfig") -> nn.Module:
@@ -55,7 +55,7 @@ class PreNorm(Recurrence):
 class PostNorm(Recurrence):
     """EAGLE-3.1's ``norm_output``: feed the normalised output back (https://arxiv.org/abs/2605.09992)."""
 
-    def check(self, config: "DrafterConfig") -> None:
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """There must be a norm to come after."""
         if not config.norms.output:
             raise ValueError("recurrence PostNorm needs norms.output=true: there is no norm to feed back from")

@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
         prog="specdec pretrain",
         description="Train a small Llama on the Python standard library's sources, with no download.",
         exit_on_error=False,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", action="config", help="YAML file with any of the arguments below")
     parser.add_argument("--out", type=Path | None, default=None, help="copy the model here (default: the cache)")

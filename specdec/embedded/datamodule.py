@@ -17,6 +17,11 @@ class EmbeddedData(TokenData):
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """Rows of the training and of the held-out files."""
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise ValueError(
+                "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
+                "choose --data TextData or ChatData"
+            )
         files = corpus(EmbeddedConfig().seed)
         return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
 

@@ -30,10 +30,12 @@ class TargetSource:
             from specdec.embedded.build import embedded_target
 
             source = str(embedded_target())
-        return Target.load(
+        target = Target.load(
             source,
             revision=self.revision,
             dtype=self.dtype,
             device=device,
             trust_remote_code=self.trust_remote_code,
         )
+        target.source = self.source  # the name, not where this machine caches it
+        return target

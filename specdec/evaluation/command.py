@@ -1,8 +1,10 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
+import contextlib
 import datetime
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specdec.arguments import parse
 from specdec.compose import runs_folder
-from specdec.decoding import parse_growth
-from specdec.drafter import load
+from specdec.decoding import Growth, parse_growth
+from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.benchmark import Turn, benchmark
 from specdec.evaluation.plot import plot
-from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.record import Answer
 from specdec.evaluation.report import print_results, summary, write_metrics, write_report
+from specdec.files import staged
 from specdec.provenance import provenance
+from specdec.target import Target
+
+log = logging.getLogger(__name__)
 
 PLOT = "report.png"
 FILES = ("metrics.json", "report.md", PLOT)
@@ -30,7 +37,7 @@ TIMED = "the whole call of each decoder: prompt, drafting, verification and host
 
 def parser() -> ArgumentParser:
     """The command's arguments."""
-    out = ArgumentParser(prog="specdec evaluate", description=__doc__, exit_on_error=False)
+    out = ArgumentParser(prog="specdec evaluate", description=__doc__, exit_on_error=False, allow_abbrev=False)
     out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
     out.add_argument("--target", type=TargetSource, default=TargetSource())
     out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
@@ -104,7 +111,66 @@ def evaluate(
     prompts = load_prompts(prompt_files, limit)
     drafter = load(drafter_directory)
     target = source.load(device)
+    target.prove()
+    trained_for, found = drafter.config.target.get("fingerprint"), target.identity["fingerprint"]
+    if trained_for != found:
+        log.warning(
+            "this drafter was trained for another target (%s) of the same shape", drafter.config.target["source"]
+        )
     drafter.to(device=device, dtype=target.dtype)
+    with _whole(out):
+        answers = _decode(target, drafter, chosen, prompts, max_new_tokens, system, plain)
+        results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
+        context = {
+            "target": dict(target.identity),
+            "drafter": {"directory": str(drafter_directory), **drafter.config.to_json()},
+            "settings": {
+                **asdict(source),
+                "prompts": [str(path) for path in prompt_files],
+                "max_new_tokens": max_new_tokens,
+                "system": system,
+                "device": device,
+                "acceptance": "greedy",
+                "drafter_made_for_this_target": trained_for == found,
+                "seconds_cover": TIMED,
+                "torch_threads": torch.get_num_threads(),
+            },
+            "provenance": provenance(command),
+        }
+        metrics = {"results": results, **context}
+        plot(metrics, out / PLOT)
+        write_report(out, metrics, PLOT)
+        write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
+    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
+    return metrics
+
+
+@contextlib.contextmanager
+def _whole(out: Path) -> Iterator[None]:
+    """Refuse a place that cannot be written before anything is decoded, and leave nothing half-done in it."""
+    try:
+        with staged(out / FILES[0]) as probe:
+            probe.write_text("{}")
+        (out / FILES[0]).unlink()
+        yield
+    except BaseException:
+        for name in FILES:
+            (out / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            out.rmdir()  # if it is empty
+        raise
+
+
+def _decode(
+    target: Target,
+    drafter: Drafter,
+    growths: Sequence[Growth],
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    system: str | None,
+    plain: bool,
+) -> list[list[Answer]]:
+    """The benchmark under a progress bar."""
     console = Console(stderr=True)
     columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("prompts, {task.fields[rate]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
@@ -118,28 +184,4 @@ def evaluate(
             rate = f"{made / elapsed:,.0f} tokens/s" if elapsed else ""
             progress.update(task, advance=int(turn.last), rate=rate)
 
-        answers = benchmark(
-            target, drafter, chosen, prompts, max_new_tokens, system=system, plain=plain, on_turn=on_turn
-        )
-    results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
-    context = {
-        "target": dict(target.identity),
-        "drafter": {"directory": str(drafter_directory), **drafter.config.to_json()},
-        "settings": {
-            **asdict(source),
-            "prompts": [str(path) for path in prompt_files],
-            "max_new_tokens": max_new_tokens,
-            "system": system,
-            "device": device,
-            "acceptance": "greedy",
-            "seconds_cover": TIMED,
-            "torch_threads": torch.get_num_threads(),
-        },
-        "provenance": provenance(command),
-    }
-    metrics = {"results": results, **context}
-    plot(metrics, out / PLOT)
-    write_report(out, metrics, PLOT)
-    write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
-    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
-    return metrics
+        return benchmark(target, drafter, growths, prompts, max_new_tokens, system=system, plain=plain, on_turn=on_turn)

@@ -13,17 +13,19 @@ _INCIDENTAL = {"_name_or_path", "transformers_version", "architectures", "dtype"
 
 
 def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal, of a configuration and of tensors: names, shapes, dtypes and values.
+    """SHA-256, in hexadecimal, of a configuration and of tensors: names, shapes and values, these in bfloat16.
 
-    Of the values it hashes ``SAMPLES`` evenly spaced ones, and the exact sum of all their bit patterns. The sum runs
-    at memory speed on any device and does not depend on the order of addition; it changes with any single value,
-    while the samples tell permutations and rearrangements apart. This is a check against mistakes, not forgery.
+    So a model loaded in float32 and in bfloat16 is one model. Of the values it hashes ``SAMPLES`` evenly spaced
+    ones, and the exact sum of all their bit patterns. The sum runs at memory speed on any device and does not depend
+    on the order of addition; it changes with any single value, while the samples tell permutations and
+    rearrangements apart. This is a check against mistakes, not forgery.
     """
     digest = hashlib.sha256(json.dumps(_essence(config), sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
         if tensor.numel():
-            bits = _bits(tensor.detach())
+            values = tensor.detach()
+            bits = _bits(values.to(torch.bfloat16) if values.is_floating_point() else values)
             places = torch.linspace(0, bits.numel() - 1, min(SAMPLES, bits.numel()), dtype=torch.float64)
             sample = bits[places.long().to(bits.device)]
             digest.update(sample.cpu().numpy().tobytes())

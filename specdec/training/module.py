@@ -104,6 +104,10 @@ class DrafterModule(pl.LightningModule):
             identity=target.identity,
         )
         data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+        if data.seq_len > target.config.max_position_embeddings:
+            raise ValueError(
+                f"data.seq_len {data.seq_len} exceeds the target's {target.config.max_position_embeddings} positions"
+            )
         counts_V = data.supervised_counts(config.vocab_size)
         ids_D = choose(counts_V, config.draft_vocab_size, target.eos_token_ids)
         drafter = Drafter(config, ids_D)
@@ -200,7 +204,7 @@ class DrafterModule(pl.LightningModule):
         logged = every > 0 and (self.global_step + 1) % every == 0
         loss = self._run(batch, "train", measure=logged)
         self.log("train/loss", loss, prog_bar=True)
-        if logged:
+        if logged and (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
             self._report("train")
         return loss
 

@@ -1,0 +1,98 @@
+"""``specdec evaluate``, from the command line to the files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.cli import main
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
+from specdec.target import Target
+
+
+@pytest.fixture
+def drafter_directory(target_directory: Path, tmp_path: Path) -> Path:
+    """A random drafter for the tiny target."""
+    target = Target.load(target_directory)
+    config = DrafterConfig.for_target(
+        DrafterSpec(draft_vocab_size="all"),
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=target.num_layers,
+        identity=target.identity,
+    )
+    return save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
+
+
+@pytest.fixture
+def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "p.txt").write_text("def add(a, b):\ndef add_3(\n")
+    return [
+        "evaluate", "--target", str(target_directory), "--drafter", str(drafter_directory),
+        "--prompts", str(tmp_path / "p.txt"), "--growth", "chain:depth=2", "--max_new_tokens", "6",
+    ]  # fmt: skip
+
+
+def test_it_writes_metrics_report_and_picture(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([*arguments, "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png"}
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["results"][0]["identical_outputs"] == 2
+    assert metrics["settings"]["drafter_made_for_this_target"] is True
+
+
+def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([*arguments, "--out", str(out)]) == 0
+    before = (out / "metrics.json").read_bytes()
+    assert main([*arguments, "--out", str(out)]) == 2
+    assert (out / "metrics.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [(["--max_new_tokens", "999"], "positions"), (["--system", "Be brief."], "system"), (["--limit", "0"], "limit")],
+)
+def test_wrong_input_leaves_nothing(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
+) -> None:
+    out = tmp_path / "out"
+    assert main([*arguments, *extra, "--out", str(out)]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_first(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("decoded in vain")
+
+    monkeypatch.setattr("specdec.evaluation.command.benchmark", never)
+    (tmp_path / "file").write_text("")
+    assert main([*arguments, "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "not a directory" in capsys.readouterr().err.lower()
+
+
+def test_a_full_disk_leaves_nothing(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise ValueError("report.md: no space left on the device")
+
+    monkeypatch.setattr("specdec.evaluation.command.write_report", full)
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    assert "no space left" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_of_another_target_is_said(
+    arguments: list[str], drafter_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((drafter_directory / "config.json").read_text())
+    config["drafter"]["target"]["fingerprint"] = "other"
+    (drafter_directory / "config.json").write_text(json.dumps(config))
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "another target" in caplog.text
