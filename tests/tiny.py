@@ -100,8 +100,8 @@ def all_specs() -> Iterator[DrafterSpec]:
         (1, 2),
     ):
         norms = Norms(aux, embed, hidden, inputs, residual, output)  # type: ignore[arg-type]
-        spec = DrafterSpec(fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers)
         try:
+            spec = DrafterSpec(fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers)
             tiny_config(spec)
         except ValueError:
             continue
