@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CONFIG = "conf/quickstart.yaml"
 GROWTHS = ("chain:depth=5", "tree:depth=6,top_k=2,nodes=12")
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 64, 128
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 18, 64, 128
 
 
 def main(argv: list[str]) -> int:
