@@ -5,6 +5,7 @@ silently keep the old figure. Here the references are replaced first, against ev
 plain files.
 """
 
+import datetime
 import os
 import re
 from collections.abc import Iterator
@@ -142,3 +143,9 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
 def runs_folder() -> Path:
     """Where run directories go by default: ``$SPECDEC_RUNS`` or ``runs`` in the working folder."""
     return Path(os.environ.get("SPECDEC_RUNS", "runs"))
+
+
+def new_run(kind: str) -> Path:
+    """A run directory named after what is run and the present second (UTC); it is not made yet."""
+    stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return runs_folder() / f"{kind}-{stamp}"

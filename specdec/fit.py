@@ -1,7 +1,6 @@
 """``specdec fit | validate | test``: LightningCLI with run directories that are never overwritten."""
 
 import contextlib
-import datetime
 import logging
 import shutil
 import signal
@@ -20,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from specdec.arguments import short
-from specdec.compose import compose, runs_folder
+from specdec.compose import compose, new_run
 from specdec.data import TokenData
 from specdec.embedded.progress import progress
 from specdec.provenance import provenance
@@ -72,8 +71,7 @@ class DrafterCLI(LightningCLI):
             config.trainer.max_epochs = 1  # Lightning's own default is a thousand
         resumed = config.get("ckpt_path")
         if config.out is None:
-            stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
-            config.out = str(runs_folder() / f"fit-{stamp}")
+            config.out = str(new_run("fit"))
         out = Path(config.out)
         taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
         if taken and not self.claimed and not _inside(resumed, out):

@@ -1,7 +1,6 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
 import contextlib
-import datetime
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdec.arguments import parse
-from specdec.compose import runs_folder
+from specdec.compose import new_run
 from specdec.decoding import Growth, parse_growth
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
@@ -59,8 +58,7 @@ def main(argv: list[str]) -> int:
         ValueError: an argument, a file or the pair of drafter and target is wrong.
     """
     args = parse(parser(), _shorthand(argv))
-    stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    out = Path(args.out) if args.out else runs_folder() / f"evaluate-{stamp}"
+    out = Path(args.out) if args.out else new_run("evaluate")
     evaluate(
         args.target,
         Path(args.drafter),
