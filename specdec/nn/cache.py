@@ -3,11 +3,14 @@
 Legend: B batch, h query heads, g key heads, T new nodes, S key slots, d head width.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from specdec.nn.unroll import Keys, UnrollKernel
 
 
 class KVCache(Protocol):
@@ -63,28 +66,42 @@ class UnrollCache:
 
     Step 0 attends under the mask; at every later step, node t attends to the step-0 keys that the mask gives it
     and to its own keys of steps 1..k, and to nobody else's. The (k+1)T wide mask is never built.
+
+    Args:
+        kernel: how; all kernels give the same numbers.
     """
 
-    def __init__(self) -> None:
-        self._blocks: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    def __init__(self, kernel: UnrollKernel) -> None:
+        self.kernel = kernel
+        self._layers: list[list[Keys]] = []  # by layer, then by step
 
     def attend(
         self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_T: Tensor | None
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
-        blocks = self._blocks.setdefault(layer, [])
-        blocks.append((k_BgTd, v_BgTd))
-        if len(blocks) == 1:
-            return attend(q_BhTd, k_BgTd, v_BgTd, mask_B1TS)
-        B, h, T, d = q_BhTd.shape
-        g = k_BgTd.shape[1]
-        q_BgrTd = q_BhTd.reshape(B, g, h // g, T, d) * d**-0.5
-        first_k, first_v = (x[:, :, None] for x in blocks[0])
-        own_k_BgKTd = torch.stack([k for k, _ in blocks[1:]], dim=2)
-        own_v_BgKTd = torch.stack([v for _, v in blocks[1:]], dim=2)
-        causal_BgrTT = (q_BgrTd @ first_k.mT).masked_fill(~mask_B1TS[:, :, None], float("-inf"))
-        own_BgrTK = torch.einsum("bgrtd,bgktd->bgrtk", q_BgrTd, own_k_BgKTd)
-        scores = torch.cat([causal_BgrTT, own_BgrTK], dim=-1)
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q_BhTd.dtype)
-        out = weights[..., :T] @ first_v + torch.einsum("bgrtk,bgktd->bgrtd", weights[..., T:], own_v_BgKTd)
-        return out.reshape(B, h, T, d)
+        if layer == len(self._layers):
+            self._layers.append([])
+        self._layers[layer].append(Keys(k_BgTd, v_BgTd))
+        return self.kernel(q_BhTd, self._layers[layer], mask_B1TS)
+
+    def flat(self) -> list[Tensor]:
+        """Every key and value, step by step, layer by layer."""
+        return [x for step in zip(*self._layers, strict=True) for keys in step for x in keys]
+
+    def last(self) -> list[Tensor]:
+        """Those of the last step, layer by layer."""
+        return [x for steps in self._layers for x in steps[-1]]
+
+    def append(self, flat: Sequence[Tensor]) -> None:
+        """Add one step, as :meth:`last` gives it."""
+        for layer, keys in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+            if layer == len(self._layers):
+                self._layers.append([])
+            self._layers[layer].append(Keys(*keys))
+
+    def holding(self, flat: Sequence[Tensor]) -> "UnrollCache":
+        """A cache of the same shape with the keys of :meth:`flat`."""
+        cache, each = UnrollCache(self.kernel), 2 * len(self._layers)
+        for start in range(0, len(flat), each or 1):
+            cache.append(flat[start : start + each])
+        return cache

@@ -101,9 +101,9 @@ class Rope(nn.Module):
         return angles.cos() * self.factor, angles.sin() * self.factor
 
 
-def rotate(x_BhTd: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the first channels of ``x`` by the tables of :meth:`Rope.tables`."""
-    cos, sin = (table.to(x_BhTd.dtype) for table in tables)
+def turn(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first channels of ``x`` by the tables of :meth:`Rope.tables`; by ``-sin`` it is the gradient."""
+    cos, sin = cos.to(x_BhTd.dtype), sin.to(x_BhTd.dtype)
     width = cos.shape[-1]
     turned, rest = x_BhTd[..., :width], x_BhTd[..., width:]
     low, high = turned.chunk(2, dim=-1)

@@ -79,3 +79,12 @@ class View(NamedTuple):
         device = prefix.device if isinstance(prefix, Tensor) else torch.device("cpu")
         seen_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return cls.append(prefix, seen_TT, torch.arange(length, device=device), capacity, cache)
+
+    def within(self, window: int) -> Self:
+        """The same nodes, each seeing of its keys only those at the last ``window`` positions, its own included.
+
+        This is Mistral's convention (https://arxiv.org/abs/2310.06825): a node at position p sees keys at positions
+        above ``p - window``. Nothing comes into sight that was not in it.
+        """
+        distance_BTS = self.positions_BT[:, :, None] - self.key_positions_BS[:, None, :]
+        return self._replace(mask_B1TS=self.mask_B1TS & (distance_BTS < window)[:, None])

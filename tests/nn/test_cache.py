@@ -4,6 +4,7 @@ Legend: B batch, h query heads, g key heads, T nodes, S keys, d head width, K st
 """
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.nn.cache import StaticCache, UnrollCache, attend
+from specdec.nn.flex import Merged
+from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.nn.view import View
 from tests.nn.trees import Tree, sight, trees
 
@@ -104,9 +107,28 @@ def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
     return torch.cat([mask_BTT, *[torch.eye(T, dtype=torch.bool).expand(B, T, T)] * k], dim=-1)
 
 
+def plain_block(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
+    """What flex attention gives: output and log-sum-exp, both with gradients."""
+    k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgTd, v_BgTd))
+    scores = (q_BhTd @ k.mT / math.sqrt(d)).masked_fill(~mask_B1TT, float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+KERNELS = {
+    "dense": Dense,
+    "blocked-whole": Blocked,
+    "blocked-2": lambda: Blocked(2),
+    "blocked-1": lambda: Blocked(1),
+    "merged": lambda: Merged(plain_block),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize(("h", "g"), [(4, 2), (2, 2), (3, 1)])
 @pytest.mark.parametrize("documents", [[[0] * 5], [[0, 0, 1, 1, 1], [0, 1, 1, -1, -1]]], ids=["whole", "packed"])
-def test_unroll_cache_equals_the_dense_oracle(h: int, g: int, documents: list[list[int]]) -> None:
+def test_every_kernel_equals_the_dense_oracle(
+    h: int, g: int, documents: list[list[int]], kernel: Callable[[], UnrollKernel]
+) -> None:
     """Forward and backward, every step, two layers in turns."""
     K, B, T = 4, len(documents), 5
     mask_BTT = View.packed(torch.tensor(documents)).mask_B1TS[:, 0]
@@ -122,7 +144,7 @@ def test_unroll_cache_equals_the_dense_oracle(h: int, g: int, documents: list[li
         ]
 
     ours, dense = leaves(), leaves()
-    cache = UnrollCache()
+    cache = UnrollCache(kernel())
     loss_ours = loss_dense = torch.zeros((), dtype=torch.float64)
     for k in range(K):
         for layer in range(2):
@@ -142,12 +164,13 @@ def test_unroll_cache_equals_the_dense_oracle(h: int, g: int, documents: list[li
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-def test_unroll_cache_keeps_the_queries_dtype() -> None:
+@pytest.mark.parametrize("kernel", [Dense, Blocked])
+def test_unroll_cache_keeps_the_queries_dtype(kernel: Callable[[], UnrollKernel]) -> None:
     """In bfloat16 too the weights sum to one: the average of three hundred equal values is that value."""
     T = 300
     view = View.packed(torch.zeros(1, T, dtype=torch.int64))
     q = torch.zeros(1, 1, T, d, dtype=torch.bfloat16)
-    cache = UnrollCache()
+    cache = UnrollCache(kernel())
     for _ in range(2):
         out = cache.attend(0, q, q, torch.ones_like(q), view.mask_B1TS, None)
     assert out.dtype == torch.bfloat16

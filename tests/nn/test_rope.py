@@ -25,7 +25,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
-from specdec.nn.rope import Rope, frequencies, rope_parameters, rotate
+from specdec.nn.rope import Rope, frequencies, rope_parameters, turn
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e4}
@@ -189,25 +189,42 @@ def test_blocks_that_cannot_be_used_are_refused(rope: dict[str, Any], message: s
     assert "\n" not in str(caught.value)
 
 
-def test_rotate_is_transformers_rotation() -> None:
+def test_turn_is_transformers_rotation() -> None:
     _, module = CASES["llama"]()
     torch.manual_seed(0)
     q, k = torch.randn(2, 3, 5, 16), torch.randn(2, 1, 5, 16)
     positions = torch.randint(0, 100, (2, 5))
     cos, sin = module(q, positions)
     ours = Rope({"rope_type": "default", "rope_theta": 1e4}, 16, 128).tables(positions)
-    for got, want in zip((rotate(q, ours), rotate(k, ours)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+    for got, want in zip((turn(q, *ours), turn(k, *ours)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
-def test_rotate_leaves_the_rest_and_the_dtype() -> None:
+def test_turn_leaves_the_rest_and_the_dtype() -> None:
     rope = Rope({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 16, 128)
     x = torch.randn(1, 2, 5, 16, dtype=torch.float64)
-    turned = rotate(x, rope.tables(torch.arange(5)[None] + 1))
+    turned = turn(x, *rope.tables(torch.arange(5)[None] + 1))
     assert turned.dtype == torch.float64
     assert torch.equal(turned[..., 8:], x[..., 8:]) and not bool((turned[..., :8] == x[..., :8]).any())
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
-    assert rotate(x.bfloat16(), rope.tables(torch.arange(5)[None])).dtype == torch.bfloat16
+    assert turn(x.bfloat16(), *rope.tables(torch.arange(5)[None])).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("partial", [1.0, 0.5])
+def test_turning_by_the_negative_sine_is_the_way_back_and_the_gradient(partial: float) -> None:
+    """A rotation's transpose is its inverse; where tables carry a factor, its square remains."""
+    rope = Rope({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}, 16, 128)
+    rope.factor = 1.5
+    cos, sin = rope.tables(torch.arange(5)[None] + 1)
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(1, 2, 5, 16, dtype=torch.float64, generator=generator) for _ in range(2))
+    width, back = cos.shape[-1], turn(turn(x, cos, sin), cos, -sin)
+    assert width == 16 * partial
+    torch.testing.assert_close(back[..., :width], 1.5**2 * x[..., :width], rtol=0, atol=1e-6)  # float32 tables
+    assert torch.equal(back[..., width:], x[..., width:])
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad((turn(leaf, cos, sin) * grad).sum(), leaf)
+    torch.testing.assert_close(turn(grad, cos, -sin), wanted, rtol=0, atol=1e-15)
 
 
 def test_nothing_of_it_is_saved() -> None:

@@ -79,3 +79,57 @@ def test_the_cache_travels_along() -> None:
     documents = torch.zeros(1, 3, dtype=torch.int64)
     assert View.packed(documents, cache).cache is cache  # type: ignore[arg-type]
     assert View.chain(1, 2, 4, cache).cache is cache  # type: ignore[arg-type]
+
+
+def sees(view: View, window: int) -> list[list[list[int]]]:
+    """Columns that every node of every row should see within a window, one by one."""
+    return [
+        [
+            [
+                column
+                for column, key in enumerate(view.key_positions_BS[b].tolist())
+                if bool(view.mask_B1TS[b, 0, t, column]) and key > int(view.positions_BT[b, t]) - window
+            ]
+            for t in range(view.positions_BT.shape[1])
+        ]
+        for b in range(view.positions_BT.shape[0])
+    ]
+
+
+def check_within(view: View, window: int) -> None:
+    narrow = view.within(window)
+    assert [[row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.mask_B1TS] == sees(view, window)
+    assert narrow.mask_B1TS.shape == view.mask_B1TS.shape
+    for name in ("positions_BT", "key_positions_BS", "slots_T", "cache"):
+        assert getattr(narrow, name) is getattr(view, name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(packings(), st.integers(1, 6), st.integers(0, 3))
+def test_within_counts_the_node_itself_in_packed_rows(rows: list[list[int]], window: int, step: int) -> None:
+    """Also at later steps of the unroll, whose nodes have moved on while their keys stand."""
+    view = View.packed(torch.tensor(rows))
+    check_within(view._replace(positions_BT=view.positions_BT + step), window)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees(), st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.data())
+def test_within_only_narrows_in_a_cache(tree: Tree, prefix: int, spare: int, window: int, data: st.DataObject) -> None:
+    """Slots that nobody has written lie ahead of every node; distance alone would let them in."""
+    drafted = len(tree.parents)
+    new = data.draw(st.integers(1, drafted))
+    seen_TQ, depth_Q = sight(tree)[drafted - new :], torch.tensor(tree.depths)
+    view = View.append(prefix, seen_TQ, depth_Q, prefix + drafted + spare, object())  # type: ignore[arg-type]
+    check_within(view, window)
+    for row, node in enumerate(range(drafted - new, drafted)):
+        depth = tree.depths[node]
+        kept = {i for i in range(prefix) if i > prefix + depth - window}
+        kept |= {prefix + seen for seen in tree.ancestors(node) if tree.depths[seen] > depth - window}
+        assert set(view.within(window).mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == kept
+
+
+def test_within_a_window_of_three() -> None:
+    mask = View.packed(torch.tensor([[0] * 5 + [1]])).within(3).mask_B1TS[0, 0]
+    assert mask[4].tolist() == [False, False, True, True, True, False]
+    assert mask[1].tolist() == [True, True] + [False] * 4
+    assert mask[5].tolist() == [False] * 5 + [True]

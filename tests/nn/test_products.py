@@ -1,0 +1,95 @@
+"""The faster of two libraries, if it is as exact."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from specdec.nn import products
+from specdec.nn.products import fast_products
+
+
+@pytest.fixture(autouse=True)
+def highest() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    products._choose.cache_clear()
+    yield
+    products._choose.cache_clear()
+    torch.set_float32_matmul_precision(before)
+
+
+def seconds(plain: float, switched: float) -> Callable[[], float]:
+    """A clock that knows which setting is on."""
+    return lambda: plain if torch.get_float32_matmul_precision() == "highest" else switched
+
+
+@pytest.mark.parametrize(
+    ("exact", "switched", "name", "setting"),
+    [
+        (True, 0.5, "oneDNN", "medium"),
+        (True, 0.9, "torch's default", "highest"),  # hardly faster
+        (True, 2.0, "torch's default", "highest"),
+        (False, 0.1, "torch's default", "highest"),  # fast because it rounds
+    ],
+)
+def test_taken_if_exact_and_faster(
+    monkeypatch: pytest.MonkeyPatch, exact: bool, switched: float, name: str, setting: str
+) -> None:
+    monkeypatch.setattr(products, "_exact", lambda: exact)
+    monkeypatch.setattr(products, "_seconds", seconds(1.0, switched))
+    with fast_products() as said:
+        assert said == name and torch.get_float32_matmul_precision() == setting
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_the_setting_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_exact", lambda: True)
+    monkeypatch.setattr(products, "_seconds", seconds(1.0, 0.5))
+
+    def fail() -> None:
+        assert torch.get_float32_matmul_precision() == "medium"
+        raise KeyError
+
+    with pytest.raises(KeyError), fast_products():
+        fail()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+    def broken() -> bool:
+        raise KeyError
+
+    monkeypatch.setattr(products, "_exact", broken)
+    products._choose.cache_clear()
+    with pytest.raises(KeyError), fast_products():
+        pass
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("choice", ["high", "medium"])
+def test_the_users_own_setting_stands(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    monkeypatch.setattr(products, "_seconds", lambda: pytest.fail("nothing to measure"))
+    torch.set_float32_matmul_precision(choice)
+    with fast_products() as said:
+        assert choice in said and torch.get_float32_matmul_precision() == choice
+    assert torch.get_float32_matmul_precision() == choice
+
+
+def test_the_probe_tells_a_lossy_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of numbers rounded to bfloat16, or to TF32's ten bits, are found out; float32's own are not."""
+    assert products._exact()
+    plain = torch.Tensor.__matmul__
+
+    def rounded(bits: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        def cut(x: torch.Tensor) -> torch.Tensor:
+            return (x.view(torch.int32) >> (23 - bits) << (23 - bits)).view(torch.float32)
+
+        return lambda a, b: plain(cut(a), cut(b)) if a.dtype == torch.float32 else plain(a, b)
+
+    for bits in (7, 10):
+        monkeypatch.setattr(torch.Tensor, "__matmul__", rounded(bits))
+        assert not products._exact()
+
+
+def test_inside_products_are_as_exact_as_outside() -> None:
+    with fast_products():
+        assert products._exact()
