@@ -21,6 +21,7 @@ from transformers import (
 
 from specdec.drafter import Drafter, DrafterSpec, Narrow
 from specdec.target import Target
+from tests.published import fill, published
 from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, tiny_config
 
 WINDOW = 5
@@ -103,19 +104,20 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     drafter = Drafter(config, ids).double().requires_grad_(False)
     for name, parameter in drafter.named_parameters():
         parameter.fill_(1 if "norm" in name else 0)
-    drafter.embed_tokens.weight.copy_(target.embedding_weight())
-    drafter.lm_head.weight.copy_(target.head_weight()[ids])
+    w = {name: weight.clone() for name, weight in published(drafter).items()}
+    w["embed_tokens.weight"] = target.embedding_weight()
+    w["lm_head.weight"] = target.head_weight()[ids]
     eye = torch.eye(HIDDEN, dtype=torch.float64)
     if isinstance(spec.entry, Narrow):
-        drafter.entry.fc.weight[:, :HIDDEN] = eye
-        return drafter
-    attention = drafter.layers.layers[0].attention
-    attention.q_proj.weight[:, 0] = attention.k_proj.weight[:, 0] = sharpness
-    attention.v_proj.weight[:] = torch.cat([eye, -eye], dim=1)[:RANK]
-    width = config.head_dim
-    per_group = config.num_attention_heads // config.num_key_value_heads * width
-    for channel in range(RANK):
-        attention.o_proj.weight[channel, channel // width * per_group + channel % width] = 1
+        w["entry.fc.weight"][:, :HIDDEN] = eye
+    else:
+        at, width = "layers.layers.0.attention", config.head_dim
+        w[f"{at}.q_proj.weight"][:, 0] = w[f"{at}.k_proj.weight"][:, 0] = sharpness
+        w[f"{at}.v_proj.weight"] = torch.cat([eye, -eye], dim=1)[:RANK]
+        per_group = config.num_attention_heads // config.num_key_value_heads * width
+        for channel in range(RANK):
+            w[f"{at}.o_proj.weight"][channel, channel // width * per_group + channel % width] = 1
+    fill(drafter, w)
     return drafter
 
 
@@ -123,8 +125,10 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
 def disturb(drafter: Drafter, level: float, seed: int = 0) -> Drafter:
     """Noise on every matrix but the embedding, in place: the feature, the context and the depth come into play."""
     generator = torch.Generator().manual_seed(seed)
-    for name, parameter in drafter.named_parameters():
-        if parameter.ndim > 1 and "embed_tokens" not in name:
-            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            parameter.add_(noise, alpha=level * (1.0 if "lm_head" in name else parameter.shape[1] ** -0.5))
+    w = published(drafter)
+    for name, weight in w.items():
+        if weight.ndim > 1 and "embed_tokens" not in name:
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            w[name] = weight + level * (1.0 if "lm_head" in name else weight.shape[1] ** -0.5) * noise
+    fill(drafter, w)
     return drafter

@@ -1,6 +1,7 @@
 """Tiny drafters and targets that the tests share."""
 
 import contextlib
+import dataclasses
 import itertools
 import resource
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from specdec.drafter import (
     Norms,
     PostNorm,
     PreNorm,
+    WeightedSum,
     Wide,
 )
 from specdec.target import Target
@@ -85,8 +87,28 @@ def presets() -> dict[str, DrafterSpec]:
     }
 
 
+def variants() -> dict[str, DrafterSpec]:
+    """The other shipped designs, each EAGLE-3 or 3.1 but for a word; sizes cut down."""
+    each, concat = Norms(aux="each"), Norms(aux="concat")
+    small = {"draft_vocab_size": 40}
+    return {
+        "nvidia": DrafterSpec(norms=concat, recurrence=PreNorm(), **small),
+        "speculators": DrafterSpec(norms=dataclasses.replace(concat, residual="normed"), **small),
+        "qwen3": DrafterSpec(norms=dataclasses.replace(each, query_key=True), **small),
+        "weighted_sum": DrafterSpec(WeightedSum(), **small),
+        "two_layer": DrafterSpec(num_layers=2, **small),
+        "sliding_window": DrafterSpec(attention_window=16, **small),
+        "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
+    }
+
+
 def all_specs() -> Iterator[DrafterSpec]:
-    """Every legal combination of the axes."""
+    """Every legal combination of fusion, entry, norms, recurrence and one or two layers, then the further variants."""
+    yield from _product()
+    yield from _further()
+
+
+def _product() -> Iterator[DrafterSpec]:
     for fusion, entry, aux, embed, hidden, inputs, residual, output, recurrence, layers in itertools.product(
         (LastLayer(), Concat()),
         (Narrow(), Wide()),
@@ -102,6 +124,32 @@ def all_specs() -> Iterator[DrafterSpec]:
         norms = Norms(aux, embed, hidden, inputs, residual, output)  # type: ignore[arg-type]
         try:
             spec = DrafterSpec(fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers)
+            tiny_config(spec)
+        except ValueError:
+            continue
+        yield spec
+
+
+def _further() -> Iterator[DrafterSpec]:
+    """Fusion by weights, norms on queries and keys, and windows, each crossed with the axes that it meets."""
+    for fusion, entry, aux, query_key, window, recurrence, layers in itertools.product(
+        (LastLayer(), Concat(), WeightedSum()),
+        (Narrow(), Wide()),
+        ("none", "each", "concat"),
+        (False, True),
+        ("full", 16),
+        (PreNorm(), PostNorm()),
+        (1, 2),
+    ):
+        if isinstance(fusion, LastLayer | Concat) and not query_key and window == "full":
+            continue  # in the product
+        if window != "full" and aux != ("none" if isinstance(fusion, LastLayer) else "each"):
+            continue  # a window does not touch the fusion
+        norms = Norms(aux, query_key=query_key)  # type: ignore[arg-type]
+        try:
+            spec = DrafterSpec(
+                fusion, entry, norms, recurrence, draft_vocab_size=40, num_layers=layers, attention_window=window
+            )
             tiny_config(spec)
         except ValueError:
             continue

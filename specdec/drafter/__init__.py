@@ -2,12 +2,14 @@
 
 from specdec.drafter.config import DrafterConfig, DrafterSpec
 from specdec.drafter.drafter import Drafter, Step
-from specdec.drafter.entry import Entry, Narrow, Wide
+from specdec.drafter.dry_run import dry_run
+from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer
 from specdec.drafter.io import load, save
 from specdec.drafter.norms import Norms
 from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
 from specdec.drafter.vocab import DraftVocab, choose
+from specdec.drafter.weighted_sum import WeightedSum
 
 __all__ = [
     "Concat",
@@ -15,7 +17,9 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "DrafterSpec",
+    "Entered",
     "Entry",
+    "EntryModule",
     "Fusion",
     "LastLayer",
     "Narrow",
@@ -24,8 +28,10 @@ __all__ = [
     "PreNorm",
     "Recurrence",
     "Step",
+    "WeightedSum",
     "Wide",
     "choose",
+    "dry_run",
     "load",
     "save",
 ]

@@ -1,7 +1,7 @@
 """The description of a drafter: what the user chose, and what it became for one target."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -12,7 +12,38 @@ from specdec.drafter.parts import describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.rope import frequencies, rope_parameters
 
+SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
+
 AXES: dict[str, type] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
+
+
+def _check_sizes(owner: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_window(window: int | str) -> None:
+    if window != "full" and (not isinstance(window, int) or window < SMALLEST_WINDOW):
+        raise ValueError(
+            f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window}: a node always sees its own "
+            "keys of the earlier unroll steps, which a smaller window would hide in decoding"
+        )
+
+
+def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
+    """``last`` is the target's last boundary, where it is known."""
+    given = list(layers)
+    if not given:
+        raise ValueError("aux_layers [] taps nothing: name at least one boundary of the target, or set default")
+    if given != sorted(set(given)):
+        raise ValueError(
+            f"aux_layers {given} must be strictly increasing, each boundary once: set {sorted(set(given))}"
+        )
+    if given[0] < 0 or (last is not None and given[-1] > last):
+        reach = "upwards" if last is None else f"to {last}"
+        raise ValueError(f"aux_layers {given}: the target has boundaries 0 {reach}; leave out what lies outside")
 
 
 @dataclass(frozen=True)
@@ -30,6 +61,7 @@ class DrafterSpec:
         num_layers: decoder layers of the drafter.
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
+        attention_window: positions back that a node attends to, itself included, or the ``full`` text.
     """
 
     fusion: Fusion = field(default_factory=Concat)
@@ -42,9 +74,20 @@ class DrafterSpec:
     num_layers: int = 1
     hidden_size: int | Literal["target"] = "target"
     intermediate_size: int | Literal["target"] = "target"
+    attention_window: int | Literal["full"] = "full"
 
     def __post_init__(self) -> None:
         """Refuse what no target can make legal, before one is loaded."""
+        for name, base in AXES.items():
+            if type(getattr(self, name)) is base:
+                raise ValueError(
+                    f"drafter.{name}={base.__name__} is the base of this axis, no part: choose one of its own"
+                )
+        names = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
+        _check_sizes(self, *(name for name in names if not isinstance(getattr(self, name), str)))
+        _check_window(self.attention_window)
+        if self.aux_layers != "default":
+            _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
             axis.check(self)
 
@@ -55,6 +98,7 @@ class DrafterConfig:
 
     Args:
         aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
+        attention_window: positions back that a node attends to, itself included, or ``full``.
         rope: the target's rope block, verbatim; see :func:`specdec.nn.rope.rope_parameters`.
         target: the identity of the target it was built for.
 
@@ -76,6 +120,7 @@ class DrafterConfig:
     head_dim: int
     vocab_size: int
     draft_vocab_size: int
+    attention_window: int | Literal["full"]
     rms_norm_eps: float
     rope: Mapping[str, Any]
     max_position_embeddings: int
@@ -84,9 +129,10 @@ class DrafterConfig:
     target: Mapping[str, str | int | None]
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _check_sizes(
+            self, "num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
+        )
+        _check_window(self.attention_window)
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r}")
         if self.head_dim < 2 or self.head_dim % 2:
@@ -98,11 +144,7 @@ class DrafterConfig:
                 f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
                 f"{self.num_key_value_heads}"
             )
-        layers = list(self.aux_layers)
-        if not layers or layers != sorted(set(layers)):
-            raise ValueError(f"aux_layers must be strictly increasing boundaries, at least one: {layers}")
-        if layers[0] < 0 or layers[-1] > self.num_target_layers:
-            raise ValueError(f"aux_layers {layers}: the target has boundaries 0 to {self.num_target_layers}")
+        _check_boundaries(self.aux_layers, self.num_target_layers)
         if not 1 <= self.draft_vocab_size <= self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
         if self.head == "target" and self.draft_vocab_size != self.vocab_size:
@@ -156,6 +198,7 @@ class DrafterConfig:
             head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
             vocab_size=vocab_size,
             draft_vocab_size=wanted,
+            attention_window=spec.attention_window,
             # families without RMSNorm name no such epsilon
             rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),
             rope=rope_parameters(hf_config),

@@ -42,7 +42,7 @@ class Drafter(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norms = config.norms.build(config)  # every site exists; unused ones are the identity
         self.fusion = config.fusion.build(config)  # (B, T, N, H_target) -> (B, T, H)
-        self.entry = config.entry.build(config)  # embedding, feature -> first layer's input and residual
+        self.entry = config.entry.build(config)  # token, feature -> first layer's input and residual
         self.layers = Layers(config)
         self.recurrence = config.recurrence.build(config)  # out, normed -> next feature
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -56,6 +56,14 @@ class Drafter(nn.Module):
         """The target's states at ``config.aux_layers``, (B, T, N, H_target), as features (B, T, H)."""
         return self.fusion(self.norms.aux(aux_BTNH))
 
+    def read(self, ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the first layer needs of the tokens alone, (B, T, anything).
+
+        Args:
+            dtype: the features'; under autocast the embedding table is wider.
+        """
+        return self.entry.read(self.norms.embed(self.embed_tokens(ids_BT).to(dtype)))
+
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         """Advance every node by one token.
 
@@ -64,8 +72,12 @@ class Drafter(nn.Module):
             h_BTH: features, from :meth:`fuse` or from the step before.
             view: whom each node sees.
         """
-        e_BTH, f_BTH = self.norms.embed(self.embed_tokens(ids_BT)), self.norms.hidden(h_BTH)
-        out_BTH = self.layers(self.entry(e_BTH, f_BTH, h_BTH, self.norms), view)
+        return self.advance(self.read(ids_BT, h_BTH.dtype), h_BTH, view)
+
+    def advance(self, read: Tensor, h_BTH: Tensor, view: View) -> Step:
+        """:meth:`step` with tokens that were read before: training reads each once and shifts it from step to step."""
+        entered = self.entry(read, self.norms.hidden(h_BTH), h_BTH, self.norms)
+        out_BTH = self.layers(entered, view)
         normed_BTH = self.norms.output(out_BTH)
         return Step(self.recurrence(out_BTH, normed_BTH), normed_BTH)
 

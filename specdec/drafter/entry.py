@@ -1,12 +1,11 @@
 """How the token embedding meets the feature at the drafter's first layer.
 
-Legend: B batch, T nodes, H hidden.
+Legend: B batch, T nodes, H hidden, W = (query heads + 2 key heads) x head width.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -17,62 +16,81 @@ if TYPE_CHECKING:
 class Entered(NamedTuple):
     """What the first layer receives."""
 
-    block_BTW: Tensor  # the attention's input, H or 2H wide
+    block_BTH: Tensor  # the attention's input
+    beside_BTW: Tensor | None  # what goes into its queries, keys and values beside that; W their width together
     residual_BTH: Tensor  # where the residual path starts
 
 
-class Entry:
-    """Base of the entry axis: a frozen spec that builds ``(e, f, h, norms) -> Entered``."""
+class EntryModule(nn.Module):
+    """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
 
-    def width(self, hidden_size: int) -> int:
-        """Width of the first attention's input."""
-        raise TypeError(f"{type(self).__name__} must say how wide it is")
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """What the block needs of the normalised embedding, (B, T, anything)."""
+        raise TypeError(f"{type(self).__name__} must say what it reads of a token")
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """``read`` from :meth:`read`, ``f`` the normalised feature, ``h`` the feature as it came."""
+        raise TypeError(f"{type(self).__name__} must say what the first layer receives")
+
+
+class Entry:
+    """Base of the entry axis: a frozen spec that builds an :class:`EntryModule`."""
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """Raise ValueError for a config this entry cannot serve."""
 
-    def build(self, config: "DrafterConfig") -> nn.Module:
+    def build(self, config: "DrafterConfig") -> EntryModule:
         """The module."""
         raise TypeError(f"{type(self).__name__} must build a module")
 
 
-class WideEntry(nn.Module):
-    """Embedding and feature side by side into the first layer's q, k and v."""
+class WideEntry(EntryModule):
+    """Embedding and feature side by side: a matrix of its own takes the embedding into queries, keys and values."""
 
-    def forward(self, e_BTH: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
-        """``e`` normalised embedding, ``f`` normalised feature, ``h`` feature as it came."""
-        return Entered(torch.cat([e_BTH, f_BTH], dim=-1), norms.residual(h_BTH, f_BTH))
+    def __init__(self, config: "DrafterConfig") -> None:
+        super().__init__()
+        heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        self.token_qkv_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=False)
+
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """The embedding's share of queries, keys and values, (B, T, W)."""
+        return self.token_qkv_proj(e_BTH)
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """The feature goes through the attention's own matrix."""
+        return Entered(f_BTH, read, norms.residual(h_BTH, f_BTH))
 
 
 @dataclass(frozen=True)
 class Wide(Entry):
-    """EAGLE-3 (https://arxiv.org/abs/2503.01840), as its code has it: q, k and v read 2H channels."""
-
-    def width(self, hidden_size: int) -> int:
-        """Twice the hidden width."""
-        return 2 * hidden_size
+    """EAGLE-3 (https://arxiv.org/abs/2503.01840), as its code has it: q, k and v read ``[e; f]``, 2H channels."""
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The input norms of a wide entry are those on its two halves."""
         if config.norms.input:
             raise ValueError("norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden")
 
-    def build(self, config: "DrafterConfig") -> nn.Module:
-        """No parameters."""
-        return WideEntry()
+    def build(self, config: "DrafterConfig") -> EntryModule:
+        """One linear layer, the embedding's half."""
+        return WideEntry(config)
 
 
-class NarrowEntry(nn.Module):
+class NarrowEntry(EntryModule):
     """Project embedding and feature to one width before the block."""
 
     def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
-        self.fc = nn.Linear(2 * width, width, bias=bias)
+        self.token_fc = nn.Linear(width, width, bias=False)
+        self.feature_fc = nn.Linear(width, width, bias=bias)
 
-    def forward(self, e_BTH: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
-        """``e`` normalised embedding, ``f`` normalised feature, ``h`` feature as it came."""
-        merged_BTH = self.fc(torch.cat([e_BTH, f_BTH], dim=-1))
-        return Entered(norms.input(merged_BTH), merged_BTH)
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """The embedding's share of the projection, (B, T, H)."""
+        return self.token_fc(e_BTH)
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """Both shares together are the block's input and the start of the residual path."""
+        merged_BTH = read + self.feature_fc(f_BTH)
+        return Entered(norms.input(merged_BTH), None, merged_BTH)
 
 
 @dataclass(frozen=True)
@@ -81,10 +99,6 @@ class Narrow(Entry):
 
     bias: bool = True
 
-    def width(self, hidden_size: int) -> int:
-        """The hidden width."""
-        return hidden_size
-
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The residual path starts at the projection, so it cannot start at the normalised feature."""
         if config.norms.residual != "raw":
@@ -92,6 +106,6 @@ class Narrow(Entry):
                 "norms.residual=normed belongs to entry Wide; after entry Narrow the residual starts at its projection"
             )
 
-    def build(self, config: "DrafterConfig") -> nn.Module:
-        """One linear layer."""
+    def build(self, config: "DrafterConfig") -> EntryModule:
+        """Two linear layers, one for each half."""
         return NarrowEntry(config.hidden_size, self.bias)

@@ -60,6 +60,21 @@ class LastLayer(Fusion):
         return nn.Flatten(2)
 
 
+def published_layers(num_target_layers: int) -> tuple[int, ...]:
+    """EAGLE-3's three boundaries (https://arxiv.org/abs/2503.01840): 2, L // 2 and L - 3.
+
+    Raises:
+        ValueError: the target is too shallow for three that increase.
+    """
+    layers = (2, num_target_layers // 2, num_target_layers - 3)
+    if not 0 <= layers[0] < layers[1] < layers[2]:
+        raise ValueError(
+            f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
+            f"(they would be {list(layers)}): set aux_layers"
+        )
+    return layers
+
+
 class ConcatFusion(nn.Module):
     """Concatenate the states and project them to the drafter's width."""
 
@@ -77,15 +92,9 @@ class Concat(Fusion):
     """EAGLE-3's fusion (https://arxiv.org/abs/2503.01840): low, middle and high states through one linear layer."""
 
     def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The published three: 2, L // 2 and L - 3."""
-        layers = (2, num_target_layers // 2, num_target_layers - 3)
-        if not 0 <= layers[0] < layers[1] < layers[2]:
-            raise ValueError(
-                f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
-                f"(they would be {list(layers)}): set aux_layers"
-            )
-        return layers
+        """The published three."""
+        return published_layers(num_target_layers)
 
     def build(self, config: "DrafterConfig") -> nn.Module:
-        """One linear layer without bias."""
+        """One linear layer without bias, for one state too."""
         return ConcatFusion(len(config.aux_layers) * config.target_hidden_size, config.hidden_size)

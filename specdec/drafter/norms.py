@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from specdec.nn.attention import NormHeads
 from specdec.nn.norm import RMSNorm
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Norms:
         input: on the block's input after a narrow entry has merged embedding and feature.
         residual: where the residual path starts, the ``raw`` or the ``normed`` feature.
         output: before the head.
+        query_key: on the queries and keys of every head in every layer, before they are rotated (Qwen3,
+            https://arxiv.org/abs/2505.09388).
     """
 
     aux: Literal["none", "each", "concat"] = "none"
@@ -67,6 +70,7 @@ class Norms:
     input: bool = False
     residual: Literal["raw", "normed"] = "raw"
     output: bool = True
+    query_key: bool = False
 
     def __post_init__(self) -> None:
         if self.aux not in ("none", "each", "concat"):
@@ -79,18 +83,25 @@ class Norms:
         if self.aux != "none" and not config.fusion.mixes:
             raise ValueError(
                 f"norms.aux={self.aux} normalises states before they are mixed; fusion "
-                f"{type(config.fusion).__name__} mixes nothing: use fusion Concat or norms.aux=none"
+                f"{type(config.fusion).__name__} mixes nothing: use fusion Concat or WeightedSum, or norms.aux=none"
             )
         if self.residual == "normed" and not self.hidden:
             raise ValueError("norms.residual=normed needs norms.hidden=true: there is no normalised feature without it")
 
     def build(self, config: "DrafterConfig") -> "NormTable":
-        """Every site as a module."""
+        """Every site outside the layers as a module."""
         return NormTable(self, config)
+
+    def build_heads(self, config: "DrafterConfig") -> nn.Module:
+        """The norm on the heads of one layer, or the identity."""
+        if not self.query_key:
+            return nn.Identity()
+        q_norm, k_norm = (RMSNorm(config.head_dim, config.rms_norm_eps) for _ in range(2))
+        return NormHeads(q_norm, k_norm, config.num_attention_heads, config.num_key_value_heads)
 
 
 class NormTable(nn.Module):
-    """Every site as a module; an unused one is the identity."""
+    """Every site outside the layers as a module; an unused one is the identity."""
 
     def __init__(self, norms: Norms, config: "DrafterConfig") -> None:
         super().__init__()

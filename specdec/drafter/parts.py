@@ -4,12 +4,20 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from specdec.imports import FLAG, ensure
+
 Part = TypeVar("Part")
 
 
 def describe(part: Any) -> dict[str, Any]:
-    """A frozen spec as JSON-able data, in the spelling that configs use."""
+    """A frozen spec as JSON-able data, in the spelling that configs use.
+
+    Raises:
+        ValueError: its class is no dataclass, so that its arguments are not known.
+    """
     cls = type(part)
+    if not dataclasses.is_dataclass(cls):
+        raise ValueError(f"{cls.__name__} cannot be stored: decorate it with @dataclass(frozen=True)")
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": dataclasses.asdict(part)}
 
 
@@ -21,21 +29,28 @@ def _known(base: type[Part]) -> Iterator[type[Part]]:
 
 
 def revive(base: type[Part], data: Any, where: str) -> Part:
-    """The spec that ``data`` describes. Nothing is imported: only classes already loaded are considered.
+    """The spec that ``data`` describes. Of modules that are not loaded only allowed ones are; see ``specdec.imports``.
 
     Raises:
-        ValueError: not a part, an unknown class, or arguments that it does not take.
+        ValueError: not a part, an unknown class, one that may not be imported, or arguments that it does not take.
     """
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
         raise ValueError(f"{where}: expected class_path and init_args, found {data!r}")
-    for cls in _known(base):
-        if f"{cls.__module__}.{cls.__qualname__}" == data["class_path"]:
-            fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-            given = data["init_args"]
-            if not isinstance(given, dict) or set(given) != fields:
-                raise ValueError(f"{where}: {cls.__name__} takes {sorted(fields)}, found {given!r}")
-            return cls(**given)
-    raise ValueError(
-        f"{where}: {data['class_path']!r} is no {base.__name__} that is loaded here; if it is your own, import its "
-        "module before loading the drafter"
-    )
+    path, given = data["class_path"], data["init_args"]
+    cls = _find(base, path)
+    if cls is None:
+        ensure(str(path))
+        cls = _find(base, path)
+    if cls is None:
+        raise ValueError(
+            f"{where}: {path!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
+            f"or name it with {FLAG}"
+        )
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if not isinstance(given, dict) or set(given) != fields:
+        raise ValueError(f"{where}: {cls.__name__} takes {sorted(fields)}, found {given!r}")
+    return cls(**given)
+
+
+def _find(base: type[Part], path: Any) -> type[Part] | None:
+    return next((cls for cls in _known(base) if f"{cls.__module__}.{cls.__qualname__}" == path), None)

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,11 @@ from specdec.drafter import (
     Norms,
     PostNorm,
     PreNorm,
+    WeightedSum,
     Wide,
 )
 from specdec.nn.view import View
-from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets
+from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, variants
 
 target_config = cache(llama_config)
 
@@ -56,7 +57,7 @@ def grid() -> Iterator[dict[str, Any]]:
         vocab,
         width,
     ) in itertools.product(
-        (LastLayer(), Concat()),
+        (LastLayer(), Concat(), WeightedSum()),
         (Narrow(), Narrow(bias=False), Wide()),
         ("none", "each", "concat"),
         (False, True),
@@ -116,7 +117,8 @@ def test_every_combination_is_refused_for_its_reason_or_legal() -> None:
         assert "\n" not in message
         heard |= named
     narrow, wide = 2 * (2 * 2 * 2) * 3, 2 * 3 * 3  # with and without bias; embed, hidden and input; output and feedback
-    assert legal == (narrow + wide) * (3 * 5 + 1 * 3)  # norms.aux, times head, vocabulary and width; Concat, LastLayer
+    mixing, last = 2 * 3 * 5, 1 * 3  # fusions that mix by norms.aux, or LastLayer; by head, vocabulary and width
+    assert legal == (narrow + wide) * (mixing + last)
     assert len(heard) == 8
 
 
@@ -142,11 +144,16 @@ def test_every_legal_combination_builds_and_runs() -> None:
         ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
         ({"num_key_value_heads": 0}, "num_key_value_heads must be at least 1"),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple of num_key_value_heads 3"),
-        ({"aux_layers": ()}, r"at least one: \[\]"),
-        ({"aux_layers": (4, 2)}, r"strictly increasing boundaries, at least one: \[4, 2\]"),
-        ({"aux_layers": (2, 2, 3)}, "strictly increasing"),
-        ({"aux_layers": (-1, 2)}, "the target has boundaries 0 to 7"),
-        ({"aux_layers": (2, 8)}, "the target has boundaries 0 to 7"),
+        ({"aux_layers": ()}, r"^aux_layers \[\] taps nothing: name at least one boundary of the target, or set def"),
+        ({"aux_layers": (4, 2)}, r"^aux_layers \[4, 2\] must be strictly increasing, .*: set \[2, 4\]$"),
+        ({"aux_layers": (2, 2, 3)}, r"^aux_layers \[2, 2, 3\] must be strictly increasing, .*: set \[2, 3\]$"),
+        ({"aux_layers": (-1, 2)}, r"^aux_layers \[-1, 2\]: the target has boundaries 0 to 7; leave out what lies"),
+        ({"aux_layers": (2, 8)}, r"^aux_layers \[2, 8\]: the target has boundaries 0 to 7; leave out what lies"),
+        ({"attention_window": 15}, "^attention_window must be full or at least 16, not 15: a node always sees its own"),
+        ({"attention_window": 0}, "must be full or at least 16, not 0"),
+        ({"attention_window": True}, "must be full or at least 16, not True"),
+        ({"attention_window": "all"}, "must be full or at least 16, not all"),
+        ({"attention_window": 32.5}, r"must be full or at least 16, not 32\.5"),
         ({"draft_vocab_size": 0}, r"draft_vocab_size 0 must lie in 1\.\.61"),
         ({"draft_vocab_size": 62}, r"draft_vocab_size 62 must lie in 1\.\.61"),
         ({"rope": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
@@ -161,6 +168,61 @@ def test_dimensions_that_cannot_be(changes: dict[str, Any], message: str) -> Non
         dataclasses.replace(build(DrafterSpec()), **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "^num_layers must be at least 1, not 0$"),
+        ({"hidden_size": 0}, "^hidden_size must be at least 1, not 0$"),
+        ({"intermediate_size": -4}, "^intermediate_size must be at least 1, not -4$"),
+        ({"draft_vocab_size": 0}, "^draft_vocab_size must be at least 1, not 0$"),
+        ({"aux_layers": []}, r"^aux_layers \[\] taps nothing"),
+        ({"aux_layers": [3, 3]}, r"^aux_layers \[3, 3\] must be strictly increasing"),
+        ({"aux_layers": [-1]}, r"^aux_layers \[-1\]: the target has boundaries 0 upwards; leave out"),
+        ({"attention_window": 8}, "^attention_window must be full or at least 16, not 8"),
+    ],
+    ids=str,
+)
+def test_what_no_target_makes_legal_is_refused_before_one_is_loaded(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DrafterSpec(**changes)
+
+
+def bare(**sites: Any) -> Norms:
+    return Norms(**{"embed": False, "hidden": False, "output": False, **sites})
+
+
+@pytest.mark.parametrize(
+    ("design", "message"),
+    [
+        (lambda: DrafterSpec(norms=Norms(aux="both")), "norms.aux must be none, each or concat, not 'both'"),  # type: ignore[arg-type]
+        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="each")), "use fusion Concat or WeightedSum, or norms.aux="),
+        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="concat")), "norms.aux=concat normalises states before they"),
+        (lambda: DrafterSpec(norms=bare(), recurrence=PostNorm()), "recurrence PostNorm needs norms.output=true"),
+        (lambda: DrafterSpec(head="target", draft_vocab_size=40), "head=target covers the whole vocabulary: set draft"),
+        (
+            lambda: DrafterSpec(head="target", draft_vocab_size="all", hidden_size=24),
+            "head=target reads states of width 32, the drafter has 24",
+        ),
+        (
+            lambda: DrafterSpec(LastLayer(), norms=Norms(), hidden_size=24),
+            "fusion LastLayer keeps the target's width 32; hidden_size 24 needs a projection: use fusion Concat",
+        ),
+        (lambda: DrafterSpec(entry=Wide(), norms=Norms(input=True)), "norms.input belongs to entry Narrow"),
+        (lambda: DrafterSpec(norms=Norms(hidden=False, residual="normed")), "residual=normed needs norms.hidden=true"),
+        (lambda: DrafterSpec(entry=Narrow(), norms=Norms(residual="normed")), "residual=normed belongs to entry Wide"),
+    ],
+    ids=["1", "2each", "2concat", "4", "6vocabulary", "6width", "7", "8", "residual", "residual narrow"],
+)
+def test_each_rule_has_one_clear_error(design: Callable[[], DrafterSpec], message: str) -> None:
+    """Numbered as the validity rules are; 3, 5 and 9 are training's, 10 is the exporters'.
+
+    Both aux norms at once (1), and both entries at once (8), cannot even be written: each axis is one choice.
+    """
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        build(design())
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("layers", [(0,), (7,), (0, 7), (0, 1, 2, 3, 4, 5, 6, 7)])
 def test_every_boundary_can_be_tapped(layers: tuple[int, ...]) -> None:
     assert build(DrafterSpec(aux_layers=list(layers))).aux_layers == layers
@@ -171,6 +233,7 @@ def test_the_defaults_are_eagle_3_1() -> None:
     assert config.fusion == Concat() and config.entry == Wide() and config.recurrence == PostNorm()
     assert config.norms == Norms(aux="each", embed=True, hidden=True, input=False, residual="raw", output=True)
     assert config.aux_layers == (2, 3, 4) and config.head == "own" and not config.aux_final_norm
+    assert config.attention_window == "full" and not config.norms.query_key
     assert build(presets()["eagle1"]).aux_final_norm
 
 
@@ -243,6 +306,8 @@ def test_json_loses_nothing() -> None:
         if not objections(design):
             config = build(DrafterSpec(**design))
             assert round_trip(config) == config
+    for spec in variants().values():
+        assert round_trip(build(spec)) == build(spec)
     for hf_config, _ in HF.values():
         config = build(DrafterSpec(), hf_config, layers=20)
         assert round_trip(config) == config
@@ -258,7 +323,8 @@ def test_json_names_every_field() -> None:
     config = build(DrafterSpec())
     assert set(config.to_json()) == {field.name for field in dataclasses.fields(DrafterConfig)}
     assert config.to_json()["entry"] == {"class_path": "specdec.drafter.entry.Wide", "init_args": {}}
-    assert set(config.to_json()["norms"]) == {"aux", "embed", "hidden", "input", "residual", "output"}
+    assert set(config.to_json()["norms"]) == {"aux", "embed", "hidden", "input", "residual", "output", "query_key"}
+    assert config.to_json()["attention_window"] == "full"
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(DrafterConfig)])
@@ -300,8 +366,11 @@ def test_illegal_values_are_refused(changes: dict[str, Any], message: str) -> No
     [
         {"head": "mine"},
         {"norms": {}},
-        {"norms": {"aux": "some", "embed": True, "hidden": True, "input": False, "residual": "raw", "output": True}},
-        {"norms": {"aux": "none", "embed": True, "hidden": True, "input": False, "residual": "any", "output": True}},
+        {"norms": vars(Norms()) | {"aux": "some"}},
+        {"norms": vars(Norms()) | {"residual": "any"}},
+        {"norms": {name: value for name, value in vars(Norms()).items() if name != "query_key"}},
+        {"attention_window": None},
+        {"attention_window": 8},
         {"entry": {"class_path": "specdec.drafter.entry.Wide", "init_args": None}},
         {"head_dim": 0},
         {"head_dim": 13},

@@ -10,7 +10,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from specdec.drafter import Concat, Drafter, DrafterConfig, DrafterSpec, Norms, PostNorm, PreNorm, Wide
 from specdec.nn.view import View
-from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, tiny_config, tiny_drafter, tiny_target
+from tests.published import published
+from tests.tiny import (
+    HIDDEN,
+    LAYERS,
+    VOCAB,
+    llama_config,
+    presets,
+    tiny_config,
+    tiny_drafter,
+    tiny_target,
+)
 
 T = 5
 VIEW = View.packed(torch.zeros(1, T, dtype=torch.int64))
@@ -35,7 +45,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def formula(drafter: Drafter, ids: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """One EAGLE-3 step over a causal sequence as the paper's code writes it: out and normed out."""
-    w = dict(drafter.named_parameters())
+    w = published(drafter)
     eps, config = drafter.config.rms_norm_eps, drafter.config
     e = rms(w["embed_tokens.weight"][ids], w["norms.embed.weight"], eps)
     f = rms(h, w["norms.hidden.weight"], eps)
@@ -160,21 +170,34 @@ def test_eagle1_for_a_7b_target_has_the_published_count() -> None:
     assert sum(counts.values()) == 2 * H * H + H + 4 * H * H + 3 * H * I + H == 235_937_792
 
 
-def test_the_names_that_a_checkpoint_holds() -> None:
-    """Exporters and stored drafters rest on these."""
-    block = [
-        f"layers.layers.0.{name}.weight"
-        for name in (
-            "attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj",
-            "post_attention_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-        )
-    ]  # fmt: skip
-    common = {"vocab.target_ids_D", "embed_tokens.weight", "lm_head.weight", *block}
-    eagle3 = common | {"fusion.fc.weight", "norms.embed.weight", "norms.hidden.weight", "norms.output.weight"}
-    assert set(tiny_drafter(presets()["eagle1"]).state_dict()) == common | {"entry.fc.weight", "entry.fc.bias"}
-    assert set(tiny_drafter(presets()["eagle3"]).state_dict()) == eagle3
-    each = {f"norms.aux.{n}.weight" for n in range(3)}
-    assert set(tiny_drafter(presets()["eagle3_1"]).state_dict()) == eagle3 | each
+@pytest.mark.parametrize("name", presets())
+def test_a_step_is_reading_and_advancing(name: str) -> None:
+    """Tokens can be read together, early and once, and shifted; every node's share is its own token's."""
+    drafter = tiny_drafter(presets()[name])
+    ids, aux = inputs(drafter)
+    h = drafter.fuse(aux)
+    whole = drafter.step(ids, h, VIEW)
+    read = drafter.read(ids, h.dtype)
+    for got, want in zip(drafter.advance(read, h, VIEW), whole, strict=True):
+        assert torch.equal(got, want)
+    longer = drafter.read(torch.cat([torch.ones_like(ids), ids], dim=1), h.dtype)
+    assert longer.shape[:2] == (1, 2 * T)
+    torch.testing.assert_close(longer[:, T:], read, rtol=0, atol=1e-13)
+    others = (ids + 1) % VOCAB
+    assert not torch.allclose(drafter.advance(drafter.read(others, h.dtype), h, VIEW).normed_BTH, whole.normed_BTH)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_what_is_read_has_the_features_dtype(name: str) -> None:
+    """Under autocast the embedding table is wider than the features."""
+    drafter = tiny_drafter(presets()[name], dtype=torch.float32)
+    ids = torch.arange(T)[None]
+    assert drafter.read(ids, torch.float32).dtype == torch.float32
+    seen: list[torch.dtype] = []
+    drafter.entry.read = lambda e_BTH: seen.append(e_BTH.dtype) or e_BTH  # type: ignore[func-returns-value]
+    for dtype in (torch.bfloat16, torch.float32):
+        drafter.read(ids, dtype)
+    assert seen == [torch.bfloat16, torch.float32]
 
 
 def test_fresh_weights_are_small_biases_zero_and_norms_one() -> None:

@@ -1,10 +1,12 @@
 import dataclasses
+import re
 
 import pytest
 import torch
 from torch import nn
 
 from specdec.drafter import DrafterSpec, Narrow, Norms, PreNorm
+from specdec.drafter.layers import Layers
 from specdec.nn.norm import RMSNorm
 from tests.tiny import HIDDEN, tiny_config
 
@@ -63,3 +65,27 @@ def test_the_residual_starts_at_the_feature_raw_or_normed() -> None:
     raw, smooth = torch.ones(1), torch.zeros(1)
     assert table(Norms()).residual(raw, smooth) is raw
     assert table(Norms(residual="normed")).residual(raw, smooth) is smooth
+
+
+def test_query_and_key_norms_are_as_wide_as_a_head_in_every_layer() -> None:
+    spec = DrafterSpec(norms=Norms(query_key=True), num_layers=2)
+    config = dataclasses.replace(tiny_config(spec), rms_norm_eps=0.25)
+    tables = [layer.attention.norm for layer in Layers(config).layers]
+    norms = [norm for table in tables for norm in (table.q_norm, table.k_norm)]
+    assert len({id(norm) for norm in norms}) == 4
+    assert all(isinstance(norm, RMSNorm) and norm.eps == 0.25 and norm.weight.shape == (12,) for norm in norms)
+    plain = Layers(tiny_config(DrafterSpec(num_layers=2))).layers
+    assert all(isinstance(layer.attention.norm, nn.Identity) for layer in plain)
+
+
+@pytest.mark.parametrize(
+    ("site", "value", "choices"),
+    [
+        ("aux", "both", "none, each or concat"),
+        ("aux", "each+concat", "none, each or concat"),
+        ("residual", "none", "raw or normed"),
+    ],
+)
+def test_an_unknown_choice_is_named(site: str, value: str, choices: str) -> None:
+    with pytest.raises(ValueError, match=f"^norms.{site} must be {choices}, not '{re.escape(value)}'$"):
+        Norms(**{site: value})

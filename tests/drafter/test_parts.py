@@ -1,13 +1,26 @@
-"""Parts as data: nothing but what is loaded already can come back."""
+"""Parts as data: nothing but what is loaded already, or allowed by the user, can come back."""
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from specdec.drafter import Concat, Entry, Fusion, LastLayer, Narrow, PostNorm, PreNorm, Recurrence, Wide
+from specdec.drafter import (
+    Concat,
+    Entry,
+    Fusion,
+    LastLayer,
+    Narrow,
+    PostNorm,
+    PreNorm,
+    Recurrence,
+    WeightedSum,
+    Wide,
+)
 from specdec.drafter.parts import describe, revive
+from specdec.imports import allowing
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Deeper(Outside):
     [
         (Fusion, Concat()),
         (Fusion, LastLayer()),
+        (Fusion, WeightedSum()),
         (Entry, Wide()),
         (Entry, Narrow()),
         (Entry, Narrow(bias=False)),
@@ -49,6 +63,55 @@ def test_the_spelling_is_that_of_configs() -> None:
         "class_path": "specdec.drafter.entry.Narrow",
         "init_args": {"bias": False},
     }
+
+
+def test_a_users_module_is_known_once_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_parts.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from specdec.drafter import Recurrence\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Damped(Recurrence):\n"
+        "    by: float = 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"class_path": "my_parts.Damped", "init_args": {"by": 0.25}}
+    with pytest.raises(ValueError, match=r"^here: 'my_parts\.Damped' is no Recurrence .*import its module before"):
+        revive(Recurrence, data, "here")
+    module = importlib.import_module("my_parts")
+    monkeypatch.delitem(sys.modules, "my_parts")
+    assert revive(Recurrence, data, "here") == module.Damped(0.25)
+    assert describe(module.Damped(0.25)) == data
+
+
+def test_a_users_module_is_imported_where_it_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "allowed_parts").mkdir()
+    (tmp_path / "allowed_parts" / "__init__.py").touch()
+    (tmp_path / "allowed_parts" / "late.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from specdec.drafter import Recurrence\n\n\n"
+        "@dataclass(frozen=True)\n"
+        "class Late(Recurrence):\n"
+        "    by: float = 0.5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    data = {"class_path": "allowed_parts.late.Late", "init_args": {"by": 0.25}}
+    with allowing(["allowed_parts"]):
+        assert "allowed_parts.late" not in sys.modules
+        with pytest.raises(ValueError, match=r"^here: 'allowed_parts\.late\.Late' is no Entry"):
+            revive(Entry, data, "here")
+        part = revive(Recurrence, data, "here")
+    monkeypatch.delitem(sys.modules, "allowed_parts.late")
+    monkeypatch.delitem(sys.modules, "allowed_parts")
+    assert type(part).__name__ == "Late" and describe(part) == data
+
+
+def test_a_part_without_declared_arguments_is_refused() -> None:
+    class Loose(Entry):
+        pass
+
+    with pytest.raises(ValueError, match=r"^Loose cannot be stored: decorate it with @dataclass\(frozen=True\)$"):
+        describe(Loose())
 
 
 def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
