@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 
 RECORD = "embedded.json"
 DEFAULT = EmbeddedConfig()
-_RECIPE = ("corpus", "optimizer", "pretrain", "rows", "tokenizer")  # modules whose code determines the weights
+# modules whose code determines the weights
+_RECIPE = ("embedded/corpus", "embedded/pretrain", "embedded/rows", "embedded/tokenizer", "optimizers")
 
 
 def cache_directory() -> Path:
@@ -69,11 +70,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _determinants(config: EmbeddedConfig, sources: Corpus) -> dict[str, Any]:
-    here = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return {
         "config": dataclasses.asdict(config),
         "corpus": hashlib.sha256(json.dumps(sources.record()).encode()).hexdigest(),
-        "recipe": {name: sha256(here / f"{name}.py") for name in _RECIPE},
+        "recipe": {name: sha256(package / f"{name}.py") for name in _RECIPE},
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")},
     }

@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.embedded.config import EmbeddedConfig
-from specdec.embedded.optimizer import MuonAdamW
 from specdec.embedded.progress import progress
 from specdec.embedded.rows import spread, training_order
+from specdec.optimizers import MuonAdamW
 
 EMBEDDING_STD = 0.2  # the embedding must not drown in what the layers add
 HELD_OUT_TOKENS = 65_536  # how much of the held-out text is scored
@@ -94,10 +94,7 @@ class PretrainModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Muon for the layers' matrices, AdamW for embedding, head and norms, one schedule for both."""
-        matrices = [parameter for parameter in self.model.model.layers.parameters() if parameter.ndim == 2]
-        theirs = {id(parameter) for parameter in matrices}
-        rest = [parameter for parameter in self.model.parameters() if id(parameter) not in theirs]
-        optimizer = MuonAdamW(matrices, rest, self.config.lr, self.config.lr_rest)
+        optimizer = MuonAdamW(self.model.named_parameters(), lr=self.config.lr, lr_rest=self.config.lr_rest)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,21 +11,51 @@ from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 10.0
 
+# Logged names, what a line calls them, and how it writes them; in the order of the line.
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "train/accuracy_0": ("accuracy_0", "{:.2f}".format),
+    "train/prefix_proxy": ("prefix", "{:.2f}".format),
+    "speed/tokens_per_second": ("tokens/s", "{:,.0f}".format),
+    "speed/mfu": ("mfu", lambda share: f"{100 * share:.0f} %"),
+    "speed/data_wait_share": ("data wait", lambda share: f"{100 * share:.0f} %"),
+    "memory/peak_mb": ("MB", "{:,.0f}".format),
+}
+UNITS = ("tokens/s", "MB")  # these follow their number
+
 
 def progress() -> pl.Callback:
-    """Lightning's rich bar where standard error is a terminal, :class:`PlainProgress` elsewhere."""
+    """:class:`Bar` where standard error is a terminal, :class:`PlainProgress` elsewhere."""
     if Console(stderr=True).is_terminal:
-        return RichProgressBar(refresh_rate=1, leave=True, console_kwargs={"stderr": True})
+        return Bar()
     return PlainProgress()
 
 
+class Bar(RichProgressBar):
+    """Lightning's rich bar with the figures of a line beside it, and without the logger's version."""
+
+    def __init__(self) -> None:
+        super().__init__(refresh_rate=1, leave=True, console_kwargs={"stderr": True})
+        self._read, self._shown = -math.inf, dict[str, Any]()
+
+    def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
+        """What is logged for the bar, then the figures; read once a second, since a GPU is waited for each time."""
+        now = time.monotonic()
+        if now - self._read >= 1:
+            logged = super().get_metrics(trainer, pl_module).items()
+            kept = {name: value for name, value in logged if name != "v_num" and name not in FIGURES}
+            self._read, self._shown = now, kept | figures(trainer)
+        return self._shown
+
+
 class PlainProgress(pl.Callback):
-    """Prints step, loss, tokens/s and the time left, for logs and pipes::
+    """Prints step, loss, figures, tokens/s and the time left, for logs and pipes::
 
-        step 120/419, train_loss 4.213, 5,912 tokens/s, 1:43 left
+        step 120/419, train_loss 4.213, accuracy_0 0.41, prefix 1.62, 5,912 tokens/s, mfu 38 %, data wait 1 %,
+        812 MB, 1:43 left
 
-    The loss is the first of the trainer's metrics whose name holds ``loss``. The rate is printed if the module has an
-    attribute ``tokens_per_step``, the total and the time left if the trainer has ``max_steps``.
+    on one line. The loss is the first of the trainer's metrics whose name holds ``loss``; the figures are those of
+    :data:`FIGURES` that are logged. Where no rate is, the mean since the start is printed if the module has an
+    attribute ``tokens_per_step``. Total and time left are printed if the trainer has ``max_steps``.
 
     Args:
         seconds: least time between two lines; the first and the last step always get one.
@@ -55,15 +86,22 @@ class PlainProgress(pl.Callback):
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
+def figures(trainer: pl.Trainer) -> dict[str, str]:
+    """The logged ones of :data:`FIGURES`, by the line's names."""
+    found = trainer.callback_metrics
+    return {name: write(float(found[key])) for key, (name, write) in FIGURES.items() if key in found}
+
+
 def _line(trainer: pl.Trainer, module: pl.LightningModule, done: int, seconds: float) -> str:
     step, total = trainer.global_step, trainer.max_steps
     parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
     losses = [(name, float(value)) for name, value in trainer.callback_metrics.items() if "loss" in name]
     parts += [f"{name} {value:.3f}" for name, value in losses[:1]]
-    if done > 0 and seconds > 0:
-        if isinstance(each := getattr(module, "tokens_per_step", None), int):
-            parts.append(f"{done * each / seconds:,.0f} tokens/s")
-        if total > 0:
-            left = round((total - step) * seconds / done)
-            parts.append(f"{left // 60}:{left % 60:02d} left")
+    shown, each = figures(trainer), getattr(module, "tokens_per_step", None)
+    if "tokens/s" not in shown and isinstance(each, int) and done > 0 and seconds > 0:
+        shown["tokens/s"] = f"{done * each / seconds:,.0f}"
+    parts += [f"{text} {name}" if name in UNITS else f"{name} {text}" for name, text in shown.items()]
+    if total > 0 and done > 0 and seconds > 0:
+        left = round((total - step) * seconds / done)
+        parts.append(f"{left // 60}:{left % 60:02d} left")
     return ", ".join(parts)

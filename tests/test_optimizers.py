@@ -1,0 +1,218 @@
+"""Which parameters get what, and that one optimizer of two parts behaves as one."""
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from specdec.fit import run
+from specdec.optimizers import AdamW, MuonAdamW, hidden_matrix
+from tests.tiny import presets, tiny_drafter
+
+CONF = sorted((Path(__file__).parents[1] / "conf" / "optimizer").glob("*.yaml"))
+Named = list[tuple[str, nn.Parameter]]
+
+
+def parameters() -> Named:
+    """A hidden matrix, a norm's scale and a head, each with a gradient."""
+    torch.manual_seed(0)
+    shapes = {"layers.0.fc.weight": (4, 6), "norms.output.weight": (6,), "lm_head.weight": (5, 6)}
+    named = [(name, nn.Parameter(torch.randn(shape))) for name, shape in shapes.items()]
+    for _, parameter in named:
+        parameter.grad = torch.randn_like(parameter)
+    return named
+
+
+def values(named: Named) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for _, parameter in named]
+
+
+def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> list[bool]:
+    return [torch.equal(a, b) for a, b in zip(one, two, strict=True)]
+
+
+@pytest.mark.parametrize("generation", presets())
+def test_the_hidden_matrices_of_a_drafter(generation: str) -> None:
+    named = list(tiny_drafter(presets()[generation]).named_parameters())
+    chosen = {name for name, parameter in named if hidden_matrix(name, parameter)}
+    tables = {name for name, parameter in named if parameter.ndim > 1} - chosen
+    assert tables == {"embed_tokens.weight", "lm_head.weight"}
+    assert {f"layers.layers.0.{name}.weight" for name in ("attention.o_proj", "mlp.down_proj")} < chosen
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_adamw_decays_matrices_alone(bare: bool) -> None:
+    named, lone = parameters(), parameters()
+    for _, parameter in named:
+        parameter.grad = torch.zeros_like(parameter)
+    before = values(named)
+    AdamW([p for _, p in named] if bare else named, lr=0.1, weight_decay=0.5).step()
+    matrix, scale, head = values(named)
+    torch.testing.assert_close(matrix, before[0] * 0.95)
+    torch.testing.assert_close(head, before[2] * 0.95)
+    assert torch.equal(scale, before[1])
+    named = parameters()
+    AdamW(named, lr=0.1).step()  # no decay unless it is asked for
+    torch.optim.AdamW(lone, lr=0.1, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
+    assert all(same(values(named), values(lone)))
+
+
+def test_adamw_leaves_the_scaling_to_the_scaler() -> None:
+    plain, scaled = parameters(), parameters()
+    optimizer, scaler = AdamW(scaled, lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(()))  # it scales the loss before anything else
+    for _, parameter in scaled:
+        parameter.grad *= 1024.0
+    scaler.unscale_(optimizer)  # what must come before clipping
+    assert all(same([p.grad for _, p in scaled], [p.grad for _, p in plain]))
+    scaler.step(optimizer)
+    AdamW(plain, lr=0.1).step()
+    assert all(same(values(scaled), values(plain)))
+
+
+def test_muon_steps_as_the_two_alone() -> None:
+    named, lone = parameters(), parameters()
+    MuonAdamW(named, lr=0.02, lr_rest=0.01).step()
+    torch.optim.Muon(lone[:1], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
+    torch.optim.AdamW(lone[1:], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
+    assert all(same(values(named), values(lone)))
+
+
+def test_one_schedule_drives_both() -> None:
+    named = parameters()
+    before = values(named)
+    optimizer = MuonAdamW(named, lr=0.02, lr_rest=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step))
+    optimizer.step()
+    assert all(same(values(named), before))
+    schedule.step()
+    optimizer.step()
+    assert not any(same(values(named), before))
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for _, parameter in named)
+
+
+def test_closure() -> None:
+    named = parameters()
+    optimizer = MuonAdamW(named)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = named[0][1].square().sum() + named[1][1].sum()
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    assert loss.item() == parameters()[0][1].square().sum().item() + parameters()[1][1].sum().item()
+    assert named[2][1].grad is None and torch.equal(named[1][1].grad, torch.ones(6))
+
+
+@pytest.mark.parametrize("make", [AdamW, MuonAdamW])
+def test_a_loaded_state_goes_on_as_if_never_saved(make: Callable[[Any], torch.optim.Optimizer], tmp_path: Path) -> None:
+    named = parameters()
+    optimizer = make(named)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for _ in range(3):
+        optimizer.step()
+        schedule.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert len(state["state"]) == 3 and all(state["state"].values())
+    again = copy.deepcopy(named)
+    for (_, copied), (_, parameter) in zip(again, named, strict=True):
+        copied.grad = parameter.grad.clone()
+    resumed = make(again)
+    later = torch.optim.lr_scheduler.LambdaLR(resumed, lambda step: 1 / (1 + step))
+    resumed.load_state_dict(state)
+    later.load_state_dict(schedule.state_dict())
+    for each, its in ((optimizer, schedule), (resumed, later)):
+        for _ in range(3):
+            each.step()
+            its.step()
+    assert all(same(values(named), values(again)))
+    assert [g["lr"] for g in resumed.param_groups] == [g["lr"] for g in optimizer.param_groups]
+
+
+def test_muon_refuses_what_it_cannot_tell_apart() -> None:
+    with pytest.raises(ValueError, match="named_parameters"):
+        MuonAdamW([parameter for _, parameter in parameters()])  # type: ignore[misc]
+    with pytest.raises(ValueError, match="no hidden matrix"):
+        MuonAdamW(parameters()[1:])
+    MuonAdamW(parameters()[:1]).step()
+
+
+@pytest.fixture
+def base(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of a short run on the CPU."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    given = {
+        "model.target.source": target_directory,
+        "model.drafter.draft_vocab_size": 200,
+        "model.ttt_steps": 2,
+        "data": "TextData",
+        "data.train": text_file,
+        "data.val": text_file,
+        "data.seq_len": 32,
+        "data.batch_size": 2,
+        "trainer.max_steps": 4,
+        "trainer.limit_val_batches": 0,
+        "trainer.log_every_n_steps": 1,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_model_summary": "false",
+        "checkpoint.every_n_train_steps": 2,
+        "checkpoint.save_top_k": -1,
+    }
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "drafter" / "model.safetensors")
+
+
+def test_there_are_optimizers() -> None:
+    assert [path.stem for path in CONF] == ["adamw", "muon"]
+
+
+@pytest.mark.parametrize("path", CONF, ids=lambda path: path.stem)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_shipped_optimizer_resumes_exactly(base: list[str], tmp_path: Path, path: Path, precision: str) -> None:
+    assert f"specdec fit --model.optimizer conf/optimizer/{path.name}" in path.read_text()
+    args = [*base, "--model.optimizer", str(path), "--model.optimizer.lr", "1e-2", "--trainer.precision", precision]
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run("fit", [*args, "--out", str(whole)]) == 0
+    checkpoint = whole / "checkpoints" / "step-2.ckpt"
+    assert run("fit", [*args, "--out", str(halves), "--ckpt_path", str(checkpoint)]) == 0
+    one, two = weights(whole), weights(halves)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    saved = torch.load(checkpoint, weights_only=True)["state_dict"]
+    moved = {name for name in one if not torch.equal(one[name], saved[f"drafter.{name}"])}
+    assert moved >= {"fusion.fc.weight", "lm_head.weight"} and "embed_tokens.weight" not in moved
+
+
+@pytest.mark.parametrize("algorithm", ["value", "norm"])
+def test_gradients_are_clipped_as_the_command_line_says(
+    base: list[str], tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    step = torch.optim.SGD.step
+
+    def spy(self: torch.optim.SGD, closure: Any = None) -> Any:
+        loss = closure()
+        seen.append(torch.cat([p.grad.flatten() for group in self.param_groups for p in group["params"]]))
+        step(self)
+        return loss
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    clip = ["--trainer.gradient_clip_val", "1e-3", "--trainer.gradient_clip_algorithm", algorithm]
+    optimizer = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "0.1"]
+    assert run("fit", [*base, *clip, *optimizer, "--trainer.max_steps", "1", "--out", str(tmp_path / "run")]) == 0
+    (gradient,) = seen
+    by_value = {"value": gradient.abs().max(), "norm": gradient.norm()}[algorithm]
+    torch.testing.assert_close(by_value, torch.tensor(1e-3))
+    assert (float(gradient.norm()) > 2e-3) == (algorithm == "value")
