@@ -24,6 +24,7 @@ from specdec.evaluation.prompts import Prompt, load_prompts
 from specdec.evaluation.record import Answer
 from specdec.evaluation.report import print_results, summary, write_metrics, write_report
 from specdec.files import staged
+from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.target import Target
 
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
         system=args.system,
         plain=args.plain,
         device=args.device,
-        command=["specdec", "evaluate", *argv],
+        command=["specdec", "evaluate", *flags(), *argv],
     )
     return 0
 

@@ -1,0 +1,237 @@
+"""Acceptance length measured while a drafter is trained."""
+
+import csv
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specdec.data import TextData
+from specdec.decoding import Chain, DynamicTree, SpeculativeDecoder, parse_growth
+from specdec.drafter import load
+from specdec.evaluation.beginnings import beginnings
+from specdec.evaluation.callback import AcceptanceLength, decode, figures
+from specdec.fit import run
+from specdec.target import Target
+from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.tiny import presets
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def easy(target_directory: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that looks at little more than the last token and says the text's tokens alone: soon learnt."""
+    path = tmp_path_factory.mktemp("easy") / "target"
+    shutil.copytree(target_directory, path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    said = set(AutoTokenizer.from_pretrained(path).encode(text_file.read_text()))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.mul_(0.1)
+        model.lm_head.weight[sorted(set(range(model.config.vocab_size)) - said)] = 0
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def base(easy: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of a run on the CPU, validated twice and in the midst of a gradient's accumulation."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    given = {
+        "model.target.source": easy,
+        "model.drafter.draft_vocab_size": 200,
+        "model.ttt_steps": 2,
+        "model.optimizer.lr": "2e-2",
+        "data": "TextData",
+        "data.train": text_file,
+        "data.val": text_file,
+        "data.seq_len": 32,
+        "data.batch_size": 2,
+        "trainer.max_steps": 6,
+        "trainer.accumulate_grad_batches": 2,
+        "trainer.val_check_interval": 3,
+        "trainer.limit_val_batches": 2,
+        "trainer.log_every_n_steps": 2,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_model_summary": "false",
+        "acceptance.max_new_tokens": NEW,
+        "acceptance.count": 3,
+    }
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def column(out: Path, name: str) -> list[float]:
+    """What was logged under a name."""
+    with (out / "csv" / "version_0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [float(row[name]) for row in rows if row.get(name)]
+
+
+def measured(out: Path, target: Path, text: Path, growth: str, dtype: str = "float32") -> dict[str, float]:
+    """The same figures, of the saved drafter."""
+    loaded = Target.load(target, dtype=dtype)
+    data = TextData(str(text), str(text), seq_len=32)
+    data.prepare(loaded.tokenizer)
+    prompts = beginnings(data.splits.validation, 3, 64, 200)
+    assert [len(ids) for ids in prompts] == [16, 16, 16]
+    decoder = SpeculativeDecoder(loaded, load(out / "drafter", getattr(torch, dtype)), parse_growth(growth))
+    accepted = [n for ids in prompts for n in decoder.generate(ids, NEW, loaded.eos_token_ids).accepted]
+    mean = 1 + sum(accepted) / len(accepted)
+    return {"acceptance_length": mean, "accepted_at_2": sum(n >= 2 for n in accepted) / len(accepted)}
+
+
+def test_training_is_left_alone_to_the_last_bit(base: list[str], tmp_path: Path) -> None:
+    states, extra = [], ["--trainer.precision", "bf16-mixed"]
+    for every in ("1", "0"):
+        out = tmp_path / every
+        assert run("fit", [*base, *extra, "--acceptance.every_n_validations", every, "--out", str(out)]) == 0
+        state = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+        optimizer = state["optimizer_states"][0]["state"]
+        states.append([*state["state_dict"].values(), *(x for s in optimizer.values() for x in s.values())])
+        assert bool(column(out, "val/acceptance_length")) == (every == "1")
+    assert all(torch.equal(one, two) for one, two in zip(*states, strict=True))
+
+
+def test_what_is_logged_is_what_decoding_gives(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
+    out, dtype = tmp_path / "run", "bfloat16"  # the target's; the drafter trains in float32
+    long = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "20", "--model.target.dtype", dtype]
+    assert run("fit", [*base, *long, "--trainer.check_val_every_n_epoch", "null", "--out", str(out)]) == 0
+    wanted = measured(out, easy, text_file, "chain:depth=5", dtype)
+    assert wanted["acceptance_length"] > 1.4
+    logged = json.loads((out / "DONE.json").read_text())["metrics"]
+    for name, value in wanted.items():
+        assert logged[f"val/{name}"] == pytest.approx(value)
+    assert logged["val/acceptance_length_low"] <= wanted["acceptance_length"] <= logged["val/acceptance_length_high"]
+    assert 1 + sum(logged[f"val/accepted_at_{k}"] for k in range(1, 6)) == pytest.approx(wanted["acceptance_length"])
+    assert len(set(column(out, "val/acceptance_length"))) > 1  # the weights of each validation
+
+
+def test_validate_always_measures(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    seldom = [*base, "--acceptance.every_n_validations", "2"]
+    assert run("fit", [*seldom, "--trainer.max_steps", "3", "--out", str(out)]) == 0
+    assert len(column(out, "val/loss")) == 2 and len(column(out, "val/acceptance_length")) == 1
+    for _ in range(2):
+        capsys.readouterr()
+        assert run("validate", [*seldom, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
+        assert "val/acceptance_length_low" in capsys.readouterr().out
+
+
+def test_several_growths_are_told_apart(
+    base: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, easy: Path, text_file: Path
+) -> None:
+    out = tmp_path / "run"
+    growths = ["chain:depth=2", "tree:depth=3,top_k=2,nodes=6"]
+    more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.growths", str(growths), "--out", str(out)]
+    with caplog.at_level(logging.INFO):
+        assert run("fit", [*base, *more]) == 0
+    assert caplog.text.count("acceptance length of 3 prompts") == 1
+    for name, growth in zip(("chain_depth_2", "tree_depth_3_top_k_2_nodes_6"), growths, strict=True):
+        wanted = measured(out, easy, text_file, growth)
+        logged = column(out, f"val/acceptance_length_{name}")
+        assert len(logged) == len(column(out, "val/loss"))  # none at the sanity check
+        assert logged[-1] == pytest.approx(wanted["acceptance_length"])
+        assert column(out, f"val/accepted_at_2_{name}")
+    assert not column(out, "val/acceptance_length") and not column(out, "val/accepted_at_3_chain_depth_2")
+
+
+def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
+    out = tmp_path / "run"
+    average = ["--trainer.callbacks+=specdec.training.ema.EMA", "--trainer.callbacks.decay=0.95"]
+    long = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "20"]
+    long += ["--trainer.check_val_every_n_epoch", "null"]
+    assert run("fit", [*base, *long, *average, "--out", str(out)]) == 0
+    wanted = measured(out, easy, text_file, "chain")["acceptance_length"]
+    assert wanted > 1.2
+    assert column(out, "val/acceptance_length")[-1] == pytest.approx(wanted)
+    checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
+    drafter = load(out / "drafter")
+    assert not torch.equal(drafter.lm_head.weight, checkpoint["current_model_state"]["drafter.lm_head.weight"])
+
+
+def test_prompts_may_come_from_a_file(
+    base: list[str], tmp_path: Path, easy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[int]] = []
+    generate = SpeculativeDecoder.generate
+
+    def spy(self: SpeculativeDecoder, prompt: list[int], *args: Any) -> Any:
+        seen.append(prompt)
+        return generate(self, prompt, *args)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", spy)
+    lines = [f"def add_{n}(a, b):" for n in range(5)]
+    (tmp_path / "prompts.txt").write_text("\n".join(lines))
+    prompts = ["--acceptance.prompts", str(tmp_path / "prompts.txt")]
+    prompts += ["--trainer.num_sanity_val_steps", "1"]
+    assert run("fit", [*base, *prompts, "--trainer.max_steps", "3", "--out", str(tmp_path / "run")]) == 0
+    assert len(seen) == 3 * len(column(tmp_path / "run", "val/acceptance_length"))  # the sanity check decodes nothing
+    tokenizer = Target.load(easy).tokenizer
+    assert seen[:3] == [tokenizer.encode(line) for line in lines[:3]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["--acceptance.growths", "bush"], "growth 'bush'"),
+        (["--acceptance.growths", "[chain, chain]"], "each once"),
+        (["--acceptance.growths", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
+        (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
+        (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
+        (["--acceptance.prompts", "LONG"], "prompt line-1: a prompt of"),
+        (["--acceptance.prompts", "/nowhere.txt"], "/nowhere.txt"),
+        (["--acceptance.max_new_tokens", "250"], "no validation document can be made a prompt"),
+    ],
+)
+def test_wrong_input_is_told_before_training(
+    base: list[str], tmp_path: Path, override: list[str], message: str
+) -> None:
+    (tmp_path / "long.txt").write_text("word " * 300)
+    override = [str(tmp_path / "long.txt") if word == "LONG" else word for word in override]
+    with pytest.raises(ValueError, match=message) as error:
+        run("fit", [*base, *override, "--out", str(tmp_path / "run")])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    more = ["--acceptance.max_new_tokens", "250", "--trainer.limit_val_batches", "0"]
+    assert run("fit", [*base, *more, "--trainer.max_steps", "1", "--out", str(out)]) == 0
+
+
+def test_processes_share_the_prompts() -> None:
+    target = markov_target(context=0.5)
+    drafter = disturb(perfect_drafter(target, presets()["eagle3_1"]), 0.3)
+    growths = [Chain(2), DynamicTree(depth=4, top_k=2, nodes=8)]
+    prompts = [[n, n + 1, n + 2] for n in range(5)]
+    whole = decode(target, drafter, growths, prompts, range(5), 20)
+    shares = [decode(target, drafter, growths, prompts, range(rank, 5, 2), 20) for rank in range(2)]
+    assert torch.equal(whole, shares[0] + shares[1])
+    assert not shares[0][:, 1::2].any() and not shares[1][:, 0::2].any()
+    for growth, counts_PA in zip(growths, whole, strict=True):
+        found = figures(growth, counts_PA)
+        passes = counts_PA.sum()
+        mean = 1 + float((counts_PA.sum(0) * torch.arange(5)).sum() / passes)
+        assert found["acceptance_length"] == pytest.approx(mean) and mean > 1.2
+        names = {"acceptance_length", "acceptance_length_low", "acceptance_length_high"}
+        assert set(found) == names | {f"accepted_at_{k}" for k in range(1, growth.depth + 1)}
+        assert found["accepted_at_1"] == pytest.approx(float(counts_PA[:, 1:].sum() / passes))
+
+
+def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
+    assert figures(Chain(2), torch.tensor([[1, 0, 1]])) == {
+        "acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5,
+    }  # fmt: skip
+    assert figures(Chain(2), torch.zeros(3, 3, dtype=torch.int64)) == {}
+    assert "no acceptance length" in caplog.text
+    with pytest.raises(ValueError, match="every_n_validations -1"):
+        AcceptanceLength(every_n_validations=-1)
