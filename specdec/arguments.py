@@ -2,6 +2,8 @@
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from specdec.imports import guard, refusal
+
 
 def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
     """Parse and build the parts; the parser must have been made with ``exit_on_error=False``.
@@ -9,6 +11,7 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
     Raises:
         ValueError: an argument is unknown, missing or of the wrong type.
     """
+    guard()
     try:
         return parser.instantiate(parser.parse_args(argv))
     except ArgumentError as error:
@@ -17,6 +20,8 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
 
 def short(message: str) -> str:
     """The first sentences of a long parser message, on one line."""
+    if refused := refusal(message):
+        return refused
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if "Errors:" in lines:  # of every type that an argument could have been: the reasons, not the list of types
         reasons = lines[lines.index("Errors:") + 1 :]

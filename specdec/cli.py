@@ -12,6 +12,7 @@ COMMANDS = {
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "test": ("specdec.fit:run", "the same on test data"),
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
+    "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
 }
 SHARED = ("fit", "validate", "test")
@@ -24,7 +25,8 @@ def usage() -> str:
         "usage: specdec COMMAND [ARGUMENTS]\n\n"
         "Train, ablate and trust EAGLE drafters for speculative decoding.\n\n"
         f"commands:\n{rows}\n\n"
-        "specdec COMMAND --help says more; specdec --version prints the version."
+        "specdec COMMAND --help says more; specdec --version prints the version.\n"
+        "specdec COMMAND --allow_imports MODULE lets a config name parts of your own."
     )
 
 
@@ -45,14 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    module, _, function = COMMANDS[argv[0]][0].partition(":")
     try:
-        command = getattr(importlib.import_module(module), function)
-        status = command(argv[0], argv[1:]) if argv[0] in SHARED else command(argv[1:])
+        status = _run(argv[0], argv[1:])
     except ValueError as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
-        sys.stderr.write(f"specdec {argv[0]}: error: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"specdec {argv[0]}: error: {_told(error, argv[1:])}\n")
         return 2
     except OSError as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
@@ -69,6 +69,28 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"specdec {argv[0]}: interrupted\n")
         return 128 + signal.SIGINT
     return int(status)
+
+
+def _run(name: str, args: list[str]) -> int:
+    from specdec import imports
+
+    module, _, function = COMMANDS[name][0].partition(":")
+    modules, args = imports.take(args)
+    with imports.allowing(modules):
+        command = getattr(importlib.import_module(module), function)
+        return command(name, args) if name in SHARED else command(args)
+
+
+def _told(error: ValueError, args: list[str]) -> str:
+    """One line; what was refused is told with its file."""
+    from specdec.compose import place
+    from specdec.imports import NOT_IMPORTED
+
+    text = " ".join(str(error).split())
+    head, refused, reason = text.partition(NOT_IMPORTED)
+    if refused and (where := place(args, head.split()[0])):
+        return f"{head.split()[0]} ({where}){refused}{reason}"
+    return text
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ silently keep the old figure. Here the references are replaced first, against ev
 plain files.
 """
 
+import contextlib
 import datetime
 import os
 import re
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from specdec.files import explain
+from specdec.imports import guard
 
 SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
 
@@ -30,6 +32,16 @@ def shipped(path: str) -> str:
         if (base / path).exists():
             return str(base / path)
     return path
+
+
+def _located(value: str) -> str:
+    """A part's file by its whole path: a bare ``mine.yaml`` would also be the name of something in a module."""
+    path = Path(shipped(value))
+    return str(path.resolve()) if _is_yaml(value) and path.is_file() else shipped(value)
+
+
+def _is_yaml(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def read_yaml(path: str) -> DictConfig:
@@ -51,7 +63,7 @@ def read_yaml(path: str) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
     for key, value in list(_leaves(OmegaConf.to_container(config, resolve=False))):
-        if isinstance(value, str) and value.endswith((".yaml", ".yml")):
+        if _is_yaml(value):
             places = (Path(path).parent / value, Path(shipped(value)))  # a part's file may lie beside its user
             found = next((str(place.resolve()) for place in places if place.is_file()), value)
             OmegaConf.update(config, key, found)
@@ -72,7 +84,7 @@ def _split(args: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]
             files.append(shipped(value))
         else:
             if equals and name.startswith("--"):
-                value = shipped(value)
+                value = _located(value)
                 overrides.append((name[2:], value))
                 rest.append(f"{name}={value}")
             else:
@@ -117,6 +129,7 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         ValueError: a file cannot be read, a reference leads nowhere or in a circle, an override is ``???``, or a
             secret of the environment would be written into the saved config.
     """
+    guard()
     files, overrides, rest = _split(args)
     tree = DictConfig({})
     for file in files:
@@ -138,6 +151,24 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}, rest
+
+
+def place(args: list[str], value: str) -> str:
+    """Where a value stands, as ``--key`` or ``file: key``, files that a config refers to included; else nothing."""
+    files, overrides, _ = _split(args)
+    for key, text in overrides:
+        leaves = [leaf for _, leaf in _leaves(_parsed(text))]
+        if value in leaves:
+            return f"--{key}"
+        files += [leaf for leaf in leaves if _is_yaml(leaf)]
+    for file in files:  # grows meanwhile
+        with contextlib.suppress(ValueError):  # one that no reader of configs could read says nothing
+            for key, leaf in _leaves(OmegaConf.to_container(read_yaml(file), resolve=False)):
+                if leaf == value:
+                    return f"{file}: {key}"
+                if _is_yaml(leaf) and leaf not in files:
+                    files.append(leaf)
+    return ""
 
 
 def runs_folder() -> Path:

@@ -43,6 +43,10 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["fit", "--model.ttt_steps", "0", "--out", "/dev/null/x"], "at least 1"),
         (["quickstart", "--speed", "9"], "speed"),
         (["pretrain", "--speed", "9"], "speed"),
+        (["diff", "nowhere", "nowhere"], "nowhere: no such file"),
+        (["fit", "--allow_imports", "nowhere.at_all"], "no such module"),
+        (["evaluate", "--allow_imports"], "needs a module's name"),
+        (["fit", "--model.loss", "os.system"], "os.system (--model.loss) was not imported"),
     ],
 )
 def test_wrong_input_is_one_clear_line(

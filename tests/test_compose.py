@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.compose import compose, shipped
+from specdec.compose import compose, place, shipped
 
 
 def write(path: Path, text: str) -> str:
@@ -90,3 +90,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_override_needs_a_value() -> None:
     with pytest.raises(ValueError, match=r"\?\?\?"):
         compose(["--model.ttt_steps=???"])
+
+
+def test_a_bare_part_file_is_given_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = write(tmp_path / "part.yaml", "a: 1")
+    monkeypatch.chdir(tmp_path)
+    assert compose(["--model.drafter", "part.yaml"])[1] == [f"--model.drafter={part}"]
+    assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter=none.yaml"]
+
+
+def test_the_place_of_a_value_is_found(tmp_path: Path) -> None:
+    part = write(tmp_path / "part.yaml", "fusion: {class_path: a.B}\nagain: main.yaml")
+    file = write(tmp_path / "main.yaml", "model: {drafter: part.yaml, loss: [{x: c.D}]}")
+    broken = write(tmp_path / "broken.yaml", "a: [")
+    args = ["--config", broken, "--config", file, "--data=e.F", "--model.loss", "{class_path: g.H}"]
+    assert place(args, "a.B") == f"{part}: fusion.class_path"
+    assert place(args, "c.D") == f"{file}: model.loss[0].x"
+    assert place(args, "e.F") == "--data"
+    assert place(args, "g.H") == "--model.loss"
+    assert place(["--model.drafter", part], "a.B") == f"{part}: fusion.class_path"
+    assert place(args, "i.J") == ""
