@@ -22,10 +22,14 @@ from specdec.arguments import short
 from specdec.compose import compose, new_run
 from specdec.data import TokenData
 from specdec.embedded.progress import progress
+from specdec.evaluation.callback import AcceptanceLength
+from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.training.callbacks import RunCheckpoint, RunRecord, SaveDrafter
 from specdec.training.checkpoint_io import AtomicCheckpointIO
+from specdec.training.memory import MemoryEstimate
 from specdec.training.module import DrafterModule
+from specdec.training.throughput import Throughput
 
 
 class DrafterCLI(LightningCLI):
@@ -45,11 +49,12 @@ class DrafterCLI(LightningCLI):
         """Add what a run has beyond model, data and trainer."""
         parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new")
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(AcceptanceLength, "acceptance")
         parser.set_defaults(
             {
                 "data": {"class_path": "specdec.embedded.datamodule.EmbeddedData"},
                 "model.optimizer": {
-                    "class_path": "torch.optim.AdamW",
+                    "class_path": "specdec.optimizers.AdamW",
                     "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
                 },
             }
@@ -85,10 +90,11 @@ class DrafterCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory."""
         out = self.run_directory
-        callbacks: list[Callback] = []
+        callbacks: list[Callback] = [Throughput(), MemoryEstimate()] if self.subcommand == "fit" else []
         if self.config_init[self.subcommand].trainer.enable_progress_bar is not False:
-            callbacks.append(progress())
-            kwargs["enable_progress_bar"] = isinstance(callbacks[0], ProgressBar)
+            bar = progress()
+            callbacks.append(bar)
+            kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
         if out is not None:
             config = self._parser(self.subcommand).dump(self._saved(), skip_none=False)
             record = provenance(self.command, self.config[self.subcommand].seed_everything)
@@ -142,10 +148,11 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
         yaml.safe_dump(config, file, sort_keys=False)
         file.flush()
         files = ["--config", file.name] if config else []
-        argv, sys.argv = sys.argv, sys.argv[:1]
+        # Lightning starts its further processes with the command line that it finds here
+        argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
         try:
             with _quiet_torch():
-                DrafterCLI.command, DrafterCLI.claimed = ["specdec", subcommand, *args], claimed
+                DrafterCLI.command, DrafterCLI.claimed = ["specdec", subcommand, *flags(), *args], claimed
                 DrafterCLI.fresh = None
                 DrafterCLI(
                     DrafterModule,
@@ -180,6 +187,8 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
 KNOWN_WARNINGS = (
     ".*_pytree.*",  # torch 2.13 under lightning 2.6.6
     ".*LeafSpec.*",
+    "LightningCLI's args parameter is intended",  # sys.argv is for the processes that it starts
+    "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
     "The dirpath has changed from",  # a resumed run whose directory was moved
     "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )

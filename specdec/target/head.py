@@ -67,11 +67,11 @@ class Head:
         self._body_name, self._head_name = bodies[0], heads[0]
         self._body = model.get_submodule(self._body_name)
 
-    def __call__(self, final_BTH: Tensor, rows_D: Tensor | None) -> Tensor:
-        """Logits, (B, T, V), or (B, T, D) for the vocabulary rows ``rows_D`` only."""
+    def __call__(self, final_BTH: Tensor, rows_D: Tensor | slice | None) -> Tensor:
+        """Logits, (B, T, V), or (B, T, D) for the vocabulary rows ``rows_D`` only; a slice copies no weights."""
         replaced: dict[str, Any] = {self._body_name: _Done(self._body, self._decoder, final_BTH)}
         if rows_D is not None:
-            weight_DH = self._head.weight.index_select(0, rows_D)
-            bias_D = None if self._head.bias is None else self._head.bias.index_select(0, rows_D)
+            weight_DH = self._head.weight[rows_D]
+            bias_D = None if self._head.bias is None else self._head.bias[rows_D]
             replaced[self._head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         return type(self._model).forward(_Stand(self._model, replaced), use_cache=False).logits

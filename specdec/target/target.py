@@ -201,7 +201,7 @@ class Target:
     __call__ = forward
 
     @torch.no_grad()
-    def logits(self, final_BTH: Tensor, rows_D: Tensor | None = None) -> Tensor:
+    def logits(self, final_BTH: Tensor, rows_D: Tensor | slice | None = None) -> Tensor:
         """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D)."""
         with self._own_dtype():
             return self._head(final_BTH, rows_D)

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from specdec.drafter import save
 from specdec.files import write_json, write_text
+from specdec.training.ema import drafter_to_keep
 from specdec.training.module import DrafterModule
 
 
@@ -24,8 +25,9 @@ class SaveDrafter(pl.Callback):
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, DrafterModule)
-        if trainer.is_global_zero and module.drafter is not None and trainer.global_step > 0:
-            save(module.drafter, self.directory, replace=True)
+        drafter = drafter_to_keep(trainer, module)
+        if trainer.is_global_zero and drafter is not None and trainer.global_step > 0:
+            save(drafter, self.directory, replace=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the final weights, then say that the run is done."""

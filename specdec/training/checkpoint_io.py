@@ -38,7 +38,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ValueError: it is damaged, cut off, or holds more than tensors and plain data.
         """
         try:
-            return super().load_checkpoint(path, *args, **kwargs)
+            # Lightning would unpickle anything from an URL, and wherever a config says weights_only: false
+            return super().load_checkpoint(path, *args, **{**kwargs, "weights_only": True})
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ValueError(f"{path}: damaged, or no checkpoint of specdec ({reason}); use an earlier one") from error

@@ -3,8 +3,10 @@
 Legend: B batch, T tokens, V vocabulary.
 """
 
+import contextlib
+import dataclasses
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -13,19 +15,30 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose
+from specdec.drafter import Drafter, DrafterSpec
 from specdec.embedded.source import TargetSource
-from specdec.nn.mlp import SwiGLU
-from specdec.nn.norm import RMSNorm
+from specdec.nn.host_memory import keep_freed_memory
+from specdec.nn.kernels import unroll_kernel
+from specdec.nn.pointwise import compile_pointwise
+from specdec.nn.products import fast_products
+from specdec.optimizers import AdamW
 from specdec.target import Target
-from specdec.training.losses import Loss, SoftCrossEntropy
+from specdec.training.building import build, check_checkpoint
+from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.metrics import UnrollMetrics
-from specdec.training.objective import objective, teach
-from specdec.training.schedule import WarmupCosine
+from specdec.training.noise import Noise, NoNoise, batch_generator
+from specdec.training.objective import Objective, Recipe, objective, teach
+from specdec.training.schedule import WarmupCosine, total_steps
+from specdec.training.work import FrozenModel, Work, step_work
 
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val", "test")
+
+
+class _TearDown(pl.Callback):
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        pl_module.teardown("exception")
 
 
 class DrafterModule(pl.LightningModule):
@@ -36,13 +49,18 @@ class DrafterModule(pl.LightningModule):
         drafter: the design, or a preset's file.
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
-        step_decay: weight of step k is ``step_decay**k``, normalised.
+        step_decay: weight of step k is ``step_decay**k``.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
+        noise: on the target's features as they enter the drafter, in training only.
         train_embed: train the token embedding too, which else stays the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
-        optimizer: called with the trainable parameters.
+        optimizer: called with the trainable parameters, by name.
         schedule: learning rate over the run.
-        compile: compile the point-wise parts with ``torch.compile``.
+        attention: how the unroll attends: ``dense``, ``blocked`` or ``flex``; ``auto`` takes flex on CUDA, else
+            blocked.
+        recompute: run each unroll step again in the backward pass instead of keeping its insides: less memory, a
+            third more time.
+        compile: fuse the point-wise pieces with ``torch.compile``.
     """
 
     def __init__(
@@ -53,10 +71,13 @@ class DrafterModule(pl.LightningModule):
         ttt_steps: int = 7,
         step_decay: float = 0.8,
         in_vocab: bool = True,
+        noise: Noise = NoNoise(),  # noqa: B008  frozen
         train_embed: bool = False,
         train_head: bool = True,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0),
+        optimizer: OptimizerCallable = lambda p: AdamW(p),
         schedule: WarmupCosine = WarmupCosine(),  # noqa: B008  frozen
+        attention: Literal["auto", "dense", "blocked", "flex"] = "auto",
+        recompute: bool = False,
         compile: bool = False,
     ) -> None:
         super().__init__()
@@ -64,13 +85,20 @@ class DrafterModule(pl.LightningModule):
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
             raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
-        self.target_source, self.spec, self.loss = target, drafter, loss
-        self.ttt_steps, self.step_decay, self.in_vocab = ttt_steps, step_decay, in_vocab
+        for name, part, bases in (("loss", loss, (Loss, LawLoss, FeatureLoss)), ("noise", noise, (Noise,))):
+            if type(part) in bases:
+                raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
+        loss.check(drafter)
+        self.target_source, self.spec, self.noise = target, drafter, noise
+        self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
-        self.make_optimizer, self.schedule, self.compile_parts = optimizer, schedule, compile
+        self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
+        self.compile_parts = compile
         self.drafter: Drafter | None = None
-        self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps) for _ in STAGES)
+        self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
         self._target: Target | None = None  # no nn.Module: neither saved nor trained
+        self._products = contextlib.ExitStack()
+        self._rows = torch.zeros(())  # of the batches since the last optimizer step
 
     @property
     def target(self) -> Target:
@@ -86,59 +114,59 @@ class DrafterModule(pl.LightningModule):
         return self.target.tokenizer
 
     @property
+    def ttt_steps(self) -> int:
+        """Unroll steps K."""
+        return self.recipe.steps
+
+    def work(self, B: int, T: int, rows: int, teacher_rows: int) -> Work:
+        """Operations of one batch; see :func:`specdec.training.work.step_work`."""
+        assert self.drafter is not None
+        return step_work(
+            self.drafter.config,
+            FrozenModel.of(self.target.model),
+            B,
+            T,
+            self.ttt_steps,
+            rows=rows,
+            teacher_rows=teacher_rows,
+            whole_vocabulary=self.recipe.whole_vocabulary,
+            train_embed=self.train_embed,
+            train_head=self.train_head,
+        )
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step reads on all ranks."""
-        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data.batch_size * data.seq_len * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        return self._batch_tokens * self._parts
 
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
-        if self.drafter is not None:
-            return
-        target = self.target
-        config = DrafterConfig.for_target(
-            self.spec,
-            target.config,
-            vocab_size=target.vocab_size,
-            num_target_layers=target.num_layers,
-            identity=target.identity,
-        )
-        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-        if data.seq_len > target.config.max_position_embeddings:
-            raise ValueError(
-                f"data.seq_len {data.seq_len} exceeds the target's {target.config.max_position_embeddings} positions"
-            )
-        counts_V = data.supervised_counts(config.vocab_size)
-        ids_D = choose(counts_V, config.draft_vocab_size, target.eos_token_ids)
-        drafter = Drafter(config, ids_D)
-        scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
-        drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
-        if config.hidden_size != config.target_hidden_size and not (self.train_embed and self.train_head):
-            raise ValueError(
-                f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
-                "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
-            )
-        if config.head == "target":
-            _check_plain_head(target)
-        if self.ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
-            log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", self.ttt_steps)
-        drafter.embed_tokens.requires_grad_(self.train_embed)
-        drafter.lm_head.requires_grad_(self.train_head)
-        covered = float(counts_V[ids_D].sum() / counts_V.sum().clamp(min=1))
-        trainable = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
-        log.info(
-            "drafter: %s trainable parameters, boundaries %s of %d, draft vocabulary %d covering %.2f %% of the text",
-            f"{trainable:,}", list(config.aux_layers), config.num_target_layers, len(ids_D), 100 * covered,
-        )  # fmt: skip
-        if self.compile_parts:
-            for module in drafter.modules():
-                if isinstance(module, SwiGLU | RMSNorm):
-                    module.compile()
-        self.drafter = drafter
+        if self.drafter is None:
+            data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+            self.drafter = build(self.spec, self.target, data, self.train_embed, self.train_head, self.recipe.steps)
 
     def setup(self, stage: str) -> None:
-        """Put the target beside the drafter."""
-        self.target.to(self.trainer.strategy.root_device)
+        """Put the target beside the drafter, and choose how this device computes."""
+        device = self.trainer.strategy.root_device
+        self.target.to(device)
+        name, kernel = unroll_kernel(self.attention, device)
+        self.recipe = dataclasses.replace(self.recipe, kernel=kernel)
+        compile_pointwise(self.compile_parts)
+        products = self._products.enter_context(fast_products()) if device.type == "cpu" else "CUDA's"
+        kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
+        log.info(
+            "unroll attention: %s; float32 products: %s; compiled: %s; freed memory: %s",
+            name, products, self.compile_parts, kept,
+        )  # fmt: skip
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Lightning tears no module down after an error."""
+        return [_TearDown()]
+
+    def teardown(self, stage: str) -> None:
+        """Leave torch as it was."""
+        self._products.close()
+        compile_pointwise(False)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what the weights belong to."""
@@ -152,93 +180,95 @@ class DrafterModule(pl.LightningModule):
             ValueError: the checkpoint was made under another drafter config, target or draft vocabulary.
         """
         assert self.drafter is not None
-        stored, now = checkpoint.get("drafter_config"), self.drafter.config.to_json()
-        if stored is None:
-            raise ValueError("this checkpoint holds no drafter config: it was not written by specdec fit")
-        if different := sorted(key for key in now if stored.get(key) != now[key]):
-            raise ValueError(
-                "the checkpoint belongs to another drafter; these differ from the present config: "
-                + "; ".join(f"{key} was {stored.get(key)}, is {now[key]}" for key in different)
-            )
-        ids_D = checkpoint["state_dict"]["drafter.vocab.target_ids_D"]
-        if not torch.equal(ids_D.cpu(), self.drafter.vocab.target_ids_D.cpu()):
-            raise ValueError("the checkpoint's draft vocabulary is not the one of the present training data")
+        check_checkpoint(checkpoint, self.drafter)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The injected optimizer over what is trainable, and the schedule over the whole run."""
         assert self.drafter is not None
-        optimizer = self.make_optimizer([p for p in self.drafter.parameters() if p.requires_grad])
-        total = self._total_steps()
-        scheduler = self.schedule.build(optimizer, total)
+        named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
+        optimizer = self.make_optimizer(named)
+        scheduler = self.schedule.build(optimizer, total_steps(self.trainer))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _total_steps(self) -> int:
-        # not trainer.estimated_stepping_batches, which loses the loader's state in a resumed run
-        trainer, data = self.trainer, self.trainer.datamodule  # type: ignore[attr-defined]
-        if trainer.max_steps > 0:
-            return trainer.max_steps
-        if not trainer.max_epochs or trainer.max_epochs < 0:
-            raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
-        batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
 
     def _metric(self, stage: str) -> UnrollMetrics:
         metric = self.metrics[STAGES.index(stage)]
         assert isinstance(metric, UnrollMetrics)
         return metric
 
-    def _run(self, batch: Batch, stage: str, measure: bool = True) -> Tensor:
+    def _run(self, batch: Batch, stage: str, measure: bool = True) -> Objective:
         assert self.drafter is not None
-        teacher = teach(self.target, self.drafter, batch)
-        out = objective(
-            self.drafter, batch, teacher, self.loss, self.ttt_steps, self.step_decay, self.in_vocab, measure
-        )
+        teacher = teach(self.target, self.drafter, batch, self.recipe, measure)
+        if stage == "train" and not isinstance(self.noise, NoNoise):
+            generator = batch_generator(batch, self.global_step, self.global_rank)
+            noisy = self.noise(teacher.aux_BTNH, batch.documents_BT, generator)
+            teacher = teacher._replace(aux_BTNH=noisy)
+        out = objective(self.drafter, batch, teacher, self.recipe, measure)
         if out.counts is not None:
             self._metric(stage).update(out.counts)
-        return out.loss
+        return out
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One unrolled loss; figures are measured on the steps that are logged."""
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         logged = every > 0 and (self.global_step + 1) % every == 0
-        loss = self._run(batch, "train", measure=logged)
-        self.log("train/loss", loss, prog_bar=True)
-        if logged and (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+        out = self._run(batch, "train", measure=logged)
+        self.log("train/loss", out.loss, prog_bar=True)
+        if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
             self._report("train")
-        return loss
+        if self._parts == 1:
+            return out.loss
+        self._rows = self._rows.to(out.rows) + out.rows
+        return out.loss * (out.rows / self._batch_tokens)
+
+    @property
+    def _batch_tokens(self) -> int:
+        """Tokens of a full batch: keeps the scaled losses near one; an epoch's last batch may have fewer."""
+        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data.batch_size * data.seq_len
+
+    @property
+    def _parts(self) -> int:
+        """Batches, on all ranks, whose gradients an optimizer step averages."""
+        return self.trainer.accumulate_grad_batches * self.trainer.world_size
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Let the gradients go at once; Lightning would keep them through the next forward, where memory is dearest."""
+        super().optimizer_step(*args, **kwargs)
+        optimizer: torch.optim.Optimizer = args[2]
+        optimizer.zero_grad()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks.
+
+        A batch with few supervised rows counts for few; none at all leaves gradients of zero.
+        """
+        if self._parts == 1:
+            return
+        rows = self.trainer.strategy.reduce(self._rows, reduce_op="sum")
+        self._rows = torch.zeros_like(self._rows)
+        scale = torch.where(rows > 0, self._parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
+        torch._foreach_mul_([p.grad for p in self.parameters() if p.grad is not None], scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The same loss and figures on held-out rows."""
-        loss = self._run(batch, "val")
-        self.log("val/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(batch.ids_BT))
+        self._run(batch, "val")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As validation."""
-        loss = self._run(batch, "test")
-        self.log("test/loss", loss, sync_dist=True, batch_size=len(batch.ids_BT))
+        self._run(batch, "test")
 
     def on_validation_epoch_end(self) -> None:
-        """Report the depth figures."""
+        """Report the loss and the depth figures."""
         self._report("val")
 
     def on_test_epoch_end(self) -> None:
-        """Report the depth figures."""
+        """Report the loss and the depth figures."""
         self._report("test")
 
     def _report(self, stage: str) -> None:
         metric = self._metric(stage)
-        self.log_dict({f"{stage}/{name}": value for name, value in metric.compute().items()})
+        values = metric.compute()
+        if stage == "train":
+            del values["loss"]  # that of every step is logged
+        self.log_dict({f"{stage}/{name}": value for name, value in values.items()})
         metric.reset()
-
-
-def _check_plain_head(target: Target) -> None:
-    """Raise ValueError if the target's logits are more than a matrix times the state (a bias, scale or cap)."""
-    final_1TH = torch.randn(1, 4, target.hidden_size, generator=torch.Generator().manual_seed(0))
-    final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
-    plain_1TV = final_1TH @ target.head_weight().T
-    if not torch.allclose(target.logits(final_1TH), plain_1TV, rtol=1e-2, atol=1e-2 * float(plain_1TV.abs().max())):
-        raise ValueError(
-            "head=target cannot be used with this target: its logits have a bias, scale or cap that EAGLE-1's drafter "
-            "has no place for; use head=own"
-        )

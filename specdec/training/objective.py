@@ -1,33 +1,73 @@
 """One batch through the unroll: the loss and the counts that the metrics need.
 
-Legend: B batch, T tokens, R supervised rows, K unroll steps, D draft vocabulary, V vocabulary.
+Legend: B batch, T tokens, N aux layers, H hidden, S = B T slots, R rows, K unroll steps, D draft vocabulary.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.drafter import Drafter
+from specdec.drafter import Drafter, Step
+from specdec.nn.unroll import UnrollKernel
 from specdec.nn.view import View
 from specdec.target import Target
-from specdec.training.losses import Loss, step_weights
-from specdec.training.ttt import reachable, supervised, ttt_unroll
+from specdec.training.head_loss import Job, Term, head_loss
+from specdec.training.law import Law, TargetLaw
+from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
+from specdec.training.rows import Index, pieces
+from specdec.training.ttt import ORACLE, reachable, shift, supervised, ttt_unroll
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a drafter is taught.
+
+    Args:
+        loss: what is compared.
+        steps: unroll steps K.
+        decay: weight of step k is ``decay**k``.
+        in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
+        kernel: how the unroll attends.
+        recompute: run each step again in the backward pass instead of keeping its insides.
+        piece_bytes: memory for the logits of a piece.
+    """
+
+    loss: Loss = field(default_factory=SoftCrossEntropy)
+    steps: int = 7
+    decay: float = 0.8
+    in_vocab: bool = True
+    kernel: UnrollKernel = ORACLE
+    recompute: bool = False
+    piece_bytes: int = 2**24
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What the losses read of the target's law beside its probabilities."""
+        return frozenset().union(*(term.loss.reads for term in terms(self.loss) if isinstance(term.loss, LawLoss)))
+
+    @property
+    def whole_vocabulary(self) -> bool:
+        """Whether the target's logits are worked out beyond the draft vocabulary."""
+        return self.in_vocab or "log_mass_R" in self.reads
 
 
 class Teacher(NamedTuple):
     """What the target says about a batch."""
 
     aux_BTNH: Tensor
-    logits_BTV: Tensor
+    final_BTH: Tensor  # its last states after its final norm
+    law: Callable[[Tensor], Law]  # of states (C, H)
 
 
 class Counts(NamedTuple):
-    """Sums over a batch, per unroll step; each (K,)."""
+    """Sums over a batch, per unroll step; each (K,) but ``loss_KN``."""
 
     rows_K: Tensor  # rows that the loss is the mean of
-    loss_K: Tensor  # summed loss
+    loss_KN: Tensor  # summed losses by term, unweighted
     covered_K: Tensor  # supervised rows whose most likely token the draft vocabulary has
     supervised_K: Tensor  # supervised rows
     reached_K: Tensor  # slots that decoding can reach at this depth
@@ -37,80 +77,119 @@ class Counts(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """Scalar loss and what it was made of."""
+    """Mean loss over ``rows`` rows and what it was made of."""
 
     loss: Tensor
+    rows: Tensor  # Σ_k decay**k rows_K: what the mean is taken over
     counts: Counts | None  # None where nobody asked for it
 
 
-def teach(target: Target, drafter: Drafter, batch: Batch) -> Teacher:
-    """The target's features and logits, each document on its own; no gradient."""
-    view = View.packed(batch.documents_BT)
-    out = target.forward(batch.ids_BT, view, drafter.config.aux_layers, drafter.config.aux_final_norm)
-    with torch.no_grad():
-        aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
-        return Teacher(aux_BTNH, target.logits(out.final_BTH))
+def teach(target: Target, drafter: Drafter, batch: Batch, recipe: Recipe, measure: bool = True) -> Teacher:
+    """The target's features, each document on its own; no gradient.
+
+    Raises:
+        ValueError: a feature is not finite; the message names sample and layer.
+    """
+    layers = drafter.config.aux_layers
+    out = target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, drafter.config.aux_final_norm)
+    real_BT = batch.documents_BT >= 0
+    for n, boundary in enumerate(layers):
+        check_finite(out.aux_BTNH[:, :, n], f"boundary {boundary}", real_BT)
+    check_finite(out.final_BTH, "its last state", real_BT)
+    reads = recipe.reads | ({"log_mass_R", "token_R"} if measure else set())
+    law = TargetLaw(target, drafter.vocab, reads, measure or recipe.in_vocab)
+    return Teacher(out.aux_BTNH.to(drafter.lm_head.weight.dtype), out.final_BTH, law)
 
 
-def objective(
-    drafter: Drafter,
-    batch: Batch,
-    teacher: Teacher,
-    loss: Loss,
-    steps: int,
-    decay: float,
-    in_vocab: bool = True,
-    measure: bool = True,
-) -> Objective:
-    """The unrolled loss: the mean over its rows at each step, weighted ``decay**k`` normalised.
+def check_finite(state_BTH: Tensor, name: str, real_BT: Tensor) -> None:
+    """Raise ValueError for NaN or infinite states, naming the first sample and token."""
+    bad_BT = ~state_BTH.isfinite().all(-1) & real_BT
+    if bad_BT.any():
+        b, t = bad_BT.nonzero()[0].tolist()
+        value = state_BTH[b, t][~state_BTH[b, t].isfinite()][0]
+        raise ValueError(
+            f"the target's features are not finite: sample {b}, token {t}, {name} holds {float(value)}; "
+            "run the target in bfloat16 or float32 (model.target.dtype), or leave that boundary out of aux_layers"
+        )
 
-    Args:
-        in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
-        measure: count for the metrics too, which costs several passes over the logits.
+
+class _Watch:
+    """Counts what the metrics want while the logits are there."""
+
+    def __init__(self, drafter: Drafter, reached_KS: Tensor) -> None:
+        self.drafter, self.reached_KS = drafter, reached_KS
+        self.hits_KS = torch.zeros_like(reached_KS)
+        self.covered_K = torch.zeros(len(reached_KS), dtype=torch.float64, device=reached_KS.device)
+        self.overlap_K = torch.zeros_like(self.covered_K)
+
+    def __call__(self, k: int, slots: Index, logits_RD: Tensor, law: Law) -> None:
+        q_RD = logits_RD.softmax(-1, dtype=law.p_CD.dtype)
+        reached_R = self.reached_KS[k, slots]
+        self.hits_KS[k, slots] = (logits_RD.argmax(-1) == law.token_C) & law.known_C & reached_R
+        self.covered_K[k] += law.known_C.sum()
+        overlap_R = torch.minimum(law.p_CD * law.log_mass_C.exp()[:, None], q_RD).sum(-1)
+        self.overlap_K[k] += (overlap_R * reached_R).sum()
+
+
+def objective(drafter: Drafter, batch: Batch, teacher: Teacher, recipe: Recipe, measure: bool = True) -> Objective:
+    """The unrolled loss: its mean over the rows of all steps, step k weighted by ``decay**k``.
 
     A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
+
+    Args:
+        measure: count for the metrics too, which costs several passes over the logits.
     """
-    wide_V = teacher.logits_BTV.dtype
-    best_BT = teacher.logits_BTV.argmax(-1)
-    draft_BTD = teacher.logits_BTV[..., drafter.vocab.target_ids_D].to(torch.promote_types(wide_V, torch.float32))
-    with torch.no_grad():
-        log_total_BT = teacher.logits_BTV.to(draft_BTD.dtype).logsumexp(-1)
-        known_BT = drafter.vocab.to_draft(best_BT) >= 0
-    total = draft_BTD.new_zeros(())  # no rows still leave a graph: the head of nothing
-    prefix_BT: Tensor | None = None
-    rows: list[list[Tensor]] = []
-    for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, batch.documents_BT, steps)):
-        at_B, at_T = supervised(batch.loss_mask_BT, batch.documents_BT, k).nonzero(as_tuple=True)
-        reached_R = reachable(batch.loss_mask_BT, batch.documents_BT, k)[at_B, at_T]
-        from_T = at_T + 1 + k  # the teacher of x[t+2+k] stands at t+1+k
-        logits_RD = drafter.logits(step.normed_BTH[at_B, at_T]).to(draft_BTD.dtype)
-        teacher_RD = draft_BTD[at_B, from_T]
-        used_R = known_BT[at_B, from_T] if in_vocab else torch.ones_like(reached_R)
-        loss_R = loss(logits_RD, teacher_RD) * used_R
-        total = total + step_weights(steps, decay)[k] * loss_R.sum() / used_R.sum().clamp(min=1)
-        if not measure:
-            continue
-        with torch.no_grad():
-            hit_R = drafter.vocab.to_target(logits_RD.argmax(-1)) == best_BT[at_B, from_T]
-            law_RD = (teacher_RD - log_total_BT[at_B, from_T, None]).exp()
-            overlap_R = torch.minimum(law_RD, logits_RD.softmax(-1)).sum(-1)
-            hit_BT = torch.zeros_like(batch.loss_mask_BT)
-            hit_BT[at_B, at_T] = hit_R & reached_R
-            prefix_BT = hit_BT if prefix_BT is None else prefix_BT & hit_BT
-            known_R = known_BT[at_B, from_T]
-            rows.append(
-                [
-                    used_R.sum(),
-                    loss_R.sum(),
-                    known_R.sum(),
-                    torch.tensor(len(at_B), device=at_B.device),
-                    reached_R.sum(),
-                    hit_BT.sum(),
-                    prefix_BT.sum(),
-                    (overlap_R * reached_R).sum(),
-                ]
+    K, mask, documents = recipe.steps, batch.loss_mask_BT, batch.documents_BT
+    trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
+    steps = list(ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, documents, K, recipe.kernel, recipe.recompute))
+    final_SH = teacher.final_BTH.flatten(0, 1)
+    found = terms(recipe.loss)
+    watch = None
+    if measure:
+        watch = _Watch(drafter, torch.stack([reachable(mask, documents, k) for k in range(K)]).flatten(1))
+    size = max(16, recipe.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
+    job = Job(
+        list(pieces(trained_KBT, size)),
+        lambda at_C: teacher.law(final_SH[at_C]),
+        [Term(term.weight, term.loss) for term in found if isinstance(term.loss, LawLoss)],
+        recipe.decay,
+        recipe.in_vocab,
+        watch,
+    )
+    loss, sums = head_loss(job, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps])
+    losses = {
+        term.name: column
+        for term, column in zip(
+            (term for term in found if isinstance(term.loss, LawLoss)), sums.loss_KN.unbind(1), strict=True
+        )
+    }
+    decays = sums.count_K.new_tensor([recipe.decay**k for k in range(K)])
+    rows = (sums.count_K * decays).sum()
+    for term in found:
+        if isinstance(term.loss, FeatureLoss):
+            per_K = torch.stack(
+                [_features(term.loss, step, teacher.final_BTH, trained_KBT[k], k) for k, step in enumerate(steps)]
             )
-    if not measure:
-        return Objective(total, None)
-    columns = zip(*rows, strict=True)
-    return Objective(total, Counts(*(torch.stack([x.detach().double() for x in column]) for column in columns)))
+            loss = loss + term.weight * (per_K * decays).sum() / rows.clamp(min=1e-30)
+            losses[term.name] = per_K.detach()
+    if watch is None:
+        return Objective(loss, rows, None)
+    with torch.no_grad():
+        prefix_KS = watch.hits_KS.cumprod(0)
+        counts = Counts(
+            sums.count_K,
+            torch.stack([losses[term.name] for term in found], dim=1),
+            watch.covered_K,
+            trained_KBT.sum((1, 2)),
+            watch.reached_KS.sum(1),
+            watch.hits_KS.sum(1),
+            prefix_KS.sum(1),
+            watch.overlap_K,
+        )
+    return Objective(loss, rows, Counts(*(x.double() for x in counts)))
+
+
+def _features(loss: FeatureLoss, step: Step, final_BTH: Tensor, trained_BT: Tensor, k: int) -> Tensor:
+    """Summed feature loss of step k: its state stands for the target's at t + 1 + k."""
+    target_RH = shift(final_BTH, 1 + k)[trained_BT].to(step.h_BTH.dtype)
+    return loss(step.h_BTH[trained_BT], target_RH).sum()

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import lightning.pytorch as pl
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -36,3 +37,20 @@ class WarmupCosine:
     def build(self, optimizer: Optimizer, total: int) -> LambdaLR:
         """A torch scheduler to be stepped after every optimizer step."""
         return LambdaLR(optimizer, lambda step: self.factor(step, total))
+
+
+def total_steps(trainer: pl.Trainer) -> int:
+    """Optimizer steps of the whole run.
+
+    Raises:
+        ValueError: neither steps nor epochs are set.
+    """
+    # not trainer.estimated_stepping_batches, which loses the loader's state in a resumed run
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    if not trainer.max_epochs or trainer.max_epochs < 0:
+        raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
+    batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specdec.drafter import Drafter, Step
 from specdec.nn.cache import UnrollCache
+from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.nn.view import View
+
+ORACLE = Dense()
 
 
 def shift(x_BT: Tensor, by: int) -> Tensor:
@@ -23,18 +27,48 @@ def shift(x_BT: Tensor, by: int) -> Tensor:
     return out
 
 
-def ttt_unroll(drafter: Drafter, ids_BT: Tensor, aux_BTNH: Tensor, documents_BT: Tensor, steps: int) -> Iterator[Step]:
+def ttt_unroll(
+    drafter: Drafter,
+    ids_BT: Tensor,
+    aux_BTNH: Tensor,
+    documents_BT: Tensor,
+    steps: int,
+    kernel: UnrollKernel = ORACLE,
+    recompute: bool = False,
+) -> Iterator[Step]:
     """The drafter's steps 0..steps-1 at every anchor at once.
 
     Each slot sees the step-0 keys of its own document up to itself and its own keys of the later steps, at rotary
     position t + k, which is what a draft chain started at that anchor sees in its cache.
+
+    Args:
+        kernel: how the attention is computed; all kernels give the same numbers.
+        recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
     """
-    view = View.packed(documents_BT, UnrollCache())
-    h_BTH = drafter.fuse(aux_BTNH)
+    view, T = View.packed(documents_BT), ids_BT.shape[1]
+    h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)
+    read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)
     for k in range(steps):
-        step = drafter.step(shift(ids_BT, 1 + k), h_BTH, view._replace(positions_BT=view.positions_BT + k))
+        read_k, here = read[:, 1 + k : 1 + k + T], view._replace(positions_BT=view.positions_BT + k)
+        if recompute and torch.is_grad_enabled():
+            step = _recomputed(drafter, read_k, h_BTH, here, keys)
+        else:
+            step = drafter.advance(read_k, h_BTH, here._replace(cache=keys))
         yield step
         h_BTH = step.h_BTH
+
+
+def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache) -> Step:
+    """A step under gradient checkpointing; its keys enter and leave as tensors, so that running it again is pure."""
+
+    def run(read: Tensor, h_BTH: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
+        cache = keys.holding(before)
+        step = drafter.advance(read, h_BTH, view._replace(cache=cache))
+        return *step, *cache.last()
+
+    h_BTH, normed_BTH, *new = checkpoint(run, read, h_BTH, *keys.flat(), use_reentrant=False)
+    keys.append(new)
+    return Step(h_BTH, normed_BTH)
 
 
 def _same_document(documents_BT: Tensor, ahead: int) -> Tensor:

@@ -17,17 +17,17 @@ from specdec.decoding.proposer import Proposer
 from specdec.drafter import Drafter
 from specdec.target import Target
 from specdec.target.cache import TargetCache
-from specdec.training.losses import SoftCrossEntropy
-from specdec.training.objective import objective, teach
+from specdec.training.objective import Recipe, objective, teach
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import HIDDEN, presets, tiny_drafter
+from tests.tiny import HIDDEN, presets, tiny_drafter, variants
 
 STEPS, NEW, UPDATES = 4, 72, 12
+RECIPE = Recipe(steps=STEPS)
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9]
 SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
 SPECS["eagle3_1_reduced"] = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=58)
-SPECS["two_layers"] = dataclasses.replace(SPECS["eagle3_1"], num_layers=2)
+SPECS |= {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in variants().items()}
 
 
 @cache
@@ -52,7 +52,7 @@ def batch_of(texts: list[list[int]], prompts: list[list[int]]) -> Batch:
 @torch.no_grad()
 def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> Tensor:  # noqa: N802
     """Whether the unroll's step k at anchor t names token t + 2 + k of its document."""
-    aux_BTNH = teach(target, drafter, batch).aux_BTNH
+    aux_BTNH = teach(target, drafter, batch, RECIPE).aux_BTNH
     rows = []
     for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)):
         said_T = drafter.vocab.to_target(drafter.logits(step.normed_BTH)[0].argmax(-1))
@@ -102,13 +102,24 @@ def assert_decoding_earns_what_training_measures(family: str, drafter: Drafter) 
         ("eagle3_1", 0.2),
         ("eagle3_1", 0.4),
         ("eagle3_1_reduced", 0.2),
-        ("two_layers", 0.2),
+        ("two_layer", 0.2),
     ],
 )
 def test_disturbed_drafters(family: str, name: str, level: float) -> None:
     """Noise on every matrix: what is drafted hangs on feature, context and depth, and is right now and then."""
     drafter = disturb(perfect_drafter(target_of(family), SPECS[name], sharpness=1.0), level)
     assert_decoding_earns_what_training_measures(family, drafter)
+
+
+@pytest.mark.parametrize("name", sorted(set(variants()) - {"two_layer"}))
+def test_disturbed_variants(name: str) -> None:
+    """Texts of eighty tokens and more, which a window of 16 cuts."""
+    level = 0.6 if name == "narrow_fusion" else 0.2
+    drafter = disturb(perfect_drafter(target_of("llama"), SPECS[name], sharpness=1.0), level)
+    for part, parameter in drafter.named_parameters():
+        if part.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.fill_(2)  # as sharp as without these norms
+    assert_decoding_earns_what_training_measures("llama", drafter)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -120,11 +131,11 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(False)
     batch = batch_of([text_of("llama", number) for number in range(len(PROMPTS))], PROMPTS)
-    teacher = teach(target, drafter, batch)
+    teacher = teach(target, drafter, batch, RECIPE)
     optimizer = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=0.02)
     losses = []
     for _ in range(UPDATES):
-        loss = objective(drafter, batch, teacher, SoftCrossEntropy(), STEPS, decay=0.8).loss
+        loss = objective(drafter, batch, teacher, RECIPE).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -167,5 +178,5 @@ def test_the_drafter_is_handed_the_features_of_training(
     ids_T, aux_1TNH = torch.cat([ids for ids, _ in handed]), torch.cat([aux for _, aux in handed], dim=1)
     text = [*prompt, *PlainDecoder(target).generate(prompt, len(ids_T)).ids]
     assert ids_T.tolist() == text[1 : len(ids_T) + 1]  # each feature stands beside the token that follows it
-    wanted_1TNH = teach(target, drafter, batch_of([text], [prompt])).aux_BTNH[:, : len(ids_T)]
+    wanted_1TNH = teach(target, drafter, batch_of([text], [prompt]), RECIPE).aux_BTNH[:, : len(ids_T)]
     torch.testing.assert_close(aux_1TNH, wanted_1TNH, rtol=1e-9, atol=1e-9)

@@ -1,37 +1,56 @@
 """The truth that everything rests on: what is trained is what is decoded."""
 
+import dataclasses
+
 import pytest
 import torch
+from torch import Tensor
 
 from specdec.decoding.growth import Chain
 from specdec.decoding.proposer import Proposer
-from specdec.drafter import DrafterSpec
+from specdec.drafter import Concat, Drafter, DrafterSpec
 from specdec.training.ttt import ttt_unroll
-from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_drafter
+from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_drafter, variants
 
 LENGTH, STEPS = 8, 3
 SPECS = list(all_specs())
+WINDOW, LONG = 16, 40
+NAMED = presets() | variants()
+WINDOWED = [spec for spec in SPECS if spec.attention_window == WINDOW and isinstance(spec.fusion, Concat)]
+# two documents longer than the window, and one that it never cuts
+PACKED = [0] * 19 + [1] * 3 + [2] * 18
 
 
-def worst_gap(spec: DrafterSpec, documents: list[int]) -> float:
+def text(drafter: Drafter, length: int) -> tuple[Tensor, Tensor]:
+    """Random tokens (1, length) and features (1, length, N, H)."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, VOCAB, (1, length), generator=generator)
+    shape = (1, length, len(drafter.config.aux_layers), HIDDEN)
+    return ids, torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def unrolled_logits(drafter: Drafter, documents: list[int], steps: int) -> list[Tensor]:
+    """Logits (T, D) of every unroll step over :func:`text`."""
+    ids, aux = text(drafter, len(documents))
+    made = ttt_unroll(drafter, ids, aux, torch.tensor([documents]), steps)
+    return [drafter.logits(step.normed_BTH)[0] for step in made]
+
+
+def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> float:
     """Largest difference between unrolled and cached logits, over every anchor and depth."""
-    drafter = tiny_drafter(spec)
-    n = len(drafter.config.aux_layers)
-    ids = torch.randint(0, VOCAB, (1, LENGTH))
-    aux = torch.randn(1, LENGTH, n, HIDDEN, dtype=torch.float64)
-    unrolled = [
-        drafter.logits(step.normed_BTH)[0] for step in ttt_unroll(drafter, ids, aux, torch.tensor([documents]), STEPS)
-    ]
+    drafter, length = tiny_drafter(spec), len(documents)
+    ids, aux = text(drafter, length)
+    unrolled = unrolled_logits(drafter, documents, steps)
     gap = 0.0
-    for anchor in range(LENGTH - 1):
+    for anchor in range(length - 1):
         first = documents.index(documents[anchor])
-        proposer = Proposer(drafter, Chain(STEPS), LENGTH)
+        proposer = Proposer(drafter, Chain(steps), length)
         frontier = proposer.extend(ids[0, first + 1 : anchor + 2], aux[:, first : anchor + 1])
-        for k in range(STEPS):
+        for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
             gap = max(gap, float((frontier.log_probs_KD[0] - want).abs().max()))
             token = anchor + 2 + k
-            if token >= LENGTH or documents[token] != documents[anchor]:
+            if token >= length or documents[token] != documents[anchor]:
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
             frontier = proposer._expand(ids[0, token : token + 1], frontier.h_KH, seen, torch.arange(k + 1))
@@ -47,6 +66,30 @@ def test_unrolled_logits_equal_cached_drafting(spec: DrafterSpec) -> None:
     assert worst_gap(spec, [0] * LENGTH) < 1e-12
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", NAMED)
 def test_the_same_in_packed_documents(name: str) -> None:
-    assert worst_gap(presets()[name], [0, 0, 0, 0, 1, 1, 1, 1]) < 1e-12
+    assert worst_gap(NAMED[name], [0, 0, 0, 0, 1, 1, 1, 1]) < 1e-12
+
+
+@pytest.mark.parametrize("documents", [[0] * LONG, PACKED], ids=["one", "packed"])
+@pytest.mark.parametrize("spec", WINDOWED, ids=str)
+def test_the_same_where_the_window_cuts(spec: DrafterSpec, documents: list[int]) -> None:
+    assert worst_gap(spec, documents) < 1e-12
+
+
+@pytest.mark.parametrize("documents", [[0] * LONG, PACKED], ids=["one", "packed"])
+def test_the_window_cuts_at_its_width(documents: list[int]) -> None:
+    """Else equality would say nothing: step k at anchor t reaches k + t positions back in its document."""
+    spec = variants()["sliding_window"]
+    full = tiny_drafter(dataclasses.replace(spec, attention_window="full"))
+    narrow = tiny_drafter(spec)
+    narrow.load_state_dict(full.state_dict())
+    pairs = zip(unrolled_logits(full, documents, STEPS), unrolled_logits(narrow, documents, STEPS), strict=True)
+    for k, (wide_TD, narrow_TD) in enumerate(pairs):
+        differs = ((wide_TD - narrow_TD).abs().amax(-1) > 1e-9).tolist()
+        assert differs == [t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))]
+
+
+def test_the_smallest_window_holds_as_many_steps() -> None:
+    """At step 15 a node's own first key is at the window's edge."""
+    assert worst_gap(variants()["sliding_window"], [0] * LONG, steps=WINDOW) < 1e-12

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from specdec.nn.cache import UnrollCache
+from specdec.nn.unroll import Dense
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
 from tests.target.zoo import FAMILIES, LAYERS, VOCAB, WIDTH, assert_close, make, own_logits, tokens
@@ -159,7 +160,7 @@ def test_wrong_boundaries_are_refused() -> None:
 
 def test_a_foreign_cache_is_refused() -> None:
     target = Target(make("llama"))
-    view = View.packed(torch.zeros(1, 4, dtype=torch.int64), UnrollCache())
+    view = View.packed(torch.zeros(1, 4, dtype=torch.int64), UnrollCache(Dense()))
     with pytest.raises(ValueError, match=r"TargetCache .* not a UnrollCache"):
         target(tokens(4), view, ())
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.drafter import DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, Step
+from specdec.nn.cache import UnrollCache
+from specdec.nn.unroll import Dense
 from specdec.nn.view import View
 from specdec.training.ttt import reachable, shift, supervised, ttt_unroll
-from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter
+from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants
 
 #        0 1 2 3 4 5 6 7 8 9
 TURNS = "UUAAAUUAAA"
@@ -93,20 +95,22 @@ def sample(documents: list[list[int]], spec: DrafterSpec, seed: int = 0) -> tupl
 
 @pytest.mark.parametrize("name", presets())
 def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(name: str) -> None:
-    drafter, ids, aux, documents = sample([[0, 0, 0, 0, 0, 0]], presets()[name])
+    drafter, _, aux, documents = sample([[0, 0, 0, 0, 0, 0]], presets()[name])
+    ids = torch.tensor([[3, 1, 4, 15, 9, 26]])
     seen: list[tuple[Tensor, Tensor, View]] = []
-    step = drafter.step
+    advance = drafter.advance
 
-    def record(ids_BT: Tensor, h_BTH: Tensor, view: View) -> Any:
-        seen.append((ids_BT, h_BTH, view))
-        return step(ids_BT, h_BTH, view)
+    def record(read: Tensor, h_BTH: Tensor, view: View) -> Any:
+        seen.append((read, h_BTH, view))
+        return advance(read, h_BTH, view)
 
-    drafter.step = record
+    drafter.advance = record
     made = list(ttt_unroll(drafter, ids, aux, documents, 4))
     assert len(made) == len(seen) == 4
-    x = ids[0].tolist()
-    for k, (tokens, h, view) in enumerate(seen):
-        assert tokens[0, : 5 - k].tolist() == x[1 + k :]  # teacher-forced
+    for k, (read, h, view) in enumerate(seen):
+        wanted = drafter.read(ids[:, 1 + k :], h.dtype)  # teacher-forced
+        assert read.shape == (1, 6, wanted.shape[-1])
+        torch.testing.assert_close(read[:, : 5 - k], wanted, rtol=0, atol=1e-13)
         assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)  # same anchor, not shifted
         assert view.positions_BT[0].tolist() == [t + k for t in range(6)]
         assert torch.equal(view.mask_B1TS, seen[0][2].mask_B1TS) and view.cache is seen[0][2].cache
@@ -118,7 +122,8 @@ def test_step_0_is_the_ordinary_causal_forward(name: str) -> None:
     first = next(iter(ttt_unroll(drafter, ids, aux, documents, 3)))
     tokens = torch.cat([ids[:, 1:], torch.zeros(2, 1, dtype=torch.int64)], dim=1)
     plain = drafter.step(tokens, drafter.fuse(aux), View.packed(documents))
-    assert torch.equal(first.h_BTH, plain.h_BTH) and torch.equal(first.normed_BTH, plain.normed_BTH)
+    for got, want in zip(first, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -173,3 +178,92 @@ def test_gradients_flow_through_the_recurrence() -> None:
     steps = list(ttt_unroll(drafter, ids, aux, documents, 3))
     (by_slot,) = torch.autograd.grad(steps[2].normed_BTH[0, 2].sum(), aux)
     assert (by_slot[0].abs().amax((-1, -2)) > 0).tolist() == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", presets())
+def test_each_token_is_read_once_for_all_steps(name: str, recompute: bool) -> None:
+    """The first token apart, whose reading nobody uses, and what stands past the end, which is padding."""
+    drafter, ids, aux, documents = sample([[0] * 6, [0, 0, 1, 1, -1, -1]], presets()[name])
+    drafter.requires_grad_()
+    embedded: list[Tensor] = []
+    read: list[Tensor] = []
+    whole = drafter.entry.read
+
+    def record(e_BTH: Tensor) -> Tensor:
+        read.append(e_BTH)
+        return whole(e_BTH)
+
+    drafter.entry.read = record
+    drafter.embed_tokens.register_forward_pre_hook(lambda module, args: embedded.append(args[0]))
+    K = 4
+    last = list(ttt_unroll(drafter, ids, aux, documents, K, recompute=recompute))[-1]
+    last.normed_BTH.square().sum().backward()  # where steps are run again, reading is not
+    assert len(embedded) == len(read) == 1 and read[0].shape == (2, 6 + K, HIDDEN)
+    assert embedded[0].tolist() == [row + [0] * K for row in ids.tolist()]
+
+
+def one_by_one(drafter: Drafter, ids: Tensor, aux: Tensor, documents: Tensor, K: int) -> list[Step]:
+    """The unroll with ordinary steps, each of which reads its own tokens."""
+    view, h = View.packed(documents, UnrollCache(Dense())), drafter.fuse(aux)
+    out = []
+    for k in range(K):
+        step = drafter.step(shift(ids, 1 + k), h, view._replace(positions_BT=view.positions_BT + k))
+        out.append(step)
+        h = step.h_BTH
+    return out
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", [*presets(), "qwen3", "two_layer", "narrow_fusion"])
+def test_it_is_steps_that_each_read_their_tokens(name: str, recompute: bool) -> None:
+    """Also in the gradient of everything, a trained embedding among it: a token's is the sum over all steps."""
+    K, spec = 4, (presets() | variants())[name]
+    drafter, ids, aux, documents = sample([[0] * 9, [0, 0, 0, 0, 1, 1, 1, 1, -1]], spec)
+    drafter.requires_grad_()
+    found: list[tuple[list[Tensor], dict[str, Tensor]]] = []
+    for made in (
+        list(ttt_unroll(drafter, ids, aux, documents, K, recompute=recompute)),
+        one_by_one(drafter, ids, aux, documents, K),
+    ):
+        generator, loss = torch.Generator().manual_seed(3), torch.zeros((), dtype=torch.float64)
+        for k, step in enumerate(made):
+            used = supervised(torch.ones_like(ids, dtype=torch.bool), documents, k)
+            assert bool(used.any())
+            states = step.normed_BTH[used]
+            loss = loss + (states * torch.randn(states.shape, generator=generator, dtype=torch.float64)).sum()
+        drafter.zero_grad(set_to_none=True)
+        loss.backward()
+        grads = {part: p.grad.clone() for part, p in drafter.named_parameters() if p.grad is not None}
+        found.append(([step.normed_BTH.detach() for step in made], grads))
+    (ours, by_ours), (theirs, by_theirs) = found
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert set(by_ours) == set(by_theirs) == {part for part, _ in drafter.named_parameters()} - {"lm_head.weight"}
+    for part, gradient in by_theirs.items():
+        assert gradient.abs().max() > 1e-6, part
+        torch.testing.assert_close(by_ours[part], gradient, rtol=1e-9, atol=1e-9, msg=part)
+    rows = by_ours["embed_tokens.weight"].abs().amax(-1) > 0
+    assert set(rows.nonzero()[:, 0].tolist()) == {int(x) for row in ids[:, 1:] for x in row} - dropped(ids, documents)
+
+
+def dropped(ids: Tensor, documents: Tensor) -> set[int]:
+    """Tokens that no supervised slot reads: a document's first and last, and padding, unless they stand elsewhere."""
+    B, T = ids.shape
+    inside = {
+        int(ids[b, t])
+        for b in range(B)
+        for t in range(1, T - 1)
+        if int(documents[b, t - 1]) == int(documents[b, t]) == int(documents[b, t + 1]) >= 0
+    }
+    return {int(x) for x in ids.flatten()} - inside
+
+
+def test_one_token_rows_can_be_trained() -> None:
+    """A single slot, whose values are laid out in memory like the projection that they come from."""
+    drafter, ids, aux, documents = sample([[0]], presets()["eagle3"])
+    drafter.requires_grad_()
+    steps = list(ttt_unroll(drafter, ids, aux, documents, 3))
+    steps[-1].normed_BTH.square().sum().backward()
+    assert all(bool(step.normed_BTH.isfinite().all()) for step in steps)
+    assert drafter.entry.token_qkv_proj.weight.grad is not None

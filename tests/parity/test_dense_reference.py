@@ -1,0 +1,354 @@
+"""Training against a naive implementation that shares no code with it.
+
+The reference is plain torch, read off the papers: the keys of all steps side by side under one explicit (k+1)T wide
+mask, ordinary softmax attention, the full logits of every slot of every step, each loss from its formula, and
+autograd for the gradients. It takes the drafter's weights and the target's states, and nothing else of the package.
+
+Legend: B batch, T tokens, N aux layers, H hidden, h query heads, g key heads, d head width, K steps, R rows,
+D draft vocabulary, V vocabulary.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specdec.data import Batch
+from specdec.drafter import Drafter, PostNorm
+from specdec.nn.flex import Merged
+from specdec.nn.unroll import Blocked, Dense, UnrollKernel
+from specdec.training.losses import (
+    ForwardKL,
+    HardCrossEntropy,
+    JensenShannon,
+    LKAlpha,
+    LKLambda,
+    Loss,
+    ReverseKL,
+    SmoothL1,
+    SoftCrossEntropy,
+    Term,
+    TopKCrossEntropy,
+    TotalVariation,
+    WeightedSum,
+)
+from specdec.training.objective import Recipe, Teacher, objective, teach
+from tests.published import published
+from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
+
+DESIGNS = presets() | variants()
+KERNELS: dict[str, Callable[[], UnrollKernel]] = {
+    "dense": Dense,
+    "blocked": Blocked,
+    "blocked-1": lambda: Blocked(1),
+    "blocked-5": lambda: Blocked(5),
+    "merged": lambda: Merged(plain_block),
+}
+EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
+HASS = WeightedSum([*EAGLE1.terms, Term(TopKCrossEntropy(5))])
+SEVERAL = WeightedSum([Term(LKLambda(), 0.7), Term(TotalVariation(), 0.0), Term(HardCrossEntropy(), 0.2)])
+
+
+def plain_block(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
+    """What flex attention gives: output and log-sum-exp, both with gradients."""
+    k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgTd, v_BgTd))
+    scores = (q_BhTd @ k.mT / math.sqrt(q_BhTd.shape[-1])).masked_fill(~mask_B1TT, float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+class Naive:
+    """The drafter's layers from their formulas, over the weights of ``drafter``."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.config, self.w = drafter.config, published(drafter)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """As Llama has it; a norm that the design lacks has no weight."""
+        if f"{name}.weight" not in self.w:
+            return x
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        rooted = (wide * wide).mean(-1, keepdim=True) + self.config.rms_norm_eps
+        return (wide / rooted**0.5).to(x.dtype) * self.w[f"{name}.weight"].to(x.dtype)
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
+
+    def fuse(self, aux_BTNH: Tensor) -> Tensor:
+        n = aux_BTNH.shape[2]
+        if "norms.aux.weight" in self.w:
+            states = self.norm(aux_BTNH.flatten(2), "norms.aux").unflatten(-1, (n, -1)).unbind(2)
+        else:
+            states = [self.norm(aux_BTNH[:, :, i], f"norms.aux.{i}") for i in range(n)]
+        if "fusion.scores_N" in self.w:
+            shares = torch.exp(self.w["fusion.scores_N"])
+            states = [sum(s * x for s, x in zip(shares / shares.sum(), states, strict=True))]
+        joined = torch.cat(list(states), -1)
+        return self.linear(joined, "fusion.fc") if "fusion.fc.weight" in self.w else joined
+
+    def turn(self, x_BThd: Tensor, positions_BT: Tensor) -> Tensor:
+        width = x_BThd.shape[-1]
+        inverse = 1.0 / (10000.0 ** (torch.arange(0, width, 2).float() / width))
+        angle = (positions_BT[..., None].float() * inverse)[:, :, None]  # single precision, as published models have it
+        cos, sin = angle.cos().to(x_BThd.dtype), angle.sin().to(x_BThd.dtype)
+        a, b = x_BThd[..., : width // 2], x_BThd[..., width // 2 :]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def attend(self, x: Tensor, at: str, positions_BT: Tensor, past: list, mask: Tensor) -> Tensor:
+        heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
+        q, k, v = (self.linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, self.config.head_dim)) for name in "qkv")
+        q, k = (
+            self.turn(self.norm(q, f"{at}.q_norm"), positions_BT),
+            self.turn(self.norm(k, f"{at}.k_norm"), positions_BT),
+        )
+        past.append((k, v))
+        keys, values = (torch.cat(list(x), 1).repeat_interleave(heads // groups, 2) for x in zip(*past, strict=True))
+        scores = torch.einsum("bthd,bshd->bhts", q, keys) / self.config.head_dim**0.5
+        shares = scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1)
+        return self.linear(torch.einsum("bhts,bshd->bthd", shares, values).flatten(2), f"{at}.o_proj")
+
+    def step(self, ids_BT: Tensor, h: Tensor, positions_BT: Tensor, pasts: list, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes to the next step, and what the head reads."""
+        e = self.norm(F.embedding(ids_BT, self.w["embed_tokens.weight"]).to(h.dtype), "norms.embed")
+        f = self.norm(h, "norms.hidden")
+        if "entry.fc.weight" in self.w:
+            x = self.linear(torch.cat([e, f], -1), "entry.fc")
+            block = self.norm(x, "norms.input")
+        else:
+            block, x = torch.cat([e, f], -1), f if self.config.norms.residual == "normed" else h
+        for i, past in enumerate(pasts):
+            at = f"layers.layers.{i}"
+            if i:
+                block = self.norm(x, f"layers.input_norms.{i - 1}")
+            x = x + self.attend(block, f"{at}.attention", positions_BT, past, mask)
+            y = self.norm(x, f"{at}.post_attention_norm")
+            gate = self.linear(y, f"{at}.mlp.gate_proj")
+            x = x + self.linear(gate * torch.sigmoid(gate) * self.linear(y, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+        normed = self.norm(x, "norms.output")
+        return (normed if isinstance(self.config.recurrence, PostNorm) else x), normed
+
+
+class Place(NamedTuple):
+    """A token's document and where in it it stands."""
+
+    document: tuple[int, int]  # its number, and where that run began
+    position: int
+
+
+def places(documents: list[int]) -> list[Place]:
+    out: list[Place] = []
+    for t, number in enumerate(documents):
+        begun = out[-1].document[1] if t and documents[t - 1] == number else t
+        out.append(Place((number, begun), t - begun))
+    return out
+
+
+def wide_mask(rows: list[list[Place]], k: int, window: int | str) -> Tensor:
+    """(B, T, (k+1)T): of step 0 the causal keys of the document within the window, of later steps one's own."""
+    B, T = len(rows), len(rows[0])
+    mask = torch.zeros(B, T, (k + 1) * T, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        for t in range(T):
+            for s in range(t + 1):
+                near = window == "full" or row[t].position + k - row[s].position < window
+                mask[b, t, s] = row[t].document == row[s].document and near
+            for j in range(1, k + 1):
+                mask[b, t, j * T + t] = True
+    return mask
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    return (p * (p.log() - q.log())).sum(-1)
+
+
+def lk_lambda(loss: LKLambda, p: Tensor, q: Tensor, full: Tensor) -> Tensor:
+    alpha = torch.minimum(full, q).sum(-1)
+    w = loss.scale * torch.exp(-loss.decay * alpha.detach())
+    return w * divergence(p, q) + (1 - w) * (1 - alpha)
+
+
+def jensen_shannon(loss: JensenShannon, p: Tensor, q: Tensor) -> Tensor:
+    m = loss.beta * p + (1 - loss.beta) * q
+    return loss.beta * divergence(p, m) + (1 - loss.beta) * divergence(q, m)
+
+
+# loss, p and q on the draft vocabulary (R, D), and what the target's whole law has there
+FORMULAS: dict[type, Callable[..., Tensor]] = {
+    SoftCrossEntropy: lambda loss, p, q, full: -(p * q.log()).sum(-1),
+    ForwardKL: lambda loss, p, q, full: divergence(p, q),
+    ReverseKL: lambda loss, p, q, full: divergence(q, p),
+    JensenShannon: lambda loss, p, q, full: jensen_shannon(loss, p, q),
+    TotalVariation: lambda loss, p, q, full: 1 - torch.minimum(full, q).sum(-1),
+    HardCrossEntropy: lambda loss, p, q, full: torch.stack([-q[r, i].log() for r, i in enumerate(p.argmax(-1))]),
+    TopKCrossEntropy: lambda loss, p, q, full: -(p * q.log() * (p >= p.sort(-1).values[:, [-loss.k]])).sum(-1),
+    LKAlpha: lambda loss, p, q, full: -torch.minimum(full, q).sum(-1).log(),
+    LKLambda: lk_lambda,
+}
+
+
+def reference(drafter: Drafter, batch: Batch, teacher: Teacher, head_VH: Tensor, recipe: Recipe) -> Tensor:
+    """The loss by its definition."""
+    naive, ids_D = Naive(drafter), drafter.vocab.target_ids_D
+    rows = [places(documents) for documents in batch.documents_BT.tolist()]
+    masks, T = batch.loss_mask_BT.tolist(), batch.ids_BT.shape[1]
+    with torch.autocast("cpu", enabled=False):
+        target_BTV = teacher.final_BTH @ head_VH.T
+    h = naive.fuse(teacher.aux_BTNH.to(drafter.lm_head.weight.dtype))
+    pasts: list[list] = [[] for _ in range(drafter.config.num_layers)]
+    top, bottom = torch.zeros((), dtype=torch.float64), 0.0
+    for k in range(recipe.steps):
+        ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
+        positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])
+        mask = wide_mask(rows, k, drafter.config.attention_window)
+        h, normed = naive.step(ids_BT, h, positions_BT, pasts, mask)
+        draft_BTD = naive.linear(normed, "lm_head")
+        used = [
+            (b, t)
+            for b, row in enumerate(rows)
+            for t in range(T - 2 - k)
+            if row[t].document[0] >= 0 and row[t].document == row[t + 2 + k].document
+            if masks[b][t + 1 + k] and masks[b][t + 2 + k]
+            if not recipe.in_vocab or int(target_BTV[b, t + 1 + k].argmax()) in ids_D.tolist()
+        ]
+        if not used:
+            continue
+        b, t = torch.tensor(used).T
+        target_RV = target_BTV[b, t + 1 + k].double()
+        p, full = target_RV[:, ids_D].softmax(-1), target_RV.softmax(-1)[:, ids_D]
+        q = draft_BTD[b, t].double().softmax(-1)
+        parts = recipe.loss.terms if isinstance(recipe.loss, WeightedSum) else [Term(recipe.loss)]
+        for part in parts:
+            if isinstance(part.loss, SmoothL1):
+                gap = (h[b, t].double() - teacher.final_BTH[b, t + 1 + k].double()).abs()
+                beta = part.loss.beta
+                loss_R = torch.where(gap < beta, gap**2 / (2 * beta), gap - beta / 2).mean(-1)
+            else:
+                loss_R = FORMULAS[type(part.loss)](part.loss, p, q, full)
+            top = top + recipe.decay**k * part.weight * loss_R.sum()
+        bottom += recipe.decay**k * len(used)
+    return top / bottom
+
+
+class Lesson(NamedTuple):
+    drafter: Drafter
+    batch: Batch
+    teacher: Teacher
+    head_VH: Tensor
+
+
+def lesson(name: str, recipe: Recipe, dtype: torch.dtype = torch.float64, measure: bool = False) -> Lesson:
+    """Packed documents with padding, masked in part; beyond the window where there is one."""
+    T = 26 if name == "sliding_window" else 13
+    target = tiny_target(dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    drafter = tiny_drafter(DESIGNS[name]).to(dtype).requires_grad_()
+    drafter.lm_head.requires_grad_(drafter.config.head == "own")
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, VOCAB, (3, T), generator=generator)
+    mask = torch.rand(3, T, generator=generator) < 0.8
+    documents = torch.tensor([[0] * T, [0] * 4 + [1] * (T - 4), [0] * (T - 7) + [1] * 4 + [-1] * 3])
+    batch = Batch(ids, mask & (documents >= 0), documents)
+    return Lesson(drafter, batch, teach(target, drafter, batch, recipe, measure), target.head_weight())
+
+
+def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
+    named = {name: p for name, p in drafter.named_parameters() if p.requires_grad}
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def check(name: str, recipe: Recipe, measure: bool = False) -> None:
+    """Loss and every gradient, to ten digits."""
+    drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure)
+    got = objective(drafter, batch, teacher, recipe, measure).loss
+    want = reference(drafter, batch, teacher, head_VH, recipe)
+    assert math.isclose(float(got.detach()), float(want.detach()), rel_tol=1e-10)
+    ours, theirs = gradients(got, drafter), gradients(want, drafter)
+    for key, gradient in theirs.items():
+        largest = float(gradient.abs().max())
+        assert largest > 0, key
+        torch.testing.assert_close(ours[key], gradient, rtol=0, atol=1e-10 * largest, msg=lambda m, key=key: key + m)
+
+
+LAW_LOSSES = [
+    SoftCrossEntropy(),
+    ForwardKL(),
+    ReverseKL(),
+    JensenShannon(),
+    JensenShannon(0.3),
+    TotalVariation(),
+    HardCrossEntropy(),
+    TopKCrossEntropy(4),
+    LKAlpha(),
+    LKLambda(),
+    LKLambda(0.5, 1.0),
+    SEVERAL,
+]
+
+
+@pytest.mark.parametrize("loss", LAW_LOSSES, ids=str)
+@pytest.mark.parametrize("name", ["eagle3_1", "eagle1"])
+def test_every_loss_of_the_law(name: str, loss: Loss) -> None:
+    check(name, Recipe(loss, 3, 0.8, kernel=Blocked(5)))
+
+
+@pytest.mark.parametrize("loss", [SmoothL1(), SmoothL1(0.2), EAGLE1, HASS], ids=["one", "narrow", "eagle1", "hass"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
+    check("eagle1", Recipe(loss, steps, 0.8, kernel=Blocked(5)))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1", "sliding_window"])
+def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKernel], recompute: bool) -> None:
+    check(name, Recipe(steps=4, kernel=kernel(), recompute=recompute))
+
+
+@pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window"}))
+def test_every_other_design(name: str) -> None:
+    check(name, Recipe(SEVERAL, 3, kernel=Blocked(5), recompute=True))
+
+
+@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize("in_vocab", [False, True])
+@pytest.mark.parametrize("loss", [SoftCrossEntropy(), SEVERAL], ids=["draft", "whole"])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_every_pass_over_the_vocabulary(decay: float, loss: Loss, in_vocab: bool, measure: bool) -> None:
+    """Only the draft vocabulary's rows, or all with their mass, or all with the most likely; watched or not."""
+    check("eagle3", Recipe(loss, 3, decay, in_vocab, Blocked(5), piece_bytes=1), measure)
+
+
+def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Relative distance of two sets of gradients."""
+    squares = [
+        ((one[key].double() - other[key].double()) ** 2).sum() / (other[key].double() ** 2).sum() for key in other
+    ]
+    return float(torch.stack(squares).mean() ** 0.5)
+
+
+@pytest.mark.parametrize("kernel", ["dense", "blocked", "blocked-5"])
+@pytest.mark.parametrize("mixed", [True, False], ids=["autocast", "true"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
+def test_bfloat16_is_as_good_as_a_plain_bfloat16(name: str, mixed: bool, kernel: str) -> None:
+    """The error against float64, of loss and gradients, is not above the naive implementation's in bfloat16."""
+    recipe = Recipe(EAGLE1 if name == "eagle1" else SEVERAL, 3, kernel=KERNELS[kernel]())
+    drafter, batch, teacher, head_VH = lesson(name, recipe, torch.float32)
+    if not mixed:
+        drafter.bfloat16()
+        teacher = teacher._replace(aux_BTNH=teacher.aux_BTNH.bfloat16())
+    exact = tiny_drafter(DESIGNS[name])
+    exact.load_state_dict(drafter.state_dict())
+    exact.requires_grad_().lm_head.requires_grad_(drafter.lm_head.weight.requires_grad)
+    true = reference(exact, batch, teacher, head_VH, recipe)
+    with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
+        ours = objective(drafter, batch, teacher, recipe, measure=False).loss
+        plain = reference(drafter, batch, teacher, head_VH, recipe)
+    by_true, by_ours, by_plain = gradients(true, exact), gradients(ours, drafter), gradients(plain, drafter)
+    assert all(by_ours[key].dtype == p.dtype for key, p in drafter.named_parameters() if p.requires_grad)
+    rounding = torch.finfo(torch.bfloat16).eps * float(true.detach())
+    off, plainly_off = (abs(float((loss - true).detach())) for loss in (ours, plain))
+    assert 0 < off < plainly_off + rounding
+    assert 0 < apart(by_ours, by_true) < 1.3 * apart(by_plain, by_true) < 0.02

@@ -1,0 +1,80 @@
+"""Two processes train what one process would on the same rows; this file is also the program that they run."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.test_module import Begin, InMemory, fit, learner, moved, plain, sample, trainer
+
+REPOSITORY = Path(__file__).parents[2]
+PROCESSES = 2
+# answers in each row, rows of a process's batch, batches of a step, and the rows of every step
+CASES: dict[str, tuple[list[int], int, int, list[slice]]] = {
+    "different numbers of rows": ([12, 3, 4, 8], 1, 1, [slice(0, 2), slice(2, 4)]),
+    "a process without any": ([12, 0, 9, 0], 1, 1, [slice(0, 2), slice(2, 4)]),
+    "a step without any": ([12, 5, 0, 1, 6, 12], 1, 1, [slice(0, 2), slice(2, 4), slice(4, 6)]),
+    "accumulated, the last window short": ([12, 0, 4, 0, 9, 5], 1, 2, [slice(0, 4), slice(4, 6)]),
+    "a short last batch, and a blank row": ([12, 3, 4, 6, 9], 2, 2, [slice(0, 5)]),
+}
+
+
+def program(out: Path) -> None:
+    """Every case, one after another; each process writes the weights that it ends with."""
+    rank, found = int(os.environ["RANK"]), {}
+    torch.set_num_threads(1)
+    for name, (answers, batch_size, accumulate, _) in CASES.items():
+        begin, module = Begin(), learner(train_embed=True)
+        more = {"strategy": "ddp", "devices": PROCESSES, "accumulate_grad_batches": accumulate, "callbacks": [begin]}
+        run = trainer(**more)
+        run.fit(module, datamodule=InMemory(sample(answers), batch_size))
+        assert module.drafter is not None and run.world_size == PROCESSES and run.global_rank == rank
+        found[name] = {"before": begin.drafter.state_dict(), "after": module.drafter.state_dict()}
+    torch.save(found, out / f"{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("distributed")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PROCESSES}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(
+        [*launch, "-m", "tests.training.test_distributed", str(out)],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=90)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its processes
+            pytest.fail(f"two processes hang: {process.communicate()[0][-2000:]}")
+    assert process.returncode == 0, said[-4000:]
+    return [torch.load(out / f"{i}.pt", weights_only=True) for i in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_are_one(found: list[dict[str, Any]], name: str) -> None:
+    """The same steps as plain descent over the rows of both, to float64's digits; and the same on both."""
+    answers, _, _, windows = CASES[name]
+    module, rows = learner(train_embed=True), sample(answers)
+    fit(module, rows, 1, max_epochs=-1, max_steps=1)  # builds a drafter
+    before, one, other = (copy.deepcopy(module.drafter) for _ in range(3))
+    assert before is not None and one is not None and other is not None
+    before.load_state_dict(found[0][name]["before"])
+    one.load_state_dict(found[0][name]["after"])
+    other.load_state_dict(found[1][name]["after"])
+    assert moved(one, other) == 0
+    wanted = plain(copy.deepcopy(before), module.recipe, rows, windows)
+    assert moved(before, wanted) > 1e-3 and moved(one, wanted) < 1e-11
+
+
+if __name__ == "__main__":
+    program(Path(sys.argv[1]))
