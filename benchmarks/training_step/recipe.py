@@ -1,0 +1,165 @@
+"""What every system computes on: one set of weights and one batch, drawn from one seed in every process.
+
+Needs torch alone, since it runs in the peers' environment too.
+
+Legend: T tokens, H hidden, I feed-forward width, V vocabulary, D draft vocabulary, W width of queries, keys and values.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MASKS = ("all", "half", "turns")
+TURNS = 4
+
+
+class Workload(NamedTuple):
+    """Sizes of a drafter and of its batch of one row."""
+
+    tokens: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    vocab: int
+    draft_vocab: int
+    unroll: int = 7
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+
+WORKLOADS = {
+    "T": Workload(64, 128, 4, 2, 256, 1000, 256),  # for tests
+    "S": Workload(512, 512, 8, 4, 1408, 32000, 8192),
+    "M": Workload(1024, 1024, 16, 8, 2816, 32000, 16000),
+}
+
+
+class Weights(NamedTuple):
+    """The drafter's matrices and norm scales, and the target's head; float32. q, k, v read ``[embedding; feature]``."""
+
+    embed_VH: Tensor
+    fc_H3H: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    gate_IH: Tensor
+    up_IH: Tensor
+    down_HI: Tensor
+    head_DH: Tensor
+    embed_norm_H: Tensor
+    feature_norm_H: Tensor
+    middle_norm_H: Tensor
+    output_norm_H: Tensor
+    target_head_VH: Tensor
+
+
+class Data(NamedTuple):
+    """A text, and what a target says about it."""
+
+    ids: Tensor  # (T + 1,) int64
+    aux_T3H: Tensor  # three boundaries' states side by side
+    last: Tensor  # (T + 1, H): the target's last state at each token before its final norm; its root mean square is 1
+    final: Tensor  # the same after a final norm with one scale for all channels
+    final_scale: float
+    draft_ids_D: Tensor  # int64, ascending
+
+
+def draw(size: Workload, seed: int) -> tuple[Weights, Data]:
+    """Weights and data, the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, std: float = 0.02) -> Tensor:
+        return torch.randn(*shape, generator=generator) * std
+
+    T, H, V, D, I = size.tokens, size.hidden, size.vocab, size.draft_vocab, size.feed_forward  # noqa: E741
+    order_V = torch.randperm(V, generator=generator)
+    draft_ids_D = order_V[:D].sort().values
+    scales = [1 + normal(H, std=0.1) for _ in range(4)]  # away from one, so that a norm in a wrong place shows
+    embed_VH, target_head_VH = normal(V, H), normal(V, H)
+    keys = size.kv_heads * size.head_dim
+    weights = Weights(
+        embed_VH,
+        normal(H, 3 * H),
+        *(normal(rows, 2 * H) for rows in (H, keys, keys)),
+        normal(H, H),
+        normal(I, H),
+        normal(I, H),
+        normal(H, I),
+        target_head_VH[draft_ids_D] + normal(D, H, std=0.005),
+        *scales,
+        target_head_VH,
+    )
+    known = torch.rand(T + 2, generator=generator) < 0.96  # tokens of the text that the draft vocabulary has
+    inside = draft_ids_D[torch.randint(0, D, (T + 2,), generator=generator)]
+    outside = order_V[D + torch.randint(0, V - D, (T + 2,), generator=generator)]
+    text = torch.where(known, inside, outside)
+    last = target_head_VH[text[1:]] + normal(T + 1, H, std=0.006)  # its most likely next token is the text's
+    last = last / last.pow(2).mean(-1, keepdim=True).sqrt()
+    scale = 10 / (0.02 * H)  # that token's logit is about ten
+    return weights, Data(text[:-1], normal(T, 3 * H, std=1.0), last, scale * last, scale, draft_ids_D)
+
+
+def digest(weights: Weights, data: Data) -> list[float]:
+    """Sums that tell whether two processes drew the same."""
+    return [float(x.double().sum()) for x in (*weights, data.ids, data.aux_T3H, data.final, data.draft_ids_D)]
+
+
+def answers(size: Workload, mask: str) -> Tensor:
+    """Which tokens are an answer's, (T,) bool: all; the second half; or the second half of each of four turns."""
+    T = size.tokens
+    out_T = torch.ones(T, dtype=torch.bool)
+    blocks = {"all": 0, "half": 1, "turns": TURNS}[mask]
+    for turn in range(blocks):
+        begin, end = turn * T // blocks, (turn + 1) * T // blocks
+        out_T[begin : end - T // blocks // 2 - 1] = False  # one more than half: n + 1 tokens are n rows
+    return out_T
+
+
+def taught(size: Workload, mask: str) -> Tensor:
+    """Positions j of the target that are learnt from, ascending: tokens j and j + 1 are an answer's, j at least 1.
+
+    Step k of the unroll learns from them at slot ``j - 1 - k``, where there is one. All systems train exactly these
+    rows: each gets the mask that means them by its own rule.
+    """
+    answer_T = answers(size, mask)
+    at = (answer_T[:-1] & answer_T[1:]).nonzero()[:, 0]
+    return at[at >= 1]
+
+
+def slot_mask(size: Workload, mask: str) -> Tensor:
+    """:func:`taught` as the peers have it, (T,) bool: slot ``j - 1`` of the first step learns from position j."""
+    out_T = torch.zeros(size.tokens, dtype=torch.bool)
+    out_T[taught(size, mask) - 1] = True
+    return out_T
+
+
+def per_step(size: Workload, values: Tensor, positions: Tensor) -> list[float]:
+    """Sums over the rows of each unroll step of a value that belongs to the rows' positions."""
+    return [float(values[positions >= 1 + k].double().sum()) for k in range(size.unroll)]
+
+
+def over_positions(data: Data, weights: Weights, positions: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
+    """``value`` of the target's logits over its whole vocabulary, a few positions at a time."""
+    return torch.cat([value(data.final[at] @ weights.target_head_VH.T) for at in positions.split(32)])
+
+
+def entropies(data: Data, weights: Weights, positions: Tensor) -> Tensor:
+    """Entropy of the target's law on the draft vocabulary, in nats, float32: what cross entropy has more than KL."""
+
+    def entropy(logits: Tensor) -> Tensor:
+        log_p = logits[:, data.draft_ids_D].log_softmax(-1)
+        return -(log_p.exp() * log_p).sum(-1)
+
+    return over_positions(data, weights, positions, entropy)
+
+
+def known(data: Data, weights: Weights, positions: Tensor) -> Tensor:
+    """Whether the draft vocabulary has the target's most likely token, bool."""
+    return torch.isin(over_positions(data, weights, positions, lambda logits: logits.argmax(-1)), data.draft_ids_D)
