@@ -1,18 +1,27 @@
 """Every shipped config is one that runs."""
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from jsonargparse import ArgumentParser
 
+from specdec.arguments import parse
 from specdec.compose import compose
-from specdec.drafter import DrafterConfig
+from specdec.drafter import Drafter, DrafterSpec, dry_run
 from specdec.fit import run
-from tests.tiny import presets, tiny_config
+from tests.tiny import presets, tiny_config, variants
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted((CONF / "drafter").glob("*.yaml"))
 RUNS = sorted(CONF.glob("*.yaml"))
+GENERATIONS = ("eagle1", "eagle2", "eagle3", "eagle3_1")
+SHIPPED = {"draft_vocab_size": 32000, "attention_window": 512}  # the tests' own are smaller
+DESIGNS = presets() | variants()
+DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
@@ -21,15 +30,54 @@ def printed(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
     return yaml.safe_load(capsys.readouterr().out)
 
 
+def read(path: Path) -> DrafterSpec:
+    """The design that a preset's file is, with nothing else."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--drafter", type=DrafterSpec)
+    return parse(parser, ["--drafter", str(path)]).drafter
+
+
+def shipped(design: DrafterSpec) -> DrafterSpec:
+    """The tests' small design at its shipped size."""
+    sizes = {name: size for name, size in SHIPPED.items() if isinstance(getattr(design, name), int)}
+    return dataclasses.replace(design, **sizes)  # type: ignore[arg-type]
+
+
 def test_there_are_presets() -> None:
-    assert {path.stem for path in PRESETS} == {"eagle1", "eagle2", "eagle3", "eagle3_1"}
+    assert {path.stem for path in PRESETS} == set(DESIGNS)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_is_the_published_design(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter = printed(capsys, "--model.drafter", str(path))["model"]["drafter"]
-    wanted = tiny_config(presets()["eagle1" if path.stem == "eagle2" else path.stem])
-    assert isinstance(wanted, DrafterConfig)
+def test_a_preset_is_the_design_it_names(path: Path) -> None:
+    spec = read(path)
+    assert spec == shipped(DESIGNS[path.stem])
+    config = tiny_config(spec)
+    dry_run(Drafter(config, torch.arange(config.draft_vocab_size)))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_says_what_it_is_how_to_use_it_and_what_to_expect(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
+    origin, use, expect = re.fullmatch(r"(.*) Use: (.*) Expect: (.*)", comment).groups()  # type: ignore[union-attr]
+    assert "https://" in origin and len(expect) > 40
+    assert f"specdec fit --model.drafter conf/drafter/{path.name}" in use
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_presets_name_the_same_keys() -> None:
+    """So that one preset given after another leaves nothing of it behind."""
+    values = {path.stem: yaml.safe_load(path.read_text()) for path in PRESETS}
+    keys = {name: (set(value), set(value["norms"])) for name, value in values.items()}
+    fields = {field.name for field in dataclasses.fields(DrafterSpec)}
+    from_target = {"aux_layers", "hidden_size", "intermediate_size"}
+    assert all(found == (fields - from_target, set(vars(DrafterSpec().norms))) for found in keys.values())
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_the_command_line_takes_a_preset(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = printed(capsys, "--model.drafter", str(CONF / "drafter" / f"{name}.yaml"))["model"]["drafter"]
+    wanted = shipped(DESIGNS[name])
     for axis in ("fusion", "entry", "recurrence"):
         assert drafter[axis]["class_path"].endswith(f".{type(getattr(wanted, axis)).__name__}")
     assert drafter["norms"] == vars(wanted.norms)
@@ -37,7 +85,11 @@ def test_a_preset_is_the_published_design(path: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_generations_differ_in_a_handful_of_lines() -> None:
-    texts = {path.stem: {line for line in path.read_text().splitlines() if line[0] != "#"} for path in PRESETS}
+    texts = {
+        path.stem: {line for line in path.read_text().splitlines() if line[0] != "#"}
+        for path in PRESETS
+        if path.stem in GENERATIONS
+    }
     assert all(len(texts[one] - texts[two]) <= 6 for one in texts for two in texts)
     assert len(texts["eagle3_1"] - texts["eagle3"]) == 2
     assert texts["eagle1"] == texts["eagle2"]

@@ -55,7 +55,7 @@ def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     assert (out / "config.yaml").is_file() and (out / "provenance.json").is_file()
     assert list(out.glob("tensorboard/version_0/events*"))
     rows = (out / "csv" / "version_0" / "metrics.csv").read_text()
-    assert "train/accuracy_2" in rows and "val/prefix_proxy" in rows and "acceptance_length" not in rows
+    assert "train/accuracy_2" in rows and "val/prefix_proxy" in rows and "val/acceptance_length" in rows
     drafter = load(out / "drafter")
     assert drafter.config.draft_vocab_size == 200
     assert drafter.config.target["fingerprint"]
