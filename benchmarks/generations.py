@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
@@ -29,7 +30,9 @@ TRAINED = ("eagle1", "eagle3", "eagle3_1")  # EAGLE-2 has EAGLE-1's drafter
 GROWTHS = ("chain:depth=5", "tree:depth=6,top_k=2,nodes=12")
 ROWS = (("EAGLE-1", "eagle1", 0), ("EAGLE-2", "eagle1", 1), ("EAGLE-3", "eagle3", 0), ("EAGLE-3", "eagle3", 1),
         ("EAGLE-3.1", "eagle3_1", 0), ("EAGLE-3.1", "eagle3_1", 1))  # fmt: skip
+TITLES = list(dict.fromkeys(title for title, _, _ in ROWS))
 RESAMPLES = 5000
+PerSeed = Sequence[Sequence[tuple[str, Sequence[int]]]]
 
 
 def train(name: str, seed: int, out: Path, steps: int) -> None:
@@ -54,18 +57,42 @@ def decode(drafter: Path, prompts: Path, tokens: int) -> list[list[tuple[str, li
     return [[(answer.prompt_id, list(answer.accepted)) for answer in of_one] for of_one in answers]
 
 
-def interval(per_seed: Sequence[Sequence[tuple[str, Sequence[int]]]]) -> tuple[float, float, float]:
-    """Acceptance length, bonus token included, and its 95 % interval: seeds and prompts are both drawn anew."""
+def lengths(per_seed: PerSeed) -> np.ndarray:
+    """Acceptance length, bonus token included: of all, then of every resample, in which seeds and prompts are both
+    drawn anew; the same draws for every drafter, so that differences are paired."""
     committed_SP = np.array([[sum(passes) + len(passes) for _, passes in answers] for answers in per_seed])
     passes_SP = np.array([[len(passes) for _, passes in answers] for answers in per_seed])
     S, P = passes_SP.shape
     generator = np.random.default_rng(0)
-    means = []
+    means = [committed_SP.sum() / passes_SP.sum()]
     for _ in range(RESAMPLES):
         at = np.ix_(generator.integers(S, size=S), generator.integers(P, size=P))
         means.append(committed_SP[at].sum() / passes_SP[at].sum())
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(committed_SP.sum() / passes_SP.sum()), float(low), float(high)
+    return np.array(means)
+
+
+def figure(values: np.ndarray, sign: str = "") -> str:
+    """The value and its 95 % interval."""
+    low, high = np.percentile(values[1:], [2.5, 97.5])
+    return f"{values[0]:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"
+
+
+def draw(rows: Sequence[tuple[str, str, np.ndarray]], path: Path) -> None:
+    """Acceptance length with intervals, a colour for each growth."""
+    axes = plt.figure(figsize=(6.4, 2.8), layout="constrained").gca()
+    for colour, growth in zip(("#4878a8", "#d08040"), dict.fromkeys(growth for _, growth, _ in rows), strict=True):
+        found = [(title, values) for title, of_row, values in rows if of_row == growth]
+        means = np.array([values[0] for _, values in found])
+        ends = np.array([np.percentile(values[1:], [2.5, 97.5]) for _, values in found])
+        bars = [means - ends[:, 0], ends[:, 1] - means]
+        at = [TITLES.index(title) for title, _ in found]
+        axes.errorbar(means, at, xerr=bars, fmt="o", color=colour, capsize=3, label=growth)
+    axes.set_yticks(range(len(TITLES)), TITLES)
+    axes.set_xlabel("acceptance length (bonus token included)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    axes.invert_yaxis()
+    axes.figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -94,13 +121,19 @@ def main() -> None:
         found[name].append(read_json(stored))
         print(f"decoded with {out.name}", flush=True)
     lines = ["| generation | growth | acceptance length | by seed |", "|---|---|---:|---|"]
+    drawn: list[tuple[str, str, np.ndarray]] = []
     for title, name, growth in ROWS:
         per_seed = [of_seed[growth] for of_seed in found[name]]
-        mean, low, high = interval(per_seed)
-        alone = ", ".join(f"{interval([answers])[0]:.2f}" for answers in per_seed)
-        figure = f"{mean:.2f} [{low:.2f}, {high:.2f}]"
-        lines.append(f"| {title} | {parse_growth(GROWTHS[growth]).name} | {figure} | {alone} |")
+        drawn.append((title, parse_growth(GROWTHS[growth]).name, lengths(per_seed)))
+        alone = ", ".join(f"{lengths([answers])[0]:.2f}" for answers in per_seed)
+        lines.append(f"| {title} | {drawn[-1][1]} | {figure(drawn[-1][2])} | {alone} |")
+    lines += ["", "| difference, paired | growth | |", "|---|---|---:|"]
+    for one, other in (("eagle3_1", "eagle3"), ("eagle3_1", "eagle1")):
+        for growth, text in enumerate(GROWTHS):
+            first, second = (lengths([of_seed[growth] for of_seed in found[name]]) for name in (one, other))
+            lines.append(f"| {one} less {other} | {parse_growth(text).name} | {figure(first - second, '+')} |")
     write_text(args.out / "table.md", "\n".join(lines) + "\n")
+    draw(drawn, args.out / "generations.png")
     write_json(args.out / "answers.json", {"provenance": provenance(), "answers": found})
     print("\n".join(lines))
 
