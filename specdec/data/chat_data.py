@@ -1,6 +1,8 @@
-"""Conversations as training data: only what the assistant says is supervised."""
+"""Conversations as training data, of which only what the assistant says is supervised, unless told otherwise."""
 
 from typing import Any, Literal
+
+import torch
 
 from specdec.data.batch import Batch, Document
 from specdec.data.chat import encode_conversations
@@ -22,6 +24,8 @@ class ChatData(TokenData):
         test: paths and globs; None tests on the validation conversations.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
         packing: "whole" puts as many whole conversations into a row as fit, "pad" one.
+        answer_only: supervise what the assistant says and nothing else; else every token of the training
+            conversations. Validation and test are of the assistant's words in any case, which is what is drafted.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class ChatData(TokenData):
         test: str | list[str] | None = None,
         val_fraction: float = 0.05,
         packing: Literal["whole", "pad"] = "whole",
+        answer_only: bool = True,
         seq_len: int = 512,
         batch_size: int = 8,
         num_workers: int = 0,
@@ -40,7 +45,7 @@ class ChatData(TokenData):
         if packing not in PACKERS:
             raise ValueError(f"packing is {packing!r}: choose one of {', '.join(PACKERS)}")
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
-        self.packing = packing
+        self.packing, self.answer_only = packing, answer_only
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """(training, validation) conversations as documents."""
@@ -50,7 +55,10 @@ class ChatData(TokenData):
         else:
             warn_of_overlap(self.train, self.val)
             validation = read_conversations(self.val)
-        return self._encode(train, tokenizer, "train"), self._encode(validation, tokenizer, "validation")
+        documents = self._encode(train, tokenizer, "train")
+        if not self.answer_only:
+            documents = [doc._replace(loss_mask_T=torch.ones_like(doc.loss_mask_T)) for doc in documents]
+        return documents, self._encode(validation, tokenizer, "validation")
 
     def test_documents(self, tokenizer: Any) -> list[Document] | None:
         """Conversations of the test files, if any were given."""

@@ -36,6 +36,17 @@ def test_validation_and_test_files(tmp_path: Path) -> None:
     assert [len(rows.ids_BT) for rows in data.splits] == [3, 2, 1]
 
 
+def test_every_token_of_the_training_conversations_can_be_supervised(tmp_path: Path) -> None:
+    path = chats(tmp_path / "a.jsonl", 6)
+    answers, every = (ChatData(path, path, answer_only=only, seq_len=64) for only in (True, False))
+    for data in (answers, every):
+        data.prepare(tiny_tokenizer(CHATML))
+    real = every.splits.train.documents_BT >= 0
+    assert torch.equal(every.splits.train.loss_mask_BT, real)
+    assert int(answers.splits.train.loss_mask_BT.sum()) < int(real.sum())
+    assert torch.equal(every.splits.validation.loss_mask_BT, answers.splits.validation.loss_mask_BT)
+
+
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     path = chats(tmp_path / "a.jsonl", 1)
     with pytest.raises(ValueError, match="packing is 'tight': choose one of whole, pad"):
