@@ -5,6 +5,9 @@ None of them is an acceptance length: they are teacher-forced. Acceptance length
 Legend: K unroll steps, N loss terms.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Self
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -39,6 +42,14 @@ class UnrollMetrics(Metric):
         fields = len(Counts._fields) - 1
         self.add_state("sums", torch.zeros(fields, steps, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("losses_KN", torch.zeros(steps, len(terms), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
+        """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
+        super()._apply(fn, exclude_state)
+        for name in ("sums", "losses_KN"):
+            setattr(self, name, getattr(self, name).double())
+            self._defaults[name] = self._defaults[name].double()  # type: ignore[union-attr]
+        return self
 
     def update(self, counts: Counts) -> None:
         """Add one batch."""

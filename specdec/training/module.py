@@ -25,6 +25,7 @@ from specdec.optimizers import AdamW
 from specdec.target import Target
 from specdec.training.building import build, check_checkpoint
 from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
+from specdec.training.losses.trial import try_losses
 from specdec.training.metrics import UnrollMetrics
 from specdec.training.noise import Noise, NoNoise, batch_generator
 from specdec.training.objective import Objective, Recipe, objective, teach
@@ -89,6 +90,7 @@ class DrafterModule(pl.LightningModule):
             if type(part) in bases:
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
+        try_losses(loss)
         self.target_source, self.spec, self.noise = target, drafter, noise
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
@@ -213,6 +215,11 @@ class DrafterModule(pl.LightningModule):
         logged = every > 0 and (self.global_step + 1) % every == 0
         out = self._run(batch, "train", measure=logged)
         self.log("train/loss", out.loss, prog_bar=True)
+        if logged and not out.loss.isfinite():
+            raise ValueError(
+                f"the loss of step {self.global_step} is {float(out.loss.detach())}: lower the learning rate, "
+                "or look at model.loss"
+            )
         if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
             self._report("train")
         if self._parts == 1:

@@ -134,3 +134,16 @@ def test_sums_are_exact_beyond_float32() -> None:
     metric.update(one(big))
     metric.update(one([1.0]))
     assert metric.sums.dtype == torch.float64 and float(metric.sums[0, 0]) == 2.0**24 + 1
+
+
+def test_sums_stay_exact_in_a_module_of_16_bits() -> None:
+    """As Lightning's bf16-true makes it."""
+    modules = torch.nn.ModuleList([UnrollMetrics(3, ONE, 0.8)]).to(torch.bfloat16)
+    (metric,) = modules
+    for _ in range(3):
+        metric.update(counts(rows_K=[1000.0, 0, 0], loss_KN=[3001.0, 0, 0]))
+    assert metric.sums.dtype == metric.losses_KN.dtype == torch.float64
+    assert float(metric.compute()["loss_0"]) == pytest.approx(3.001, rel=1e-6)
+    metric.reset()
+    metric.update(counts(rows_K=[1001.0, 0, 0]))
+    assert float(metric.sums[0, 0]) == 1001
