@@ -1,6 +1,6 @@
 """The unroll's attention on a GPU: flex attention for the causal block, the own columns merged by log-sum-exp.
 
-Legend: B batch, h query heads, g key heads, T nodes, d head width, k own columns.
+Legend: B batch, h query heads, g key heads, T nodes, S step-0 keys, d head width, k own columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Block = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def _flex() -> tuple[Callable, Callable]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask)
+    return torch.compile(flex_attention), torch.compile(create_block_mask)
 
 
 class FlexBlock:
@@ -29,16 +29,16 @@ class FlexBlock:
         self._mask: Tensor | None = None
         self._block_mask: Any = None
 
-    def __call__(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor) -> tuple[Tensor, Tensor]:
         """(B, h, T, d) and (B, h, T)."""
         from torch.nn.attention.flex_attention import AuxRequest
 
         attend, create = _flex()
-        if mask_B1TT is not self._mask:
-            B, T = mask_B1TT.shape[0], mask_B1TT.shape[-1]
-            self._mask = mask_B1TT
+        if mask_B1TS is not self._mask:
+            B, _, T, S = mask_B1TS.shape
+            self._mask = mask_B1TS
             self._block_mask = create(
-                lambda b, h, i, j: mask_B1TT[b, 0, i, j], B, None, T, T, device=str(mask_B1TT.device)
+                lambda b, h, i, j: mask_B1TS[b, 0, i, j], B, None, T, S, device=str(mask_B1TS.device)
             )
         out, aux = attend(
             q_BhTd, k_BgTd, v_BgTd, block_mask=self._block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
@@ -56,11 +56,11 @@ class Merged:
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TT: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
         """See :class:`specdec.nn.unroll.UnrollKernel`."""
         B, h, T, d = q_BhTd.shape
         first, own = steps[0], steps[1:]
-        out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, mask_B1TT)
+        out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, mask_B1TS)
         if not own:
             return out
         g = first.k_BgTd.shape[1]

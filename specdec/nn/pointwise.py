@@ -20,6 +20,11 @@ def compile_pointwise(on: bool) -> None:
     _compiling = on
 
 
+def compiling() -> bool:
+    """Whether they are fused; then a wide piece takes no memory for what it does in between."""
+    return _compiling
+
+
 def pointwise(function: Function) -> Function:
     """Mark a function of tensors, without state or gradient, as one that may be fused."""
 

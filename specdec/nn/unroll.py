@@ -1,14 +1,15 @@
 """Attention of training-time test (EAGLE-3, https://arxiv.org/abs/2503.01840) without its (k+1)T wide mask.
 
 At step k a node attends to the step-0 keys that the mask gives it and to its own keys of steps 1..k: a causal block
-and k diagonal columns. Three ways to the same numbers:
+and k diagonal columns. After step 0 there may be fewer nodes than step-0 keys. Three ways to the same numbers:
 
 * :class:`Dense`: the oracle; explicit weights over T + k columns, differentiated by autograd.
 * :class:`Blocked`: the causal block in tiles of rows, merged with the columns through the log-sum-exp; keeps the
   output and one log-sum-exp a row, and makes the weights anew in the backward pass.
 * :class:`Flex`: flex attention for the causal block (CUDA), merged likewise.
 
-Legend: B batch, h query heads, g key heads, r = h/g, T nodes, d head width, k own columns, n keys of a tile.
+Legend: B batch, h query heads, g key heads, r = h/g, T nodes, S step-0 keys, d head width, k own columns, n keys of a
+tile.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.nn.pointwise import pointwise
+from specdec.nn.pointwise import compiling, pointwise
 
 
 class Keys(NamedTuple):
-    """Keys and values of one unroll step, each (B, g, T, d)."""
+    """Keys and values of one unroll step, each (B, g, T, d); those of step 0 (B, g, S, d)."""
 
     k_BgTd: Tensor
     v_BgTd: Tensor
@@ -30,7 +31,7 @@ class Keys(NamedTuple):
 class UnrollKernel(Protocol):
     """Attention of one step's queries to the step-0 keys under a mask and to the nodes' own later keys."""
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TT: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
         """Output (B, h, T, d); ``steps`` are those of steps 0..k, the present one last."""
         ...
 
@@ -43,21 +44,21 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class Dense:
     """Explicit weights over the causal block and the own columns."""
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TT: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
         """See :class:`UnrollKernel`."""
         B, h, T, d = q_BhTd.shape
         first, own = steps[0], steps[1:]
-        g = first.k_BgTd.shape[1]
+        g, S = first.k_BgTd.shape[1:3]
         q_BgrTd = q_BhTd.reshape(B, g, h // g, T, d) * d**-0.5
-        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(~mask_B1TT[:, :, None], float("-inf"))
+        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(~mask_B1TS[:, :, None], float("-inf"))
         if own:
             keys_BgTkd = torch.stack([keys.k_BgTd for keys in own], dim=3)
             scores = torch.cat([scores, torch.einsum("bgrtd,bgtkd->bgrtk", q_BgrTd, keys_BgTkd)], dim=-1)
         weights = scores.softmax(-1, dtype=wide(scores.dtype)).to(q_BhTd.dtype)
-        out = weights[..., :T] @ first.v_BgTd[:, :, None]
+        out = weights[..., :S] @ first.v_BgTd[:, :, None]
         if own:
             values_BgTkd = torch.stack([keys.v_BgTd for keys in own], dim=3)
-            out = out + torch.einsum("bgrtk,bgtkd->bgrtd", weights[..., T:], values_BgTkd)
+            out = out + torch.einsum("bgrtk,bgtkd->bgrtd", weights[..., S:], values_BgTkd)
         return out.reshape(B, h, T, d)
 
 
@@ -66,28 +67,30 @@ class Tile(NamedTuple):
 
     rows: slice
     keys: slice
-    mask: Tensor  # (B, 1, 1, rows, keys), bool
+    bias: Tensor  # (B, 1, 1, rows, keys): 0 where a row sees the key, else -inf; adding is faster than choosing
 
 
-def tiles(mask_B1TT: Tensor, rows: int) -> list[Tile]:
+def tiles(mask_B1TS: Tensor, rows: int) -> list[Tile]:
     """Tiles of at most ``rows`` rows, with the keys outside every row's sight left out."""
-    T = mask_B1TT.shape[-1]
-    seen_TT = mask_B1TT[:, 0].any(0)
+    T, S = mask_B1TS.shape[-2:]
+    seen_TS = mask_B1TS[:, 0].any(0)
     starts = range(0, T, rows)
-    seen = torch.stack([seen_TT[a : a + rows].any(0) for a in starts]).to(torch.uint8)
-    first, last = seen.argmax(-1).tolist(), (T - seen.flip(-1).argmax(-1)).tolist()
+    seen = torch.stack([seen_TS[a : a + rows].any(0) for a in starts]).to(torch.uint8)
+    first, last = seen.argmax(-1).tolist(), (S - seen.flip(-1).argmax(-1)).tolist()
     found = []
     for a, i, j in zip(starts, first, last, strict=True):
         here = slice(a, min(a + rows, T)), slice(i, j)
-        found.append(Tile(*here, mask_B1TT[:, :, None, here[0], here[1]].contiguous()))
+        seen_B11TS = mask_B1TS[:, :, None, here[0], here[1]]
+        bias = torch.zeros(seen_B11TS.shape, dtype=torch.bfloat16, device=mask_B1TS.device)  # exact, and half as wide
+        found.append(Tile(*here, bias.masked_fill_(~seen_B11TS, float("-inf"))))
     return found
 
 
 @pointwise
-def _weights(scores: Tensor, mask: Tensor, own_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _weights(scores: Tensor, bias: Tensor, own_lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Weights of a tile's keys, and the log-sum-exp over these and the own columns."""
     kind = own_lse.dtype
-    s = torch.where(mask, scores.to(kind), float("-inf"))
+    s = torch.add(bias, scores.to(kind), alpha=scale)
     top = torch.maximum(s.amax(-1, keepdim=True), own_lse.unsqueeze(-1))
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True) + torch.exp(own_lse.unsqueeze(-1) - top)
@@ -96,25 +99,27 @@ def _weights(scores: Tensor, mask: Tensor, own_lse: Tensor) -> tuple[Tensor, Ten
 
 @pointwise
 def _weights_back(
-    scores: Tensor, mask: Tensor, lse: Tensor, by_weights: Tensor, inner: Tensor
+    scores: Tensor, bias: Tensor, lse: Tensor, by_weights: Tensor, inner: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Weights again, and the gradient by the scores."""
+    """Weights again, and the gradient by the products of queries and keys."""
     kind = torch.promote_types(scores.dtype, torch.float32)
-    weights = torch.where(mask, torch.exp(scores.to(kind) - lse.unsqueeze(-1)), 0.0)
-    by_scores = weights * (by_weights.to(kind) - inner.unsqueeze(-1))
+    weights = torch.exp(torch.add(bias, scores.to(kind), alpha=scale) - lse.unsqueeze(-1))
+    by_scores = weights * (by_weights.to(kind) - inner.unsqueeze(-1)) * scale
     return weights.to(scores.dtype), by_scores.to(scores.dtype)
 
 
 @pointwise
-def _own_score(q_BgrTd: Tensor, k_BgTd: Tensor) -> Tensor:
+def _own_scores(q_BgrTd: Tensor, k_kBgTd: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of the own columns, and their log-sum-exp."""
     kind = torch.promote_types(q_BgrTd.dtype, torch.float32)
-    return (q_BgrTd.to(kind) * k_BgTd.unsqueeze(2).to(kind)).sum(-1) * q_BgrTd.shape[-1] ** -0.5
+    scores = (q_BgrTd.to(kind) * k_kBgTd.unsqueeze(3).to(kind)).sum(-1) * q_BgrTd.shape[-1] ** -0.5
+    return scores, scores.logsumexp(0)
 
 
 @pointwise
-def _add_own(out_BgrTd: Tensor, score_BgrT: Tensor, lse_BgrT: Tensor, v_BgTd: Tensor) -> None:
-    weight = torch.exp(score_BgrT - lse_BgrT).unsqueeze(-1)
-    out_BgrTd.copy_(out_BgrTd.to(weight.dtype) + weight * v_BgTd.unsqueeze(2))
+def _add_own(out_BgrTd: Tensor, scores_kBgrT: Tensor, lse_BgrT: Tensor, v_kBgTd: Tensor) -> Tensor:
+    weights = torch.exp(scores_kBgrT - lse_BgrT).unsqueeze(-1)
+    return out_BgrTd.to(weights.dtype) + (weights * v_kBgTd.unsqueeze(3)).sum(0)
 
 
 @pointwise
@@ -123,18 +128,18 @@ def _own_back(
     q_BgrTd: Tensor,
     lse_BgrT: Tensor,
     inner_BgrT: Tensor,
-    k_BgTd: Tensor,
-    v_BgTd: Tensor,
+    k_kBgTd: Tensor,
+    v_kBgTd: Tensor,
     by_q: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     kind = lse_BgrT.dtype
     scale = q_BgrTd.shape[-1] ** -0.5
-    q, grad, k, v = q_BgrTd.to(kind), grad_BgrTd.to(kind), k_BgTd.unsqueeze(2).to(kind), v_BgTd.unsqueeze(2).to(kind)
-    weight = torch.exp((q * k).sum(-1) * scale - lse_BgrT)
-    by_score = (weight * ((grad * v).sum(-1) - inner_BgrT) * scale).unsqueeze(-1)
-    by_k = (by_score * q).sum(2)
-    by_v = (weight.unsqueeze(-1) * grad).sum(2)
-    return by_q + by_score * k, by_k.to(k_BgTd.dtype), by_v.to(v_BgTd.dtype)
+    q, grad, k, v = q_BgrTd.to(kind), grad_BgrTd.to(kind), k_kBgTd.unsqueeze(3).to(kind), v_kBgTd.unsqueeze(3).to(kind)
+    weights = torch.exp((q * k).sum(-1) * scale - lse_BgrT)
+    by_scores = (weights * ((grad * v).sum(-1) - inner_BgrT) * scale).unsqueeze(-1)
+    by_k = (by_scores * q).sum(3)
+    by_v = (weights.unsqueeze(-1) * grad).sum(3)
+    return by_q + (by_scores * k).sum(0), by_k.to(k_kBgTd.dtype), by_v.to(v_kBgTd.dtype)
 
 
 @pointwise
@@ -149,23 +154,24 @@ class _Blocked(torch.autograd.Function):
         B, h, T, d = q_BhTd.shape
         k0, v0 = flat[:2]
         g = k0.shape[1]
-        r = h // g
+        r, scale = h // g, d**-0.5
         q = q_BhTd.view(B, g, r, T, d)
-        own = [_own_score(q, k) for k in flat[2::2]]
         lse = q.new_full((B, g, r, T), float("-inf"), dtype=wide(q.dtype))
-        for score in own:
-            lse = torch.logaddexp(lse, score)
-        kind = q.dtype if not own else lse.dtype  # the sum over tile and columns is rounded once
+        own = []
+        for k_kBgTd, v_kBgTd in _own(flat):
+            scores_kBgrT, own_lse = _own_scores(q, k_kBgTd)
+            lse = torch.logaddexp(lse, own_lse)
+            own.append((scores_kBgrT, v_kBgTd))
+        kind = lse.dtype if own else q.dtype  # the sum over tile and columns is rounded once
         out = q.new_empty(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))  # so that heads flatten for free
-        for rows, keys, mask in plan:
+        for rows, keys, bias in plan:
             scores = _scores(q, k0, rows, keys)
             n = scores.shape[-1]
-            scores = scores.view(B, g, r, -1, n)
-            weights, lse[..., rows] = _weights(scores, mask, lse[..., rows].contiguous())
+            weights, lse[..., rows] = _weights(scores.view(B, g, r, -1, n), bias, lse[..., rows].contiguous(), scale)
             tile = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1))
             out[..., rows, :] = tile.view(B, g, r, -1, d)
-        for score, v in zip(own, flat[3::2], strict=True):
-            _add_own(out, score, lse, v)
+        for scores_kBgrT, v_kBgTd in own:
+            out = _add_own(out, scores_kBgrT, lse, v_kBgTd)
         out = out.flatten(1, 2).to(q.dtype)
         ctx.save_for_backward(q_BhTd, out, lse, *flat)
         ctx.plan = plan
@@ -178,37 +184,43 @@ class _Blocked(torch.autograd.Function):
         B, h, T, d = q_BhTd.shape
         k0, v0 = flat[:2]
         g = k0.shape[1]
+        scale = d**-0.5
         q, grad = q_BhTd.view(B, g, h // g, T, d), grad_BhTd.reshape(B, g, h // g, T, d)
         inner = _inner(grad, out.view_as(q))
         by_q = q.new_empty(q.shape, dtype=wide(q.dtype))
         by_k0, by_v0 = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (k0, v0))
-        for rows, keys, mask in ctx.plan:
+        for rows, keys, bias in ctx.plan:
             scores = _scores(q, k0, rows, keys)
             n = scores.shape[-1]
             grad_t = grad[..., rows, :].reshape(B * g, -1, d)
             by_weights = torch.bmm(grad_t, v0[:, :, keys].flatten(0, 1).mT)
             shape = (B, g, h // g, -1, n)
             lse_t, inner_t = lse[..., rows].contiguous(), inner[..., rows].contiguous()
-            weights, by_scores = _weights_back(scores.view(shape), mask, lse_t, by_weights.view(shape), inner_t)
-            weights, by_scores = weights.view(B * g, -1, n), by_scores.view(B * g, -1, n)
+            found = _weights_back(scores.view(shape), bias, lse_t, by_weights.view(shape), inner_t, scale)
+            weights, by_scores = (x.view(B * g, -1, n) for x in found)
             by_v0[:, :, keys] += torch.bmm(weights.mT, grad_t).view(B, g, n, d)
             q_t = q[..., rows, :].reshape(B * g, -1, d)
             by_k0[:, :, keys] += torch.bmm(by_scores.mT, q_t).view(B, g, n, d)
             by_q[..., rows, :] = torch.bmm(by_scores, k0[:, :, keys].flatten(0, 1)).view(B, g, h // g, -1, d)
-        by_q *= d**-0.5
-        by_k0 *= d**-0.5
         by_own: list[Tensor] = []
-        for k, v in zip(flat[2::2], flat[3::2], strict=True):
-            by_q, by_k, by_v = _own_back(grad, q, lse, inner, k, v, by_q)
-            by_own += [by_k, by_v]
+        for k_kBgTd, v_kBgTd in _own(flat):
+            by_q, by_k, by_v = _own_back(grad, q, lse, inner, k_kBgTd, v_kBgTd, by_q)
+            by_own += [x for pair in zip(by_k, by_v, strict=True) for x in pair]
         by_q = by_q.to(q.dtype).view_as(q_BhTd)
         return by_q, None, by_k0.to(k0.dtype), by_v0.to(v0.dtype), *by_own
 
 
+def _own(flat: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of the own columns, (k, B, g, T, d): all at once where that is one pass, else one by one."""
+    keys, values = flat[2::2], flat[3::2]
+    if keys and compiling():
+        return [(torch.stack(list(keys)), torch.stack(list(values)))]
+    return [(k[None], v[None]) for k, v in zip(keys, values, strict=True)]
+
+
 def _scores(q_BgrTd: Tensor, k_BgTd: Tensor, rows: slice, keys: slice) -> Tensor:
-    """Scaled scores of a tile, (B g, r rows, keys)."""
-    d = q_BgrTd.shape[-1]
-    q = q_BgrTd[..., rows, :].flatten(0, 1).flatten(1, 2) * d**-0.5
+    """Products of a tile's queries and keys, (B g, r rows, keys)."""
+    q = q_BgrTd[..., rows, :].flatten(0, 1).flatten(1, 2)
     return torch.bmm(q, k_BgTd[:, :, keys].flatten(0, 1).mT)
 
 
@@ -224,8 +236,8 @@ class Blocked:
         self._mask: Tensor | None = None
         self._plan: list[Tile] = []
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TT: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
         """See :class:`UnrollKernel`."""
-        if mask_B1TT is not self._mask:
-            self._mask, self._plan = mask_B1TT, tiles(mask_B1TT, self.rows)
+        if mask_B1TS is not self._mask:
+            self._mask, self._plan = mask_B1TS, tiles(mask_B1TS, self.rows)
         return _Blocked.apply(q_BhTd, self._plan, *(x for keys in steps for x in keys))

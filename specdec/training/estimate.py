@@ -118,7 +118,8 @@ def activations(
         unroll = K * min(kept, step) + step
         wide = config.num_attention_heads * config.head_dim + kv
         read += (config.hidden_size if _is_narrow(config) else wide) * (autocast or dtype).itemsize
-    masks = T * (1 if config.attention_window == "full" else K)  # a byte for each pair; a window moves with the steps
+    # the mask, a byte for each pair, and the kernel's bias, two; a window moves with the steps
+    masks = T * (3 if config.attention_window == "full" else 2 * K + 2)
     return B * (T * (_fuse_bytes(config, dtype, autocast) + unroll + masks) + (T + K) * read)
 
 

@@ -67,7 +67,7 @@ class _HeadLoss(torch.autograd.Function):
         with torch.autocast(weight_DH.device.type, enabled=False):
             for piece in job.pieces:
                 law = job.law(piece.positions_C)
-                x_RH = torch.cat([normed_KSH[group.step][group.slots].to(kind) for group in piece.groups])
+                x_RH = torch.cat([normed_KSH[group.step][group.states].to(kind) for group in piece.groups])
                 logits_RD = torch.mm(x_RH, head_DH.T, out=room_RD[: len(x_RH)])
                 for group, draft_RD in zip(piece.groups, logits_RD.split([g.rows for g in piece.groups]), strict=True):
                     k, here = group.step, law.at(group.positions)
@@ -82,7 +82,7 @@ class _HeadLoss(torch.autograd.Function):
                 grad_RD = logits_RD
                 by_x = (grad_RD @ head_DH).split([g.rows for g in piece.groups])
                 for group, by_x_RH in zip(piece.groups, by_x, strict=True):
-                    by_normed[group.step][group.slots] = by_x_RH.to(normed_KSH[0].dtype)
+                    by_normed[group.step][group.states] = by_x_RH.to(normed_KSH[0].dtype)
                 if weighted:
                     if by_weight is None:
                         by_weight = (grad_RD.T @ x_RH).to(weight_DH.dtype)
@@ -131,7 +131,7 @@ def head_loss(job: Job, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Te
 
     Args:
         weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
-        normed: (S, H) of every step, what the head reads.
+        normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
     """
     # inside the function gradients look wanted under no_grad too
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))

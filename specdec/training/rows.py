@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.training.kept import Kept, states
+
 Index = Tensor | slice
 
 
@@ -20,6 +22,7 @@ class Group(NamedTuple):
 
     step: int
     slots: Index  # into the S slots
+    states: Index  # of these slots, into what the step yields, flattened
     positions: Index  # into the piece's C positions; as many as slots
     rows: int
 
@@ -31,11 +34,12 @@ class Piece(NamedTuple):
     groups: list[Group]
 
 
-def pieces(trained_KBT: Tensor, size: int) -> Iterator[Piece]:
+def pieces(trained_KBT: Tensor, size: int, kept: Kept | None = None) -> Iterator[Piece]:
     """Cut the trained slots into pieces of at most ``size`` positions.
 
     Args:
         trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
+        kept: the slots that the steps after the first yield; None for all.
     """
     K, S = len(trained_KBT), trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
@@ -45,6 +49,7 @@ def pieces(trained_KBT: Tensor, size: int) -> Iterator[Piece]:
     positions_U = taught_S.nonzero()[:, 0]
     rank_S = taught_S.cumsum(0) - 1
     slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
+    places = [states(kept, k, at) for k, at in enumerate(slots)]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
     cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()  # the only wait for the device
@@ -53,7 +58,8 @@ def pieces(trained_KBT: Tensor, size: int) -> Iterator[Piece]:
         for k in range(K):
             a, b = cuts[k][piece : piece + 2]
             if a < b:
-                groups.append(Group(k, _run(slots[k][a:b]), _run(ranks[k][a:b] - start), b - a))
+                slots_R, states_R, ranks_R = slots[k][a:b], places[k][a:b], ranks[k][a:b] - start
+                groups.append(Group(k, _run(slots_R), _run(states_R), _run(ranks_R), b - a))
         yield Piece(positions_U[start : start + size], groups)
 
 

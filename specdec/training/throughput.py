@@ -33,8 +33,8 @@ class Counted(Protocol):
 
     ttt_steps: int
 
-    def work(self, B: int, T: int, rows: int, teacher_rows: int) -> Work:
-        """Operations of a batch, linear in both kinds of rows; see :func:`specdec.training.work.step_work`."""
+    def work(self, B: int, T: int, later: int, rows: int, teacher_rows: int) -> Work:
+        """Operations of a batch, linear in the last three; see :func:`specdec.training.work.step_work`."""
         ...
 
 
@@ -212,13 +212,13 @@ class Throughput(pl.Callback):
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         seconds = self.timer.seconds(self._spans)
         assert isinstance(self._rows, Tensor)
-        rows, teacher_rows, supervised = self._rows.tolist()
+        *counts, supervised = self._rows.tolist()
         tokens = sum(B * T * times for (B, T), times in self._shapes.items())
         flops = 0
         if isinstance(module, Counted):
-            (B, T), none = next(iter(self._shapes)), (0, 0)
+            (B, T), none = next(iter(self._shapes)), (0, 0, 0)
             flops = sum(module.work(*shape, *none).total * times for shape, times in self._shapes.items())
-            flops += module.work(B, T, rows, teacher_rows).total - module.work(B, T, *none).total
+            flops += module.work(B, T, *counts).total - module.work(B, T, *none).total
         ranks = trainer.world_size
         sums, most = [tokens, supervised, flops, seconds, self._waited], float(self.memory.read())
         if ranks > 1:

@@ -15,6 +15,7 @@ from specdec.drafter import Drafter, Step
 from specdec.nn.cache import UnrollCache
 from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.nn.view import View
+from specdec.training.kept import Kept
 
 ORACLE = Dense()
 
@@ -35,6 +36,7 @@ def ttt_unroll(
     steps: int,
     kernel: UnrollKernel = ORACLE,
     recompute: bool = False,
+    kept: Kept | None = None,
 ) -> Iterator[Step]:
     """The drafter's steps 0..steps-1 at every anchor at once.
 
@@ -44,12 +46,16 @@ def ttt_unroll(
     Args:
         kernel: how the attention is computed; all kernels give the same numbers.
         recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
+        kept: the slots that steps 1 and later run, whose states are then (B, M, H); None for all.
     """
     view, T = View.packed(documents_BT), ids_BT.shape[1]
     h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)
     read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)
     for k in range(steps):
-        read_k, here = read[:, 1 + k : 1 + k + T], view._replace(positions_BT=view.positions_BT + k)
+        if k == 1 and kept is not None:
+            h_BTH, view = kept.take(h_BTH), view.of(kept.slots_BM)
+        read_k = read[:, 1 + k : 1 + k + T] if k == 0 or kept is None else kept.take(read, 1 + k)
+        here = view._replace(positions_BT=view.positions_BT + k)
         if recompute and torch.is_grad_enabled():
             step = _recomputed(drafter, read_k, h_BTH, here, keys)
         else:

@@ -1,9 +1,10 @@
 """Floating point operations of one training batch, and what a device could do of them in a second.
 
 A multiply and an add are two operations. Counted are matrix products and attention, as the model asks for them: a
-causal query meets the keys up to its own, whatever a kernel computes beside them, and what is recomputed is counted
-once. Norms, activations, softmaxes and the optimizer are left out, as usual. Model FLOPs utilisation (MFU,
-https://arxiv.org/abs/2204.02311) is these per second over the peak.
+causal query meets the keys up to its own, whatever a kernel computes beside them, slots that no later step trains
+take part in the first step alone, and what is recomputed is counted once. Norms, activations, softmaxes and the
+optimizer are left out, as usual. Model FLOPs utilisation (MFU, https://arxiv.org/abs/2204.02311) is these per second
+over the peak.
 
 Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary, V vocabulary.
 """
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from specdec.data import Batch
 from specdec.drafter import DrafterConfig
 from specdec.drafter.entry import NarrowEntry
+from specdec.training.ttt import supervised
 
 
 @dataclass(frozen=True)
@@ -82,15 +84,17 @@ def step_work(
     T: int,
     K: int,
     *,
+    later: int,
     rows: int,
     teacher_rows: int,
     whole_vocabulary: bool = True,
     train_embed: bool = False,
     train_head: bool = True,
 ) -> Work:
-    """Operations of one batch; linear in ``rows`` and ``teacher_rows``.
+    """Operations of one batch; linear in ``later``, ``rows`` and ``teacher_rows``.
 
     Args:
+        later: slots that the steps after the first still need; each is taken to see as much as an average slot.
         rows: rows that go through the drafter's head, over all unroll steps; see :func:`row_counts`.
         teacher_rows: rows that go through the target's head.
         whole_vocabulary: the target's head is read whole, not only at the draft vocabulary.
@@ -109,7 +113,9 @@ def step_work(
     if isinstance(entry, NarrowEntry):
         token, feature = linear_weights(entry.token_fc), linear_weights(entry.feature_fc)
     reading = 2 * token * B * (T + K)
-    unroll = reading + 2 * (feature + layers) * tokens * K + config.num_layers * 4 * q * B * sum(sights)
+    slots = tokens + (K - 1) * later
+    seen = B * sights[0] + round(later * sum(sights[1:]) / T)
+    unroll = reading + 2 * (feature + layers) * slots + config.num_layers * 4 * q * seen
     head = 2 * H * config.draft_vocab_size * rows
 
     # A product's backward is two of its size, by its weight and by its input; less where one is not asked for.
@@ -131,7 +137,8 @@ def learning(module: nn.Module) -> list[nn.Module]:
 
 
 def row_counts(batch: Batch, K: int) -> Tensor:
-    """Rows of the drafter's head over all K steps, and of the target's; (2,) int64 on the batch's device.
+    """Slots that the steps after the first need, rows of the drafter's head over all K steps, and rows of the target's
+    head; (3,) int64 on the batch's device.
 
     Two neighbouring answer tokens j and j + 1 of a document are a row of step k if its slot, j - 1 - k, lies in it.
     The target is asked once for all steps.
@@ -142,7 +149,10 @@ def row_counts(batch: Batch, K: int) -> Tensor:
     starts_BT = torch.where(nn.functional.pad(same_BT, (1, 0)), 0, order_T).cummax(dim=1).values
     answers_BT = same_BT & mask_BT[:, 1:] & mask_BT[:, :-1] & (documents_BT[:, 1:] >= 0)
     slots_BT = (order_T - starts_BT)[:, :-1] * answers_BT
-    return torch.stack([slots_BT.clamp(max=K).sum(), slots_BT.clamp(max=1).sum()])
+    later_BT = torch.zeros_like(mask_BT)
+    for k in range(1, K):
+        later_BT |= supervised(mask_BT, documents_BT, k)
+    return torch.stack([later_BT.sum(), slots_BT.clamp(max=K).sum(), slots_BT.clamp(max=1).sum()])
 
 
 class Peak(NamedTuple):

@@ -13,6 +13,7 @@ from specdec.drafter import DrafterSpec, LastLayer, Norms
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.nn.view import View
 from specdec.training import work
+from specdec.training.kept import Kept
 from specdec.training.ttt import supervised, ttt_unroll
 from specdec.training.work import FrozenModel, Work, pairs, peak, row_counts, step_work
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_config, tiny_drafter, tiny_target, variants
@@ -37,6 +38,7 @@ def forward(
     T: int = T,
     rows: tuple[int, ...] = ROWS,
     kernel: UnrollKernel = Blocked(),  # noqa: B008  keeps nothing of a run
+    kept: Kept | None = None,
 ) -> Tensor:
     """A sum over the logits of some rows of every step."""
     drafter = tiny_drafter(spec).requires_grad_()
@@ -45,7 +47,7 @@ def forward(
     aux = torch.randn(B, T, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64)
     ids, documents = torch.ones(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
     out = torch.zeros((), dtype=torch.float64)
-    for step, count in zip(ttt_unroll(drafter, ids, aux, documents, len(rows), kernel), rows, strict=True):
+    for step, count in zip(ttt_unroll(drafter, ids, aux, documents, len(rows), kernel, False, kept), rows, strict=True):
         out = out + drafter.logits(step.normed_BTH.flatten(0, 1)[:count]).square().sum()
     return out
 
@@ -62,8 +64,9 @@ def attention(spec: DrafterSpec, T: int = T, K: int = K) -> int:
     return 4 * config.num_attention_heads * config.head_dim * config.num_layers * B * seen
 
 
-def parts(spec: DrafterSpec, T: int = T, **trained: bool) -> Work:
-    return step_work(tiny_config(spec), NOTHING, B, T, K, rows=sum(ROWS), teacher_rows=0, **trained)
+def parts(spec: DrafterSpec, T: int = T, later: int | None = None, **trained: bool) -> Work:
+    later = B * T if later is None else later
+    return step_work(tiny_config(spec), NOTHING, B, T, K, later=later, rows=sum(ROWS), teacher_rows=0, **trained)
 
 
 @pytest.mark.parametrize("train_embed", [False, True])
@@ -113,17 +116,34 @@ def test_the_targets_forward_and_its_logits() -> None:
     for whole, rows_V in ((True, None), (False, torch.arange(40))):
         with FlopCounterMode(display=False) as counter:
             target.logits(final, rows_V)
-        got = step_work(config, model, B, T, K, rows=0, teacher_rows=B * T, whole_vocabulary=whole)
+        got = step_work(config, model, B, T, K, later=0, rows=0, teacher_rows=B * T, whole_vocabulary=whole)
         assert got.teacher == counted(counter, *PRODUCTS) > 0
         assert got.target == model.forward(B, T) and got.head == 0
 
 
-def test_the_sum_is_linear_in_rows() -> None:
-    def total(rows: int, teacher_rows: int) -> int:
-        config = tiny_config(presets()["eagle3"])
-        return step_work(config, NOTHING, B, T, K, rows=rows, teacher_rows=teacher_rows).total
+def test_slots_that_are_left_out_cost_nothing_after_the_first_step() -> None:
+    slots_BM = torch.tensor([[1, 4, 6], [0, 3, 7]])
+    kept = Kept(slots_BM, torch.zeros(B * T, dtype=torch.int64))
+    spec = presets()["eagle3"]
+    got = parts(spec, later=slots_BM.numel())
+    with FlopCounterMode(display=False) as ahead:
+        loss = forward(spec, True, True, rows=(7, 4, 0), kept=kept)
+    with FlopCounterMode(display=False) as back:
+        loss.backward()
+    config, seen = tiny_config(spec), [T * (T + 1) // 2] + [3 * ((T + 1) / 2 + k) for k in range(1, K)]
+    attended = 4 * config.num_attention_heads * config.head_dim * B * round(sum(seen))
+    assert got.fuse + got.unroll + got.head - attended == counted(ahead, *PRODUCTS)
+    assert counted(back, *PRODUCTS) < 2 * counted(ahead, *PRODUCTS)
 
-    assert total(30, 11) == total(0, 0) + 30 * (total(1, 0) - total(0, 0)) + 11 * (total(0, 1) - total(0, 0))
+
+def test_the_sum_is_linear_in_rows() -> None:
+    def total(later: int, rows: int, teacher_rows: int) -> int:
+        config = tiny_config(presets()["eagle3"])
+        return step_work(config, NOTHING, B, T, K, later=later, rows=rows, teacher_rows=teacher_rows).total
+
+    none = total(0, 0, 0)
+    slots, rows, teacher_rows = total(T, 0, 0) - none, total(0, 1, 0) - none, total(0, 0, 1) - none
+    assert total(2 * T, 30, 11) == none + 2 * slots + 30 * rows + 11 * teacher_rows
     got = Work(1, 20, 300, 4000, 50000, 600000)
     assert got.total == 654321
 
@@ -140,8 +160,9 @@ def test_rows_are_those_that_training_supervises() -> None:
         for k, slots in enumerate(trained):
             for b, t in slots.nonzero().tolist():
                 taught[b, t + 1 + k] = True
-        want = [int(sum(slots.sum() for slots in trained)), int(taught.sum())]
-        assert row_counts(batch, K).tolist() == want and want[1] > 0
+        later = torch.stack([torch.zeros_like(mask), *trained[1:]]).any(0)
+        want = [int(later.sum()), int(sum(slots.sum() for slots in trained)), int(taught.sum())]
+        assert row_counts(batch, K).tolist() == want and want[2] > 0
 
 
 @pytest.mark.parametrize(
@@ -194,5 +215,5 @@ def test_a_processors_peak_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_frozen_head_over_the_whole_vocabulary() -> None:
     """A whole draft vocabulary costs what the target's does."""
     config = tiny_config(presets()["eagle1"])
-    got = step_work(config, NOTHING, B, T, 1, rows=5, teacher_rows=5, train_head=False)
+    got = step_work(config, NOTHING, B, T, 1, later=0, rows=5, teacher_rows=5, train_head=False)
     assert config.draft_vocab_size == VOCAB and got.head == got.teacher == 2 * 5 * HIDDEN * VOCAB

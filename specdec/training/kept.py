@@ -1,0 +1,51 @@
+"""Which slots the unroll still needs after its first step.
+
+Step 0 gives every slot its key, which later slots see. From then on a slot is seen by nobody but itself, so one that
+no later step trains is left out: in chat data that is most of the prompt.
+
+Legend: B batch, T tokens, S = B T slots, M kept slots of a row, K unroll steps.
+"""
+
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+LEAST = 0.9  # of the tokens: gathering pays below this
+
+
+class Kept(NamedTuple):
+    """The kept slots of every row, ascending; a row with fewer than M ends in copies of its slot 0."""
+
+    slots_BM: Tensor  # int64, into the row's T
+    place_S: Tensor  # int64, where a kept slot stands among the B M
+
+    @classmethod
+    def of(cls, trained_KBT: Tensor) -> Self | None:
+        """Those that a step after the first trains, or None if these are nearly all.
+
+        M is rounded up, to at most 32 different lengths: kernels are compiled for shapes.
+        """
+        kept_BT = trained_KBT[1:].any(0)
+        B, T = kept_BT.shape
+        count_B = kept_BT.sum(1)
+        grain = -(-T // 32)
+        M = max(1, -(-int(count_B.max()) // grain)) * grain
+        if len(trained_KBT) == 1 or M > LEAST * T:
+            return None
+        rank_BT = kept_BT.cumsum(1) - 1
+        slots_BM = count_B.new_zeros(B, M)
+        rows_R, slots_R = kept_BT.nonzero(as_tuple=True)
+        slots_BM[rows_R, rank_BT[rows_R, slots_R]] = slots_R
+        return cls(slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten())
+
+    def take(self, x_BTH: Tensor, ahead: int = 0) -> Tensor:
+        """(B, T or more, H) at the kept slots, or ``ahead`` of them: (B, M, H)."""
+        B, T, H = x_BTH.shape
+        first_B1 = torch.arange(B, device=x_BTH.device)[:, None] * T + ahead
+        return x_BTH.reshape(B * T, H).index_select(0, (self.slots_BM + first_B1).flatten()).view(B, -1, H)
+
+
+def states(kept: Kept | None, step: int, slots_R: Tensor) -> Tensor:
+    """Where slots, int64 into S, stand among the flattened states that a step of the unroll yields."""
+    return slots_R if kept is None or step == 0 else kept.place_S[slots_R]
