@@ -6,6 +6,7 @@ every drafter, and writes ``table.md`` and ``answers.json`` into the folder.
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,10 +27,13 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.files import read_json, write_json, write_text
 from specdec.provenance import provenance
 
-TRAINED = ("eagle1", "eagle3", "eagle3_1")  # EAGLE-2 has EAGLE-1's drafter
-GROWTHS = ("chain:depth=5", "tree:depth=6,top_k=2,nodes=12")
-ROWS = (("EAGLE-1", "eagle1", 0), ("EAGLE-2", "eagle1", 1), ("EAGLE-3", "eagle3", 0), ("EAGLE-3", "eagle3", 1),
-        ("EAGLE-3.1", "eagle3_1", 0), ("EAGLE-3.1", "eagle3_1", 1))  # fmt: skip
+CHAIN, STATIC, TREE = "chain:depth=5", "static", "tree:depth=6,top_k=2,nodes=12"
+ROWS = (("EAGLE-1", "eagle1", CHAIN), ("EAGLE-1", "eagle1", STATIC), ("EAGLE-2", "eagle1", TREE),
+        ("EAGLE-3", "eagle3", CHAIN), ("EAGLE-3", "eagle3", TREE),
+        ("EAGLE-3.1", "eagle3_1", CHAIN), ("EAGLE-3.1", "eagle3_1", TREE))  # fmt: skip
+DIFFERENCES = (("EAGLE-3.1", "EAGLE-3", CHAIN), ("EAGLE-3.1", "EAGLE-3", TREE),
+               ("EAGLE-3.1", "EAGLE-1", CHAIN), ("EAGLE-3.1", "EAGLE-2", TREE))  # fmt: skip
+TRAINED = {name: [of_row for _, other, of_row in ROWS if other == name] for _, name, _ in ROWS}
 TITLES = list(dict.fromkeys(title for title, _, _ in ROWS))
 RESAMPLES = 5000
 PerSeed = Sequence[Sequence[tuple[str, Sequence[int]]]]
@@ -49,12 +53,11 @@ def train(name: str, seed: int, out: Path, steps: int) -> None:
         subprocess.run(command, check=True, stdout=log, stderr=log)
 
 
-def decode(drafter: Path, prompts: Path, tokens: int) -> list[list[tuple[str, list[int]]]]:
-    """For every growth, (prompt, accepted drafts per target pass)."""
-    target = TargetSource().load()
-    growths = [parse_growth(text) for text in GROWTHS]
-    answers = benchmark(target, load(drafter), growths, load_prompts([str(prompts)]), tokens, plain=False)
-    return [[(answer.prompt_id, list(answer.accepted)) for answer in of_one] for of_one in answers]
+def decode(drafter: Path, growth: str, prompts: Path, tokens: int) -> list[tuple[str, list[int]]]:
+    """(prompt, accepted drafts per target pass)."""
+    target, rows = TargetSource().load(), load_prompts([str(prompts)])
+    (answers,) = benchmark(target, load(drafter), [parse_growth(growth)], rows, tokens, plain=False)
+    return [(answer.prompt_id, list(answer.accepted)) for answer in answers]
 
 
 def lengths(per_seed: PerSeed) -> np.ndarray:
@@ -79,8 +82,10 @@ def figure(values: np.ndarray, sign: str = "") -> str:
 
 def draw(rows: Sequence[tuple[str, str, np.ndarray]], path: Path) -> None:
     """Acceptance length with intervals, a colour for each growth."""
-    axes = plt.figure(figsize=(6.4, 2.8), layout="constrained").gca()
-    for colour, growth in zip(("#4878a8", "#d08040"), dict.fromkeys(growth for _, growth, _ in rows), strict=True):
+    figure = plt.figure(figsize=(6.4, 2.8), layout="constrained")
+    axes = figure.gca()
+    growths = dict.fromkeys(growth for _, growth, _ in rows)
+    for colour, growth in zip(("#4878a8", "#58a068", "#d08040"), growths, strict=True):
         found = [(title, values) for title, of_row, values in rows if of_row == growth]
         means = np.array([values[0] for _, values in found])
         ends = np.array([np.percentile(values[1:], [2.5, 97.5]) for _, values in found])
@@ -90,9 +95,9 @@ def draw(rows: Sequence[tuple[str, str, np.ndarray]], path: Path) -> None:
     axes.set_yticks(range(len(TITLES)), TITLES)
     axes.set_xlabel("acceptance length (bonus token included)")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
     axes.invert_yaxis()
-    axes.figure.savefig(path, dpi=150)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
 
 
 def main() -> None:
@@ -113,28 +118,31 @@ def main() -> None:
     jobs = [(name, seed, args.out / f"{name}-{seed}") for seed in range(args.seeds) for name in TRAINED]
     with ThreadPoolExecutor(args.workers) as pool:
         list(pool.map(lambda job: train(*job, args.steps), jobs))
-    found: dict[str, list[list[list[tuple[str, list[int]]]]]] = {name: [] for name in TRAINED}
+    found: dict[tuple[str, str], list[list[tuple[str, list[int]]]]] = {}
     for name, _, out in jobs:
-        stored = out / f"answers-{args.prompts}x{args.tokens}.json"
-        if not stored.exists():
-            write_json(stored, decode(out / "drafter", prompts, args.tokens))
-        found[name].append(read_json(stored))
-        print(f"decoded with {out.name}", flush=True)
+        for growth in TRAINED[name]:
+            stored = out / f"answers-{args.prompts}x{args.tokens}-{re.sub(r'[^a-z0-9]+', '_', growth)}.json"
+            if not stored.exists():
+                write_json(stored, decode(out / "drafter", growth, prompts, args.tokens))
+            found.setdefault((name, growth), []).append(read_json(stored))
+            print(f"decoded with {out.name}, {growth}", flush=True)
     lines = ["| generation | growth | acceptance length | by seed |", "|---|---|---:|---|"]
     drawn: list[tuple[str, str, np.ndarray]] = []
+    measured: dict[tuple[str, str], np.ndarray] = {}
     for title, name, growth in ROWS:
-        per_seed = [of_seed[growth] for of_seed in found[name]]
-        drawn.append((title, parse_growth(GROWTHS[growth]).name, lengths(per_seed)))
+        per_seed = found[name, growth]
+        measured[title, growth] = lengths(per_seed)
+        drawn.append((title, parse_growth(growth).name, measured[title, growth]))
         alone = ", ".join(f"{lengths([answers])[0]:.2f}" for answers in per_seed)
-        lines.append(f"| {title} | {drawn[-1][1]} | {figure(drawn[-1][2])} | {alone} |")
+        lines.append(f"| {title} | {drawn[-1][1]} | {figure(measured[title, growth])} | {alone} |")
     lines += ["", "| difference, paired | growth | |", "|---|---|---:|"]
-    for one, other in (("eagle3_1", "eagle3"), ("eagle3_1", "eagle1")):
-        for growth, text in enumerate(GROWTHS):
-            first, second = (lengths([of_seed[growth] for of_seed in found[name]]) for name in (one, other))
-            lines.append(f"| {one} less {other} | {parse_growth(text).name} | {figure(first - second, '+')} |")
+    for one, other, growth in DIFFERENCES:
+        difference = figure(measured[one, growth] - measured[other, growth], "+")
+        lines.append(f"| {one} less {other} | {parse_growth(growth).name} | {difference} |")
     write_text(args.out / "table.md", "\n".join(lines) + "\n")
     draw(drawn, args.out / "generations.png")
-    write_json(args.out / "answers.json", {"provenance": provenance(), "answers": found})
+    answers = {f"{name} {growth}": per_seed for (name, growth), per_seed in found.items()}
+    write_json(args.out / "answers.json", {"provenance": provenance(), "answers": answers})
     print("\n".join(lines))
 
 

@@ -154,24 +154,3 @@ class DynamicTree(Growth):
         parent_N = torch.searchsorted(kept_N, torch.cat(parents)[kept_N]) + 1
         parent_N[kept_N < k] = 0
         return DraftTree(torch.cat([root_1, torch.cat(tokens)[kept_N]]), torch.cat([parent_N.new_zeros(1), parent_N]))
-
-
-def parse_growth(text: str) -> Growth:
-    """``chain``, ``tree``, or with parameters: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``.
-
-    Raises:
-        ValueError: an unknown growth or parameter, or a value that is not a number.
-    """
-    kind, _, rest = text.partition(":")
-    classes: dict[str, type[Growth]] = {"chain": Chain, "tree": DynamicTree}
-    if kind not in classes:
-        raise ValueError(f"growth {text!r}: expected one of {', '.join(classes)}, with parameters as chain:depth=3")
-    known = classes[kind].__dataclass_fields__
-    arguments: dict[str, int] = {}
-    for item in rest.split(",") if ":" in text else ():
-        name, value = (part.strip() for part in (*item.split("=", 1), "")[:2])
-        if name not in known or name in arguments or not (value.isascii() and value.isdecimal()):
-            wanted = ", ".join(f"{known_name}=NUMBER" for known_name in known)
-            raise ValueError(f"growth {text!r}: {item!r} is not one of {wanted}, each at most once")
-        arguments[name] = int(value)
-    return classes[kind](**arguments)

@@ -1,9 +1,8 @@
 """Chains and dynamic trees, grown over any law, against slow references.
 
-Legend: K frontier nodes, Q drafted nodes, D draft vocabulary, H width.
+Legend: D draft vocabulary.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -12,75 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.decoding import Chain, DraftTree, DynamicTree, Growth, parse_growth
-from specdec.decoding.growth import Frontier
-from specdec.drafter import DraftVocab
-from tests.decoding.trees import path_to
-
-Path = tuple[int, ...]  # target ids after the root
-Law = Callable[[Path], Tensor]
-ROOT = 7
-
-
-class Oracle:
-    """A drafter whose log-probabilities are any function of the path; its feature is the number of a path.
-
-    It checks what growing tells the drafter: which nodes each new node sees, and how deep all of them are.
-    """
-
-    def __init__(self, law: Law) -> None:
-        self.law = law
-        self.paths: list[Path] = []
-        self.levels: list[list[Path]] = []
-
-    def frontier(self, paths: list[Path]) -> Frontier:
-        first = len(self.paths)
-        self.paths += paths
-        numbers = torch.arange(first, first + len(paths), dtype=torch.float64)
-        return Frontier(numbers[:, None], torch.stack([self.law(path) for path in paths]))
-
-    def __call__(self, ids_K: Tensor, h_KH: Tensor, seen_KQ: Tensor, depth_Q: Tensor) -> Frontier:
-        new = [(*self.paths[int(h)], int(token)) for token, h in zip(ids_K, h_KH[:, 0], strict=True)]
-        self.levels.append(new)
-        drafted = [path for level in self.levels for path in level]
-        assert depth_Q.tolist() == [len(path) - 1 for path in drafted]
-        assert seen_KQ.tolist() == [[path == mine[: len(path)] for path in drafted] for mine in new]
-        return self.frontier(new)
-
-
-def grow(growth: Growth, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
-    oracle = Oracle(law)
-    start = oracle.frontier([()])
-    return growth.grow(torch.tensor([ROOT]), start, oracle, vocab), oracle
-
-
-def paths_of(tree: DraftTree) -> list[Path]:
-    """The path of every node but the root, after checking that the tree is one, in level order."""
-    tokens, parents = tree.tokens_N.tolist(), tree.parents_N.tolist()
-    assert tree.tokens_N.dtype == tree.parents_N.dtype == torch.int64
-    assert tokens[0] == ROOT and parents[0] == 0
-    assert all(parent < node for node, parent in enumerate(parents) if node)
-    paths = [tuple(tokens[i] for i in path_to(node, parents)[1:]) for node in range(1, len(tokens))]
-    assert len(set(paths)) == len(paths), "a node twice"
-    assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-    return paths
-
-
-def seeded(seed: int, path: Path) -> torch.Generator:
-    return torch.Generator().manual_seed(hash((seed, path)) % 2**63)
-
-
-def random_law(seed: int, size: int) -> Law:
-    return lambda path: torch.randn(size, generator=seeded(seed, path), dtype=torch.float64).mul(2).log_softmax(-1)
+from specdec.decoding import Chain, DynamicTree, Growth
+from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, paths_of, random_law, seeded
 
 
 def quantised_law(seed: int, size: int) -> Law:
     """Whole numbers, zero among them: a child often ties with its parent and with other branches."""
     return lambda path: -torch.randint(0, 3, (size,), generator=seeded(seed, path)).double()
-
-
-def draft_vocab(size: int) -> DraftVocab:
-    return DraftVocab(torch.arange(size) * 3 + 1, 3 * size + 1)
 
 
 class Shape(NamedTuple):
@@ -230,42 +167,6 @@ def test_a_frontier_fits_the_draft_vocabulary() -> None:
     with pytest.raises(ValueError, match="top_k 3 is more than the draft vocabulary of 2"):
         DynamicTree(depth=2, top_k=3, nodes=5).check(2)
     Chain(9).check(1)
-
-
-@pytest.mark.parametrize(
-    ("text", "growth"),
-    [
-        ("chain", Chain()),
-        ("chain:depth=3", Chain(3)),
-        ("tree", DynamicTree()),
-        ("tree:depth=6,top_k=10,nodes=59", DynamicTree(6, 10, 59)),
-        ("tree:nodes=20", DynamicTree(nodes=20)),
-    ],
-)
-def test_text_names_a_growth(text: str, growth: Growth) -> None:
-    assert parse_growth(text) == growth and type(parse_growth(text)) is type(growth)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected one of chain, tree"),
-        ("star", "'star': expected one of chain, tree"),
-        ("Chain:depth=3", "expected one of chain, tree"),
-        ("chain:top_k=3", "'top_k=3' is not one of depth=NUMBER"),
-        ("chain:depth", "'depth' is not one of depth=NUMBER"),
-        ("chain:depth=", "is not one of depth=NUMBER"),
-        ("chain:depth=two", "'depth=two' is not one of"),
-        ("chain:depth=-1", "'depth=-1' is not one of"),
-        ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
-        ("chain:depth=0", "depth must be at least 1"),
-        ("tree:nodes=1000", "candidates, not 1000"),
-    ],
-)
-def test_text_that_names_none_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        parse_growth(text)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_growth_of_ones_own_must_say_everything() -> None:
