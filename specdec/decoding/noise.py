@@ -1,0 +1,79 @@
+"""Noise as a function of the seed and the place: no state to carry, and no sequence sees another.
+
+The noise at a place in the text is the same whichever pass comes to it. It is used once nevertheless: a pass uses only
+the noise of tokens that it commits. Plain decoding and :class:`rules.OneHot` so draw the same tokens from one seed.
+
+Legend: B sequences, P places, X lanes (independent numbers at one place), N nodes, L levels, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.decoding.rules.rule import Noise
+
+WORD = 0xFFFFFFFF
+TOKEN, COIN, DRAFT = range(3)  # streams: independent noise for independent uses
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Philox 4x32-10 (https://doi.org/10.1145/2063384.2063405): four 32-bit words from four and a key of two, int64."""
+    a, b, c, d = counter
+    j, k = key
+    for _ in range(10):
+        # a product of two words fills 64 bits; the sign it may get wrong is masked away
+        left, right = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (right >> 32 & WORD) ^ b ^ j, right & WORD, (left >> 32 & WORD) ^ d ^ k, left & WORD
+        j, k = j + 0x9E3779B9 & WORD, k + 0xBB67AE85 & WORD
+    return a, b, c, d
+
+
+def _words(seed_B: Tensor, place_BP: Tensor, stream: int, lanes: int) -> Tensor:
+    """(B, P, lanes) int64, uniform in 0..2^32 - 1."""
+    block_X = torch.arange(-(-lanes // 4), device=place_BP.device)
+    place_BP1 = place_BP[..., None]
+    zero = torch.zeros_like(place_BP1)
+    counter = (block_X, place_BP1 & WORD, place_BP1 >> 32 & WORD, zero + stream)
+    key_B11 = seed_B[:, None, None]
+    words = philox(counter, (key_B11 & WORD, key_B11 >> 32 & WORD))
+    return torch.stack(words, -1).flatten(2)[..., :lanes]
+
+
+def coins(seed_B: Tensor, place_BP: Tensor, stream: int, lanes: int) -> Tensor:
+    """(B, P, lanes) float32, uniform in [0, 1), multiples of 2^-24.
+
+    Args:
+        seed_B: int64, any value.
+        place_BP: int64, not negative.
+    """
+    return (_words(seed_B, place_BP, stream, lanes) >> 8).to(torch.float32) * 2**-24
+
+
+def races(seed_B: Tensor, place_BP: Tensor, stream: int, lanes: int) -> Tensor:
+    """(B, P, lanes) float32, Exp(1), positive; fine enough for probabilities down to 1e-9. See :func:`coins`."""
+    return times(_words(seed_B, place_BP, stream, lanes))
+
+
+def times(words: Tensor) -> Tensor:
+    """Exp(1) in float32, positive and finite, from uniform 32-bit words."""
+    u = (words.to(torch.float32) + 0.5) * 2**-32
+    return -torch.log1p(-u.clamp_max(1 - 2**-24))
+
+
+def token_races(seed_B: Tensor, place_BP: Tensor, vocab_size: int) -> Tensor:
+    """What the target draws the tokens at these places with, (B, P, V); places count from the start of the text."""
+    return races(seed_B, place_BP, TOKEN, vocab_size)
+
+
+def draft_races(seed_B: Tensor, place_B: Tensor, parents: int, width: int, vocab_size: int) -> Tensor:
+    """What a drafter draws children at one place with, (B, parents, width, vocab_size)."""
+    flat = races(seed_B, place_B[:, None], DRAFT, parents * width * vocab_size)
+    return flat.view(len(seed_B), parents, width, vocab_size)
+
+
+def acceptance_noise(seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int) -> Noise:
+    """The noise of a pass whose root stands at place ``root_B``."""
+    place_BL = root_B[:, None] + 1 + torch.arange(levels, device=root_B.device)
+    return Noise(
+        coins(seed_B, root_B[:, None], COIN, nodes)[:, 0],
+        token_races(seed_B, place_BL, vocab_size),
+    )
