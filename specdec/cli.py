@@ -12,6 +12,7 @@ COMMANDS = {
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "test": ("specdec.fit:run", "the same on test data"),
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
+    "compare": ("specdec.evaluation.compare_command:main", "whether two evaluations differ by more than chance"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
 }

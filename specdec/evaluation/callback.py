@@ -1,7 +1,4 @@
-"""Acceptance length during training: decode a few held-out prompts whenever the drafter is validated.
-
-Legend: G growths, P prompts, A accepted drafts of a pass (0 to the deepest growth's depth).
-"""
+"""Acceptance length during training: decode a few held-out prompts whenever the drafter is validated."""
 
 import copy
 import logging
@@ -11,21 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torchmetrics import MetricCollection
 
 from specdec.data import TokenData
 from specdec.decoding import Growth, SpeculativeDecoder, check_length, parse_growth
 from specdec.drafter import Drafter
 from specdec.evaluation.beginnings import SHORTEST, beginnings
+from specdec.evaluation.metrics import decoding_metrics
 from specdec.evaluation.prompts import Conversation, load_prompts
 from specdec.evaluation.record import Answer
-from specdec.evaluation.statistics import acceptance_length, accepted_per_position
 from specdec.target import Target
 from specdec.training.module import DrafterModule
 
 log = logging.getLogger(__name__)
+
+LOGGED = ("acceptance_length", "accepted_per_position")
 
 
 class AcceptanceLength(pl.Callback):
@@ -39,7 +37,8 @@ class AcceptanceLength(pl.Callback):
     Args:
         prompts: files as ``specdec evaluate`` reads them, of which first turns are used, or ``validation``: how the
             validation documents begin.
-        growths: what is decoded with: ``chain``, ``tree``, ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``.
+        growths: what is decoded with: ``chain``, ``tree``, ``static``, with parameters as ``chain:depth=3``,
+            ``tree:depth=6,top_k=10,nodes=59``, ``static:file=PATH``.
         max_new_tokens: tokens per answer.
         count: prompts at most.
         prompt_tokens: length of a prompt cut from plain text; a conversation is cut where its first answer begins.
@@ -93,14 +92,13 @@ class AcceptanceLength(pl.Callback):
         assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
         begin = time.perf_counter()
         drafter = decoding_copy(pl_module.drafter, pl_module.target)
-        growths = list(self.growths.values())
         mine = range(trainer.global_rank, len(prompts), trainer.world_size)
-        counts_GPA = decode(pl_module.target, drafter, growths, prompts, mine, self.max_new_tokens)
-        counts_GPA = trainer.strategy.reduce(counts_GPA.to(pl_module.device), reduce_op="sum").cpu()
-        for (name, growth), counts_PA in zip(self.growths.items(), counts_GPA, strict=True):
-            found = figures(growth, counts_PA)
+        for name, growth in self.growths.items():
+            metrics = decoding_metrics(only=LOGGED).to(pl_module.device)
+            metrics.update(decode(pl_module.target, drafter, growth, prompts, mine, self.max_new_tokens))
             end = f"_{name}" if len(self.growths) > 1 else ""
-            pl_module.log_dict({f"val/{key}{end}": value for key, value in found.items()}, sync_dist=True, batch_size=1)
+            found = {f"val/{key}{end}": value for key, value in figures(metrics).items()}
+            pl_module.log_dict(found, sync_dist=True, batch_size=1)
         if trainer.is_global_zero and not self._told:
             self._told = True
             seconds = time.perf_counter() - begin
@@ -143,33 +141,29 @@ def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
 def decode(
     target: Target,
     drafter: Drafter,
-    growths: Sequence[Growth],
+    growth: Growth,
     prompts: Sequence[list[int]],
     chosen: Sequence[int],
     max_new_tokens: int,
-) -> Tensor:
-    """How many target passes accepted A drafts, (G, P, A) int64; zero for prompts that are not ``chosen``."""
-    counts_GPA = torch.zeros(len(growths), len(prompts), 1 + max(growth.depth for growth in growths), dtype=torch.int64)
-    for counts_PA, growth in zip(counts_GPA, growths, strict=True):
-        decoder = SpeculativeDecoder(target, drafter, growth)
-        for number in chosen:
-            accepted = decoder.generate(prompts[number], max_new_tokens, target.eos_token_ids).accepted
-            counts_PA[number] = torch.bincount(torch.tensor(accepted, dtype=torch.int64), minlength=counts_PA.shape[1])
-    return counts_GPA
+) -> list[Answer]:
+    """Answers to the ``chosen`` prompts, their numbers as ids."""
+    decoder = SpeculativeDecoder(target, drafter, growth)
+    out = []
+    for number in chosen:
+        made = decoder.generate(prompts[number], max_new_tokens, target.eos_token_ids)
+        drafted = (growth.depth,) * len(made.accepted)
+        out.append(Answer(str(number), None, len(made.ids), made.accepted, drafted, made.seconds, 0.0, 0, None))
+    return out
 
 
-def figures(growth: Growth, counts_PA: Tensor) -> dict[str, float]:
+def figures(metrics: MetricCollection) -> dict[str, float]:
     """What is logged of one growth; nothing when every answer ended before its first target pass."""
-    answers = []
-    for number, counts_A in enumerate(counts_PA.tolist()):
-        accepted = tuple(drafts for drafts, times in enumerate(counts_A) for _ in range(times))
-        drafted = (growth.depth,) * len(accepted)
-        answers.append(Answer(str(number), None, sum(accepted) + len(accepted), accepted, drafted, 0.0, 0.0, 0, None))
-    if not counts_PA.any():
+    found = metrics.compute()
+    length, positions = (found[name] for name in LOGGED)
+    if length is None:
         log.warning("no acceptance length: the target ended every answer at its first token")
         return {}
-    interval = acceptance_length(answers)
-    out = {"acceptance_length": interval.mean}
-    if interval.low is not None and interval.high is not None:
-        out |= {"acceptance_length_low": interval.low, "acceptance_length_high": interval.high}
-    return out | {f"accepted_at_{k}": share for k, share in enumerate(accepted_per_position(answers).joint, start=1)}
+    out = {"acceptance_length": length.mean}
+    if length.low is not None:
+        out |= {"acceptance_length_low": length.low, "acceptance_length_high": length.high}
+    return out | {f"accepted_at_{k}": share for k, share in enumerate(positions.joint, start=1)}

@@ -1,6 +1,8 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
 import contextlib
+import hashlib
+import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,8 +23,9 @@ from specdec.embedded.source import TargetSource
 from specdec.evaluation.benchmark import Turn, benchmark
 from specdec.evaluation.plot import plot
 from specdec.evaluation.prompts import Prompt, load_prompts
-from specdec.evaluation.record import Answer
+from specdec.evaluation.record import Answer, write_answers
 from specdec.evaluation.report import print_results, summary, write_metrics, write_report
+from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import staged
 from specdec.imports import flags
 from specdec.provenance import provenance
@@ -31,7 +34,8 @@ from specdec.target import Target
 log = logging.getLogger(__name__)
 
 PLOT = "report.png"
-FILES = ("metrics.json", "report.md", PLOT)
+ANSWERS = "answers.jsonl"
+FILES = ("metrics.json", "report.md", PLOT, ANSWERS)
 TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1, greedy"
 
 
@@ -42,7 +46,7 @@ def parser() -> ArgumentParser:
     out.add_argument("--target", type=TargetSource, default=TargetSource())
     out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
     out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl (turns, messages or prompt) or text, one prompt a line")  # fmt: skip # noqa: E501
-    out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, tree, chain:depth=3, tree:depth=6,top_k=10,nodes=59")  # fmt: skip # noqa: E501
+    out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, tree, static, chain:depth=3, tree:depth=6,top_k=10,nodes=59, static:file=PATH")  # fmt: skip # noqa: E501
     out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
     out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
     out.add_argument("--system", type=str | None, default=None, help="system prompt of turns and messages rows")
@@ -95,7 +99,7 @@ def evaluate(
     device: str = "cpu",
     command: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a saved drafter and write ``metrics.json``, ``report.md`` and a picture into ``out``.
+    """Evaluate a saved drafter and write metrics, report, picture and every answer's counts and times into ``out``.
 
     Returns:
         What ``metrics.json`` holds.
@@ -126,22 +130,30 @@ def evaluate(
             "settings": {
                 **asdict(source),
                 "prompts": [str(path) for path in prompt_files],
+                "prompts_sha256": _fingerprint(prompts),
                 "max_new_tokens": max_new_tokens,
                 "system": system,
                 "device": device,
                 "acceptance": "greedy",
                 "drafter_made_for_this_target": trained_for == found,
                 "seconds_cover": TIMED,
+                "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
                 "torch_threads": torch.get_num_threads(),
             },
             "provenance": provenance(command),
         }
         metrics = {"results": results, **context}
+        write_answers(out / ANSWERS, [growth.name for growth in chosen], answers)
         plot(metrics, out / PLOT)
         write_report(out, metrics, PLOT)
         write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
     print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
     return metrics
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """What was asked, whatever the files are called."""
+    return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -10,20 +10,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation import statistics
+from specdec.evaluation.metrics import Group, decoding_metrics
 from specdec.evaluation.record import Answer
+from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED, Interval
 from specdec.files import write_json, write_text
 
-_FEW_PROMPTS = 10  # below this a percentile bootstrap is noticeably too narrow
-_DEFINITIONS = """\
+_FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
+_DEFINITIONS = f"""\
 - **Acceptance length**: tokens committed per target pass, the target's own (bonus) token included, pooled over all
-  passes; 1 means that no draft was ever accepted. The interval is a 95 % percentile bootstrap over prompts.
+  passes; 1 means that no draft was ever accepted. **Accepted drafts** leave that token out. The **draft acceptance
+  rate** divides them by the drafts of the longest path.
 - **Joint acceptance at position k**: share of target passes that accepted at least k drafts. Acceptance length is
   1 plus the sum of these.
 - **Conditional acceptance at position k**: the same among the passes that accepted k - 1. Passes whose draft was
   shallower than k count as not accepting, in both.
 - **Tokens/s**: all new tokens over all seconds. **Speed-up** is the ratio of the two rates; **speed-up per prompt**
   is the mean of each prompt's own ratio.
+- **Brackets**: {METHOD}, all turns of a prompt together, {RESAMPLES:,} resamples, seed {SEED}.
 - **Identical outputs**: answers that equal plain decoding token by token, of those compared. Greedy speculative
   decoding gives the tokens of plain greedy decoding in exact arithmetic. In floating point a pass over several
   tokens rounds differently from a pass over one, so where two tokens are almost equally likely the choice can flip,
@@ -32,22 +35,17 @@ _DEFINITIONS = """\
 """
 
 
-def summary(
-    growth_name: str,
-    growth_config: dict[str, Any],
-    answers: Sequence[Answer],
-    seed: int = 0,
-    resamples: int = statistics.RESAMPLES,
-) -> dict[str, Any]:
+def summary(growth_name: str, growth_config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
     """All statistics of one growth, JSON-ready; a number that was not measured is None.
 
     Raises:
         ValueError: the answers hold no target pass.
     """
-    length = statistics.acceptance_length(answers, seed, resamples)
-    positions = statistics.accepted_per_position(answers)
-    rates = statistics.tokens_per_second(answers)
-    per_prompt = statistics.speedup_per_prompt(answers, seed, resamples)
+    metrics = decoding_metrics(sorted({answer.category for answer in answers if answer.category is not None}))
+    metrics.update(answers)
+    found = metrics.compute()
+    if found["acceptance_length"] is None:
+        raise ValueError("no target pass to take statistics of: decode at least one prompt, with more new tokens")
     return {
         "growth": growth_name,
         "growth_config": growth_config,
@@ -55,16 +53,35 @@ def summary(
         "answers": len(answers),
         "tokens": sum(answer.tokens for answer in answers),
         "passes": sum(len(answer.accepted) for answer in answers),
-        "acceptance_length": length._asdict(),
-        "accepted_per_position": positions._asdict(),
-        "histogram": statistics.histogram(answers),
-        "tokens_per_second": rates._asdict(),
-        "speedup": rates.speedup,
-        "speedup_per_prompt": per_prompt._asdict() if per_prompt else None,
+        **{name: _json(found[name]) for name in _AS_FOUND},
+        **_speedup(found["speedup"]),
+        "speedup_per_prompt": _json(found["speedup_per_prompt"]),
+        "pass_time": _json(found["pass_time"]),
         "identical_outputs": sum(answer.identical is True for answer in answers),
         "compared_outputs": sum(answer.identical is not None for answer in answers),
-        "by_category": _by_category(answers, seed, resamples),
+        "by_category": {group.name: _group(group) | _speedup(group.speedup) for group in found["by_category"]},
+        "by_context": {group.name: _group(group) for group in found["by_context"]},
     }
+
+
+_AS_FOUND = (
+    "acceptance_length", "accepted_drafts", "draft_acceptance_rate", "accepted_per_position", "histogram",
+    "tokens_per_second",
+)  # fmt: skip
+
+
+def _json(value: Any) -> Any:
+    """Named tuples as objects, and what is in them."""
+    return {name: _json(item) for name, item in value._asdict().items()} if hasattr(value, "_asdict") else value
+
+
+def _speedup(found: Interval | None) -> dict[str, Any]:
+    low_high = {"low": found.low, "high": found.high} if found else None
+    return {"speedup": found.mean if found else None, "speedup_interval": low_high}
+
+
+def _group(group: Group) -> dict[str, Any]:
+    return {"prompts": group.prompts, "passes": group.passes, "acceptance_length": _json(group.acceptance_length)}
 
 
 def write_metrics(directory: Path | str, results: list[dict[str, Any]], **context: Any) -> Path:
@@ -89,11 +106,18 @@ def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | N
         lines += [f"![Acceptance and speed]({figure})", ""]
     lines += ["## Acceptance by position", ""]
     for result in results:
+        drafts, rate = (_interval(result[name]) for name in ("accepted_drafts", "draft_acceptance_rate"))
         lines += [f"### {_cell(result['growth'])}", "", *_positions_table(result), ""]
-    rows = [row for result in results for row in _category_rows(result)]
-    if rows:
+        lines += [f"Accepted drafts per pass {drafts}, draft acceptance rate {rate}.", ""]
+    if rows := [row for result in results for row in _category_rows(result)]:
         lines += ["## By category", ""]
         lines += [*_table(["Growth", "Category", "Prompts", "Acceptance length", "Speed-up"], rows, left=2), ""]
+    if rows := [row for result in results for row in _context_rows(result)]:
+        lines += ["## By context length", "", "Committed tokens before the pass, the prompt's included.", ""]
+        headings = ["Growth", "Tokens", "Prompts", "Passes", "Acceptance length"]
+        lines += [*_table(headings, rows, left=2), ""]
+    if rows := [row for result in results if (row := _time_row(result))]:
+        lines += ["## Time per pass", "", *_table(["Growth", "Drafting", "Verification"], rows), ""]
     lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
     context = {key: value for key, value in metrics.items() if key != "results"}
     context |= context.pop("provenance", None) or {}
@@ -132,7 +156,7 @@ def _overview(result: dict[str, Any]) -> list[str]:
         _interval(result["acceptance_length"]),
         _number(rates["speculative"], 1),
         _number(rates["plain"], 1),
-        _number(result["speedup"], 2, "x"),
+        _speed(result),
         _interval(result["speedup_per_prompt"], "x"),
         f"{result['identical_outputs']} of {compared}" if compared else "not compared",
     ]
@@ -157,6 +181,18 @@ def _positions_table(result: dict[str, Any]) -> list[str]:
     return _table(["Drafts k", "Joint", "Conditional", "Passes with exactly k"], rows)
 
 
+def _context_rows(result: dict[str, Any]) -> list[list[str]]:
+    return [
+        [result["growth"], tokens, str(part["prompts"]), str(part["passes"]), _interval(part["acceptance_length"])]
+        for tokens, part in result["by_context"].items()
+    ]
+
+
+def _time_row(result: dict[str, Any]) -> list[str] | None:
+    times = list(result["pass_time"].values())
+    return [result["growth"], *(_interval(time, " ms") for time in times)] if any(times) else None
+
+
 def _category_rows(result: dict[str, Any]) -> list[list[str]]:
     return [
         [
@@ -164,29 +200,10 @@ def _category_rows(result: dict[str, Any]) -> list[list[str]]:
             category,
             str(part["prompts"]),
             _interval(part["acceptance_length"]),
-            _number(part["speedup"], 2, "x"),
+            _speed(part),
         ]
         for category, part in result["by_category"].items()
     ]
-
-
-def _by_category(answers: Sequence[Answer], seed: int, resamples: int) -> dict[str, Any]:
-    groups: dict[str, list[Answer]] = {}
-    for answer in answers:
-        if answer.category is not None:
-            groups.setdefault(answer.category, []).append(answer)
-    return {
-        category: {
-            "prompts": len({answer.prompt_id for answer in group}),
-            "acceptance_length": (
-                statistics.acceptance_length(group, seed, resamples)._asdict()
-                if any(answer.accepted for answer in group)
-                else None
-            ),
-            "speedup": statistics.tokens_per_second(group).speedup,
-        }
-        for category, group in sorted(groups.items())
-    }
 
 
 def _check_finite(value: Any, where: str) -> None:
@@ -202,6 +219,10 @@ def _check_finite(value: Any, where: str) -> None:
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _speed(part: dict[str, Any]) -> str:
+    return _interval({"mean": part["speedup"], **part["speedup_interval"]} if part["speedup_interval"] else None, "x")
 
 
 def _interval(value: dict[str, Any] | None, unit: str = "") -> str:

@@ -16,9 +16,11 @@ from specdec.data import TextData
 from specdec.decoding import Chain, DynamicTree, SpeculativeDecoder, parse_growth
 from specdec.drafter import load
 from specdec.evaluation.beginnings import beginnings
-from specdec.evaluation.callback import AcceptanceLength, decode, figures
+from specdec.evaluation.callback import LOGGED, AcceptanceLength, decode, figures
+from specdec.evaluation.metrics import decoding_metrics
 from specdec.fit import run
 from specdec.target import Target
+from tests.evaluation.made import answer
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
@@ -211,27 +213,30 @@ def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_p
 def test_processes_share_the_prompts() -> None:
     target = markov_target(context=0.5)
     drafter = disturb(perfect_drafter(target, presets()["eagle3_1"]), 0.3)
-    growths = [Chain(2), DynamicTree(depth=4, top_k=2, nodes=8)]
     prompts = [[n, n + 1, n + 2] for n in range(5)]
-    whole = decode(target, drafter, growths, prompts, range(5), 20)
-    shares = [decode(target, drafter, growths, prompts, range(rank, 5, 2), 20) for rank in range(2)]
-    assert torch.equal(whole, shares[0] + shares[1])
-    assert not shares[0][:, 1::2].any() and not shares[1][:, 0::2].any()
-    for growth, counts_PA in zip(growths, whole, strict=True):
-        found = figures(growth, counts_PA)
-        passes = counts_PA.sum()
-        mean = 1 + float((counts_PA.sum(0) * torch.arange(5)).sum() / passes)
+    for growth in (Chain(2), DynamicTree(depth=4, top_k=2, nodes=8)):
+        whole = decode(target, drafter, growth, prompts, range(5), 20)
+        shares = [decode(target, drafter, growth, prompts, range(rank, 5, 2), 20) for rank in range(2)]
+        assert [answer.prompt_id for answer in shares[1]] == ["1", "3"]
+        assert [answer.accepted for answer in shares[1]] == [answer.accepted for answer in whole[1::2]]
+        metrics, accepted = decoding_metrics(only=LOGGED), [n for answer in whole for n in answer.accepted]
+        for share in shares:
+            metrics.update(share)
+        found = figures(metrics)
+        mean = 1 + sum(accepted) / len(accepted)
         assert found["acceptance_length"] == pytest.approx(mean) and mean > 1.2
         names = {"acceptance_length", "acceptance_length_low", "acceptance_length_high"}
         assert set(found) == names | {f"accepted_at_{k}" for k in range(1, growth.depth + 1)}
-        assert found["accepted_at_1"] == pytest.approx(float(counts_PA[:, 1:].sum() / passes))
+        assert found["accepted_at_1"] == pytest.approx(sum(n >= 1 for n in accepted) / len(accepted))
 
 
 def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
-    assert figures(Chain(2), torch.tensor([[1, 0, 1]])) == {
-        "acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5,
-    }  # fmt: skip
-    assert figures(Chain(2), torch.zeros(3, 3, dtype=torch.int64)) == {}
+    metrics = decoding_metrics(only=LOGGED)
+    metrics.update([answer("0", (0, 2), depth=2)])
+    assert figures(metrics) == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
+    metrics.reset()
+    metrics.update([answer("0", ()), answer("1", ())])
+    assert figures(metrics) == {}
     assert "no acceptance length" in caplog.text
     with pytest.raises(ValueError, match="every_n_validations -1"):
         AcceptanceLength(every_n_validations=-1)

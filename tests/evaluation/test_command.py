@@ -8,6 +8,8 @@ import torch
 
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
+from specdec.evaluation.record import read_answers
+from specdec.evaluation.report import summary
 from specdec.target import Target
 
 
@@ -37,10 +39,27 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
 def test_it_writes_metrics_report_and_picture(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png"}
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl"}
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["settings"]["drafter_made_for_this_target"] is True
+    ((one, two),) = read_answers(out / "answers.jsonl", 1)
+    assert [one.prompt_id, two.prompt_id] == ["line-1", "line-2"]
+    assert summary("", {}, [one, two])["acceptance_length"] == metrics["results"][0]["acceptance_length"]
+
+
+def test_an_evaluation_can_be_compared_with_one_of_other_files_of_the_same_prompts(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = (tmp_path / "p.txt").read_text()
+    for name, text in (("a", prompts), ("b", prompts), ("c", prompts.replace("add_3", "add_4"))):
+        (tmp_path / f"{name}.txt").write_text(text)
+        assert main([*arguments, "--prompts", str(tmp_path / f"{name}.txt"), "--out", str(tmp_path / name)]) == 0
+    capsys.readouterr()
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert "B - A              +0.000 [+0.000, +0.000], p = 1" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c")]) == 2
+    assert "differ in their prompts' texts" in capsys.readouterr().err
 
 
 def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Path) -> None:

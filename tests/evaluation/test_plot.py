@@ -24,7 +24,7 @@ def results(count: int, prompts: int = 12, plain: float = 2.0, depth: int = 5) -
             answers.append(
                 Answer(str(prompt), None, tokens, accepted, (depth,) * 20, 1.0, plain, tokens if plain else 0, None)
             )
-        found.append(summary(f"growth number {index} of the table", {}, answers, resamples=50))
+        found.append(summary(f"growth number {index} of the table", {}, answers))
     return found
 
 

@@ -21,15 +21,27 @@ def result() -> dict[str, Any]:
 
 
 def test_summary_by_hand(result: dict[str, Any]) -> None:
-    length, per_prompt = result.pop("acceptance_length"), result.pop("speedup_per_prompt")
-    assert length["mean"] == 2.0
+    intervals = {
+        name: result.pop(name)
+        for name in ("acceptance_length", "accepted_drafts", "draft_acceptance_rate", "speedup_per_prompt")
+    }
+    means = {
+        "acceptance_length": 2.0,
+        "accepted_drafts": 1.0,
+        "draft_acceptance_rate": 1 / 3,
+        "speedup_per_prompt": 1.5,
+    }
+    assert {name: found["mean"] for name, found in intervals.items()} == pytest.approx(means)
+    length, pooled = intervals["acceptance_length"], result.pop("speedup_interval")
     assert 1 <= length["low"] < length["high"] <= 7 / 3
-    assert per_prompt["mean"] == (2.0 + 1.0) / 2
+    assert 1 <= pooled["low"] < pooled["high"] <= 2
     assert result.pop("by_category") == {
         "math": {
             "prompts": 1,
+            "passes": 3,
             "acceptance_length": {"mean": 7 / 3, "low": None, "high": None},
             "speedup": 2.0,
+            "speedup_interval": {"low": None, "high": None},
         }
     }
     assert result == {
@@ -42,9 +54,11 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
         "accepted_per_position": {"joint": [0.5, 0.25, 0.25], "conditional": [0.5, 0.5, 1.0]},
         "histogram": [2, 1, 0, 1],
         "tokens_per_second": {"speculative": 4.0, "plain": 8 / 3.5},
-        "speedup": 4.0 / (8 / 3.5),
+        "speedup": pytest.approx(4.0 / (8 / 3.5)),
+        "pass_time": {"draft_ms": None, "verify_ms": None},
         "identical_outputs": 1,
         "compared_outputs": 2,
+        "by_context": {},
     }
 
 
@@ -52,7 +66,27 @@ def test_a_category_without_a_pass_does_not_stop_the_summary() -> None:
     found = [*FOUND, Answer("c", "empty", 0, (), (), 0.0, 0.0, 0, None)]
     by_category = summary("chain", {}, found)["by_category"]
     assert list(by_category) == ["empty", "math"]
-    assert by_category["empty"] == {"prompts": 1, "acceptance_length": None, "speedup": None}
+    assert by_category["empty"] == {
+        "prompts": 1, "passes": 0, "acceptance_length": None, "speedup": None, "speedup_interval": None,
+    }  # fmt: skip
+
+
+def test_without_a_pass_there_is_no_summary() -> None:
+    with pytest.raises(ValueError, match="no target pass"):
+        summary("chain", {}, [])
+
+
+def test_times_and_contexts_have_tables_where_they_were_recorded(tmp_path: Path) -> None:
+    times = {"context": (100, 200), "draft_ms": (1.0, 3.0), "verify_ms": (4.0, 4.0)}
+    timed = [answer._replace(accepted=(1, 0), drafted=(3, 3), **times) for answer in FOUND]
+    result = summary("chain", {}, timed)
+    assert result["pass_time"]["draft_ms"]["mean"] == 2.0
+    assert {tokens: part["acceptance_length"]["mean"] for tokens, part in result["by_context"].items()} == {
+        "0-127": 2.0, "128-255": 1.0,
+    }  # fmt: skip
+    text = write_report(tmp_path, {"results": [result]}).read_text()
+    assert "| chain | 2.00 ms [2.00, 2.00] | 4.00 ms [4.00, 4.00] |" in text
+    assert "| chain | 0-127 | 2 | 3 | 2.00 [2.00, 2.00] |" in text
 
 
 def test_metrics_hold_the_results_and_their_context(tmp_path: Path, result: dict[str, Any]) -> None:
@@ -81,7 +115,10 @@ def test_the_report_says_it_all(tmp_path: Path, result: dict[str, Any]) -> None:
     text = path.read_text()
     length = result["acceptance_length"]
     low, high = length["low"], length["high"]
-    assert f"| tree[b\\|$] | 2 | 2.00 [{low:.2f}, {high:.2f}] | 4.0 | 2.3 | 1.75x |" in text
+    fast = "1.75x [{low:.2f}, {high:.2f}]".format(**result["speedup_interval"])
+    assert f"| tree[b\\|$] | 2 | 2.00 [{low:.2f}, {high:.2f}] | 4.0 | 2.3 | {fast} |" in text
+    assert "Accepted drafts per pass 1.00 [" in text and "draft acceptance rate 0.33 [" in text
+    assert "BCa bootstrap over prompts, all turns of a prompt together, 10,000 resamples, seed 0" in text
     assert "| 1 of 2 |" in text
     assert "| 3 | 0.250 | 1.000 | 1 |" in text
     assert "| tree[b\\|$] | math | 1 | 2.33 | 2.00x |" in text
@@ -105,7 +142,7 @@ def test_the_report_of_little(tmp_path: Path) -> None:
     assert "No interval: resampling prompts takes at least 2, and there was 1." in text
     assert "| 2 | 0.000 | - | 0 |" in text
     assert "![" not in text
-    assert "By category" not in text
+    assert not any(heading in text for heading in ("By category", "By context", "Time per pass"))
 
 
 def test_no_word_of_narrow_intervals_with_enough_prompts(tmp_path: Path) -> None:
