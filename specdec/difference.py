@@ -23,7 +23,7 @@ from specdec.files import read_json
 from specdec.values import canonical, pairs, words
 
 SPEC = tuple(field.name for field in dataclasses.fields(DrafterSpec))
-ORDER = ("fusion", "entry", "norms", "recurrence", "head", "aux_layers", "dimensions", "target", "weights")
+ORDER = ("fusion", "entry", "norms", "recurrence", "head", "aux_layers", "dimensions", "target")
 RUN = {"model", "data", "trainer", "checkpoint", "seed_everything"}  # any of these makes a config a run's
 ELSEWHERE = {"out", "ckpt_path", "config", "data", "model", "trainer"}  # not what a trainer is: where, or told apart
 
@@ -36,12 +36,14 @@ class Side:
         kind: ``preset``, ``saved`` or ``run``.
         values: a drafter's fields, or a run's groups.
         design: a preset's.
+        weights: their hash, where there are any.
     """
 
     name: str
     kind: str
     values: dict[str, Any]
     design: DrafterSpec | None = None
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,7 @@ class Difference:
         return values if len(values) > 1 else self.pairs[0][1 + index]
 
     def text(self, index: int) -> str:
-        """The same to be read; two hashes say no more than that they differ."""
-        if self.group == "weights":
-            return ("differ", "")[index]
+        """The same to be read."""
         texts = {pair[0]: words(pair[1 + index]) for pair in self.pairs}
         bare = len(texts) == 1
         return ", ".join(text if bare or key == self.group else f"{key} {text}" for key, text in texts.items())
@@ -82,21 +82,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("b", type=str, help="another of the same kind; a preset and a saved drafter go together")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parse(parser, argv)
-    found = differences(read(args.a), read(args.b))
+    a, b = read(args.a), read(args.b)
+    found, weights = differences(a, b), same_weights(a, b)
     if args.json:
         told = [{"what": each.what, "a": each.side(0), "b": each.side(1)} for each in found]
-        text = json.dumps({"a": args.a, "b": args.b, "differences": told}, indent=2)
+        text = json.dumps({"a": args.a, "b": args.b, "same_weights": weights, "differences": told}, indent=2)
     else:
         rows = [(each.what, each.text(0), each.text(1)) for each in found]
         wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
         lines = [f"{what:<{wide[0]}}  {one:<{wide[1]}}  {two}".rstrip() for what, one, two in rows]
-        text = "\n".join(lines) or "no difference"
+        head = ["the weights differ" + ("" if lines else "; no other difference")] if weights is False else []
+        text = "\n".join(head + lines) or "no difference"
     sys.stdout.write(f"{text}\n")
-    return int(bool(found))
+    return int(bool(found) or weights is False)
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
-    """What differs, group by group.
+    """What differs beside the weights, group by group.
 
     Raises:
         ValueError: one is a run and the other is not.
@@ -111,6 +113,11 @@ def differences(a: Side, b: Side) -> list[Difference]:
     return [each for each in found if each.pairs]
 
 
+def same_weights(a: Side, b: Side) -> bool | None:
+    """Whether two drafters' weights are equal; None where one has none."""
+    return None if a.weights is None or b.weights is None else a.weights == b.weights
+
+
 def read(name: str) -> Side:
     """What a path holds.
 
@@ -119,9 +126,11 @@ def read(name: str) -> Side:
     """
     path = Path(shipped(name))
     if (path / "config.json").is_file():
-        return Side(name, "saved", _saved(path))
+        values, weights = _saved(path)
+        return Side(name, "saved", values, weights=weights)
     if (path / "config.yaml").is_file():
-        return Side(name, "run", _run(path / "config.yaml", path / "drafter"))
+        weights = _saved(path / "drafter")[1] if (path / "drafter" / "config.json").is_file() else None
+        return Side(name, "run", _run(path / "config.yaml"), weights=weights)
     if path.is_dir():
         raise ValueError(
             f"{name}: neither a saved drafter, for want of config.json, nor a run, for want of config.yaml"
@@ -135,14 +144,15 @@ def read(name: str) -> Side:
     return Side(name, "preset", _fields(spec), spec)
 
 
-def _saved(directory: Path) -> dict[str, Any]:
+def _saved(directory: Path) -> tuple[dict[str, Any], str | None]:
+    """A saved drafter's fields and the hash of its weights."""
     where = directory / "config.json"
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT or not isinstance(stored.get("drafter"), dict):
         raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
     if missing := sorted({field.name for field in dataclasses.fields(DrafterConfig)} - set(stored["drafter"])):
         raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
-    return {**stored["drafter"], "weights": stored.get("weights_sha256")}
+    return stored["drafter"], stored.get("weights_sha256")
 
 
 def _spec(config: dict[str, Any], where: str) -> DrafterSpec:
@@ -162,7 +172,7 @@ def _fields(spec: DrafterSpec) -> dict[str, Any]:
     return {**values, "norms": dataclasses.asdict(spec.norms)}
 
 
-def _run(config: Path, drafter: Path | None = None) -> dict[str, Any]:
+def _run(config: Path) -> dict[str, Any]:
     """A run's groups, everything that was left to a default included: what ``fit --print_config`` says."""
     from specdec.fit import run
 
@@ -178,8 +188,6 @@ def _run(config: Path, drafter: Path | None = None) -> dict[str, Any]:
     groups = _grouped(_fields(_spec(model.pop("drafter"), str(config))))
     groups |= {name: model.pop(name, None) for name in ("target", "optimizer", "schedule")}
     groups |= {"training": model, "data": full.get("data"), "trainer": {**trainer, **rest}}
-    if drafter is not None and (drafter / "config.json").is_file():
-        groups["weights"] = _saved(drafter)["weights"]
     return groups
 
 
@@ -189,7 +197,7 @@ def _beside(side: Side, other: Side) -> dict[str, Any]:
     The preset gets what the saved drafter's target would give it.
     """
     if {side.kind, other.kind} != {"preset", "saved"}:
-        return {name: value for name, value in side.values.items() if name != "weights" or name in other.values}
+        return side.values
     values = {name: side.values.get(name) for name in SPEC}
     if side.design is None:
         return values

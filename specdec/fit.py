@@ -27,6 +27,7 @@ from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.training.callbacks import RunCheckpoint, RunRecord, SaveDrafter
 from specdec.training.checkpoint_io import AtomicCheckpointIO
+from specdec.training.interruption import WholeSteps
 from specdec.training.memory import MemoryEstimate
 from specdec.training.module import DrafterModule
 from specdec.training.throughput import Throughput
@@ -37,13 +38,20 @@ class DrafterCLI(LightningCLI):
 
     command: ClassVar[list[str]] = []  # as typed, for the run's record
     claimed: ClassVar[bool] = False  # the caller has made sure that the run directory is its own
-    fresh: ClassVar[Path | None] = None  # a run directory that did not exist before this command
+    fresh: ClassVar[Path | None] = None  # a run directory that held nothing before this command
+    made: ClassVar[bool] = False  # this command made it
+    record: ClassVar[RunRecord | None] = None
 
     @classmethod
     def discard(cls) -> None:
-        """Remove the directory of a run that never began; loggers make it when they are closed."""
-        if cls.fresh is not None and not (cls.fresh / "config.yaml").exists():
-            shutil.rmtree(cls.fresh, ignore_errors=True)
+        """Leave nothing of a run that failed before it trained: the corrected command may have its directory."""
+        if cls.fresh is None or not cls.fresh.exists() or (cls.record is not None and cls.record.trained):
+            return
+        for path in [cls.fresh] if cls.made else list(cls.fresh.iterdir()):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -72,7 +80,12 @@ class DrafterCLI(LightningCLI):
             if config.get("ckpt_path") is None:
                 raise ValueError(f"{self.subcommand} needs a trained state: give --ckpt_path RUN/checkpoints/last.ckpt")
             return
-        if config.trainer.max_steps == -1 and config.trainer.max_epochs is None and config.trainer.max_time is None:
+        if config.trainer.max_steps == -1 and config.trainer.max_epochs in (None, -1):
+            if config.trainer.max_epochs == -1 or config.trainer.max_time is not None:
+                raise ValueError(
+                    "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
+                    "trainer.max_time can only end it earlier"
+                )
             config.trainer.max_epochs = 1  # Lightning's own default is a thousand
         resumed = config.get("ckpt_path")
         if config.out is None:
@@ -85,7 +98,7 @@ class DrafterCLI(LightningCLI):
                 f"--ckpt_path {out / 'checkpoints' / 'last.ckpt'}"
             )
         self.run_directory = out
-        DrafterCLI.fresh = None if out.exists() else out
+        DrafterCLI.fresh, DrafterCLI.made = None if taken else out, not out.exists()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory."""
@@ -98,7 +111,8 @@ class DrafterCLI(LightningCLI):
         if out is not None:
             config = self._parser(self.subcommand).dump(self._saved(), skip_none=False)
             record = provenance(self.command, self.config[self.subcommand].seed_everything)
-            callbacks += [RunRecord(out, config, record), SaveDrafter(out / "drafter")]
+            DrafterCLI.record = RunRecord(out, config, record)
+            callbacks += [DrafterCLI.record, SaveDrafter(out / "drafter")]
             trainer_config = self.config_init[self.subcommand].trainer
             trainer_config.default_root_dir = str(out)
             if trainer_config.logger in (None, True):
@@ -106,6 +120,7 @@ class DrafterCLI(LightningCLI):
         plugins = self.config_init[self.subcommand].trainer.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         trainer = super().instantiate_trainer(**kwargs)
+        callbacks += [WholeSteps()] if self.subcommand == "fit" else []  # last: the others have seen the step
         trainer.callbacks += callbacks  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint) and out is not None:
@@ -153,7 +168,7 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
         try:
             with _quiet_torch():
                 DrafterCLI.command, DrafterCLI.claimed = ["specdec", subcommand, *flags(), *args], claimed
-                DrafterCLI.fresh = None
+                DrafterCLI.fresh = DrafterCLI.record = None
                 DrafterCLI(
                     DrafterModule,
                     TokenData,
@@ -166,6 +181,7 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                     parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
                     args=[subcommand, *files, *rest],
                 )
+                DrafterCLI.fresh = None
         except ArgumentError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
         except (FileNotFoundError, MisconfigurationException) as error:

@@ -101,6 +101,12 @@ def test_a_run_config_parses_and_says_how_to_use_it(path: Path, capsys: pytest.C
     assert printed(capsys, "--config", str(path))["trainer"]["max_steps"] > 0
 
 
+def test_a_list_is_quoted_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As docs/fit.md says."""
+    config = printed(capsys, "--acceptance.growths", '["chain:depth=3","tree"]')
+    assert config["acceptance"]["growths"] == ["chain:depth=3", "tree"]
+
+
 def test_a_printed_config_prints_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = printed(capsys, "--config", str(CONF / "quickstart.yaml"), "--model.drafter.norms.aux", "concat")
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(once))

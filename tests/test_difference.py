@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from specdec.cli import main
+from specdec.compose import compose
 from specdec.drafter import DrafterSpec, Norms, save
 from tests.tiny import presets, tiny_drafter
 
@@ -101,16 +102,17 @@ def test_saved_drafters_differ_in_weights_and_target(
 ) -> None:
     assert diff(capsys, saved["eagle3"], saved["eagle3"]) == []
     again = save(tiny_drafter(presets()["eagle3"], seed=1), Path("again"))
-    assert columns(diff(capsys, saved["eagle3"], again)) == [("weights", "differ")]
+    assert columns(diff(capsys, saved["eagle3"], again)) == [("the weights differ; no other difference",)]
     stored = json.loads((again / "config.json").read_text())
     stored["drafter"]["target"] = {"source": "other"}
     (again / "config.json").write_text(json.dumps(stored))
     assert columns(diff(capsys, saved["eagle3"], again)) == [
+        ("the weights differ",),
         ("target.source", "tiny", "other"),
-        ("weights", "differ"),
     ]
-    rows = columns(diff(capsys, saved["eagle1"], saved["eagle3_1"]))
-    assert [row[0] for row in rows] == ["fusion", "entry", "norms", "recurrence", "head", "aux_layers", "weights"]
+    head, *rows = columns(diff(capsys, saved["eagle1"], saved["eagle3_1"]))
+    assert head == ("the weights differ",)
+    assert [row[0] for row in rows] == ["fusion", "entry", "norms", "recurrence", "head", "aux_layers"]
     assert rows[4:6] == [
         ("head", "target, draft_vocab_size 61", "own, draft_vocab_size 40"),
         ("aux_layers", "[7]", "[2, 3, 4]"),
@@ -157,7 +159,7 @@ def test_a_saved_drafter_of_a_stranger_can_be_looked_at(
     stored["drafter"]["fusion"] = {"class_path": "stranger.Blend", "init_args": {"n": 2}}
     (saved["eagle3"] / "config.json").write_text(json.dumps(stored))
     rows = columns(diff(capsys, saved["eagle3_1"], saved["eagle3"]))
-    assert rows[0] == ("fusion", "Concat", "Blend(n=2)")
+    assert rows[1] == ("fusion", "Concat", "Blend(n=2)")
     assert "stranger" not in sys.modules
 
 
@@ -203,9 +205,28 @@ def test_a_run_directory_is_its_config_and_its_weights(
         Path(name).mkdir()
         write(f"{name}/config.yaml", {"trainer": {"max_steps": steps}, "out": name})
         saved[drafter].rename(Path(name, "drafter"))
-    assert columns(diff(capsys, "one", "two")) == [("weights", "differ")]
+    assert columns(diff(capsys, "one", "two")) == [("the weights differ; no other difference",)]
+    assert main(["diff", "--json", "one", "two"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["same_weights"] is False and told["differences"] == []
     config = write("plain.yaml", {"trainer": {"max_steps": 4}})
     assert columns(diff(capsys, "one", config)) == [("trainer.max_steps", "3", "4")]
+
+
+@pytest.mark.parametrize(("one", "two"), list(combinations(GENERATIONS, 2)))
+def test_runs_of_two_generations_are_at_most_six_lines_apart(
+    one: str, two: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index, name in enumerate((one, two)):
+        Path(name).mkdir()
+        merged = compose(["--config", "conf/quickstart.yaml", "--config", f"conf/train/{name}.yaml"])[0]
+        write(f"{name}/config.yaml", {**merged, "out": name})
+        save(tiny_drafter(presets()["eagle3"], seed=index), Path(name, "drafter"))
+    head, *rows = columns(diff(capsys, one, two))
+    if (one, two) == ("eagle1", "eagle2"):
+        assert head == ("the weights differ; no other difference",) and not rows
+    else:
+        assert head == ("the weights differ",) and 0 < len(rows) <= 6
 
 
 def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Whole training runs on a tiny target."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from specdec.cli import main
+from specdec.data import Batch
 from specdec.drafter import load
 from specdec.fit import run
+from specdec.training.module import DrafterModule
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -129,6 +133,29 @@ def test_a_checkpoint_of_another_config_is_refused(
     assert message in error[-1]
 
 
+def test_max_time_ends_a_run_of_known_length(base: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    length = ["--trainer.max_steps", "100000", "--trainer.max_time", "00:00:00:01", "--trainer.limit_val_batches", "0"]
+    assert run("fit", [*base, *length, "--out", str(out)]) == 0
+    assert 0 < json.loads((out / "DONE.json").read_text())["steps"] < 100000
+
+
+def test_overfitting_takes_the_same_batches_again(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = [], DrafterModule.training_step
+
+    def watched(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+        seen.append(batch.ids_BT)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DrafterModule, "training_step", watched)
+    more = ["--trainer.overfit_batches", "2", "--trainer.max_epochs", "3", "--acceptance.every_n_validations", "0"]
+    assert run("fit", [*base, *more, "--trainer.max_steps", "-1", "--out", str(tmp_path / "run")]) == 0
+    assert len(seen) == 6 and not torch.equal(seen[0], seen[1])
+    assert all(torch.equal(batch, seen[n % 2]) for n, batch in enumerate(seen))
+
+
 def test_validate_reports_a_checkpoint(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert run("fit", [*base, "--out", str(out)]) == 0
@@ -166,7 +193,8 @@ def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixt
         (["--trainer.max_step", "3"], "max_step"),
         (["--data.trian", "x"], "trian"),
         (["--model.drafter.norms.output", "false"], "PostNorm"),
-        (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps"),
+        (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps or trainer.max_epochs"),
+        (["--trainer.max_steps", "-1", "--trainer.max_time", "00:00:00:01"], "max_time can only end it earlier"),
         (["--model.drafter.aux_layers", "[1, 9]"], "boundaries 0 to 7"),
         (["--model.drafter.aux_layers", "[3, 3]"], "strictly increasing"),
         (["--model.target.source", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -190,6 +218,43 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert message in error[-1]
     assert error[-1].startswith("specdec fit: error: ")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(
+    base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: bool
+) -> None:
+    """Input that only the first batch finds out, when config and logs are written: one token's embedding is NaN."""
+    broken, out = tmp_path / "broken", tmp_path / "run"
+    shutil.copytree(target_directory, broken)
+    weights = load_file(broken / "model.safetensors")
+    weights["model.embed_tokens.weight"][AutoTokenizer.from_pretrained(broken)("def")["input_ids"][0]] = float("nan")
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    if made:
+        out.mkdir()
+    quick = [*base, "--out", str(out), "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
+    assert main(["fit", *quick, "--model.target.source", str(broken)]) == 2
+    assert "features are not finite" in capsys.readouterr().err.splitlines()[-1]
+    assert (list(out.iterdir()) == []) if made else not out.exists()
+    assert main(["fit", *quick]) == 0
+    assert (out / "DONE.json").exists()
+
+
+def test_a_run_that_fails_later_keeps_everything(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, step = tmp_path / "run", DrafterModule.training_step
+
+    def failing(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 1:
+            raise ValueError("of the second batch")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DrafterModule, "training_step", failing)
+    with pytest.raises(ValueError, match="of the second batch"):
+        run("fit", [*base, "--out", str(out)])
+    assert (out / "config.yaml").is_file() and (out / "provenance.json").is_file()
+    assert torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 1
 
 
 def test_a_run_stopped_before_its_first_step_says_so(base: list[str], tmp_path: Path) -> None:

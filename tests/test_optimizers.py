@@ -1,6 +1,7 @@
 """Which parameters get what, and that one optimizer of two parts behaves as one."""
 
 import copy
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import nn
 
@@ -176,7 +178,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
 
 
 def test_there_are_optimizers() -> None:
-    assert [path.stem for path in CONF] == ["adamw", "muon"]
+    assert [path.stem for path in CONF] == ["adamw", "eagle1", "muon"]
 
 
 @pytest.mark.parametrize("path", CONF, ids=lambda path: path.stem)
@@ -193,6 +195,22 @@ def test_a_shipped_optimizer_resumes_exactly(base: list[str], tmp_path: Path, pa
     saved = torch.load(checkpoint, weights_only=True)["state_dict"]
     moved = {name for name in one if not torch.equal(one[name], saved[f"drafter.{name}"])}
     assert moved >= {"fusion.fc.weight", "lm_head.weight"} and "embed_tokens.weight" not in moved
+
+
+def test_eagle1s_is_the_published_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its file says that it is used."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    monkeypatch.chdir(CONF[0].parents[2])
+    (path,) = (path for path in CONF if path.stem == "eagle1")
+    comment = " ".join(line.removeprefix("#") for line in path.read_text().splitlines() if line.startswith("#"))
+    words = shlex.split(comment.partition("Use: ")[2])
+    assert words[:2] == ["specdec", "fit"]
+    assert run("fit", [*words[2:], "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    optimizer = config["model"]["optimizer"]["init_args"]
+    assert (optimizer["lr"], optimizer["betas"]) == (3e-5, [0.9, 0.95])
+    assert config["trainer"]["gradient_clip_algorithm"] == "value" and config["trainer"]["gradient_clip_val"] == 0.5
+    assert config["model"]["schedule"]["warmup"] == 2000 / 800_000
 
 
 @pytest.mark.parametrize("algorithm", ["value", "norm"])

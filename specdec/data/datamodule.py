@@ -107,8 +107,9 @@ class TokenData(pl.LightningDataModule):
         return ResumableLoader(rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
 
     def train_dataloader(self) -> ResumableLoader:
-        """Training rows, shuffled anew in each epoch."""
-        return self._loader(self.splits.train, shuffle=True)
+        """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
+        overfit = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+        return self._loader(self.splits.train, shuffle=not overfit)
 
     def val_dataloader(self) -> ResumableLoader:
         """Validation rows in order."""

@@ -5,11 +5,12 @@ have fetched ahead. `torchdata.StatefulDataLoader` is not used: a place at the v
 an exhausted iterator, from which Lightning 2.6 runs an epoch without a batch.
 """
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from specdec.data.batch import PAD_DOCUMENT, Batch, Row, collate
 from specdec.data.sampler import BLANK, EpochSampler
@@ -29,6 +30,11 @@ class Rows(Dataset[Row]):
             ids_T = torch.zeros_like(self.rows.ids_BT[0])
             return Row(ids_T, torch.zeros_like(ids_T, dtype=torch.bool), torch.full_like(ids_T, PAD_DOCUMENT))
         return Row(*(column[index] for column in self.rows))
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal: a worker fetches on until the run has ended its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class ResumableLoader(DataLoader[Row]):
@@ -56,22 +62,23 @@ class ResumableLoader(DataLoader[Row]):
         if num_workers < 0:
             raise ValueError(f"num_workers is {num_workers}: it must be 0 or more")
         self.order = EpochSampler(len(rows.ids_BT), seed, shuffle, rank, world_size)
+        self.rows_per_batch = batch_size
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
         super().__init__(
             Rows(rows),
-            batch_size=batch_size,
-            sampler=self.order,
+            # no sampler: under trainer.overfit_batches Lightning would replace it
+            batch_sampler=BatchSampler(self.order, batch_size, drop_last=False),
             num_workers=num_workers,
             collate_fn=collate,
+            worker_init_fn=_leave_interrupts,
             generator=torch.Generator().manual_seed(seed),
         )
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # batches are what collate makes
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
-        assert self.batch_size is not None
-        self.order.epoch, self.order.start = self.epoch, self.batches * self.batch_size
+        self.order.epoch, self.order.start = self.epoch, self.batches * self.rows_per_batch
         for batch in super().__iter__():
             self.batches, self.moved = self.batches + 1, True
             yield batch
@@ -83,7 +90,7 @@ class ResumableLoader(DataLoader[Row]):
             "seed": of.seed,
             "shuffle": of.shuffle,
             "processes": of.world_size,
-            "batch_size": self.batch_size,
+            "batch_size": self.rows_per_batch,
         }
 
     def state_dict(self) -> dict[str, Any]:

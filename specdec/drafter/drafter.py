@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafter.config import DrafterConfig
+from specdec.drafter.entry import EntryModule
 from specdec.drafter.layers import Layers
+from specdec.drafter.norms import NormTable
+from specdec.drafter.parts import built
 from specdec.drafter.vocab import DraftVocab
 from specdec.nn.norm import RMSNorm
 from specdec.nn.view import View
@@ -40,11 +43,11 @@ class Drafter(nn.Module):
         self.config = config
         self.vocab = DraftVocab(target_ids_D, config.vocab_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.norms = config.norms.build(config)  # every site exists; unused ones are the identity
-        self.fusion = config.fusion.build(config)  # (B, T, N, H_target) -> (B, T, H)
-        self.entry = config.entry.build(config)  # token, feature -> first layer's input and residual
+        self.norms = built("norms", config, NormTable)  # every site exists; unused ones are the identity
+        self.fusion = built("fusion", config, nn.Module)  # (B, T, N, H_target) -> (B, T, H)
+        self.entry = built("entry", config, EntryModule)  # token, feature -> first layer's input and residual
         self.layers = Layers(config)
-        self.recurrence = config.recurrence.build(config)  # out, normed -> next feature
+        self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

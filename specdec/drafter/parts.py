@@ -4,9 +4,32 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torch import nn
+
 from specdec.imports import FLAG, ensure
 
 Part = TypeVar("Part")
+Built = TypeVar("Built", bound=nn.Module)
+
+
+def class_path(part: Any) -> str:
+    """A part's class as configs name it."""
+    return f"{type(part).__module__}.{type(part).__qualname__}"
+
+
+def built(axis: str, config: Any, kind: type[Built]) -> Built:
+    """The module of one of a config's axes.
+
+    Raises:
+        ValueError: it builds something else.
+    """
+    part = getattr(config, axis)
+    module = part.build(config)
+    if not isinstance(module, kind):
+        made = "None" if module is None else f"a {type(module).__name__}"
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(f"{axis} {class_path(part)}: its build returned {made}, wanted an instance of {wanted}")
+    return module
 
 
 def describe(part: Any) -> dict[str, Any]:
@@ -18,7 +41,7 @@ def describe(part: Any) -> dict[str, Any]:
     cls = type(part)
     if not dataclasses.is_dataclass(cls):
         raise ValueError(f"{cls.__name__} cannot be stored: decorate it with @dataclass(frozen=True)")
-    return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": dataclasses.asdict(part)}
+    return {"class_path": class_path(part), "init_args": dataclasses.asdict(part)}
 
 
 def _known(base: type[Part]) -> Iterator[type[Part]]:

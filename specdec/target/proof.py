@@ -4,7 +4,7 @@ Legend: T tokens, N boundaries, H hidden, V vocabulary, D some rows of it, Q tre
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +48,7 @@ def _plain(target: "Target", ids_1T: Tensor) -> Tensor:
     L = target.num_layers
     if own.hidden_states is None or len(own.hidden_states) != L + 1:
         raise ValueError(f"{target.source}: the model does not report its {L + 1} hidden states, nothing to prove with")
+    _finite(target, own.hidden_states, own.logits)
     document_1T = torch.zeros_like(ids_1T)
     aux_1TNH, final_1TH = target(ids_1T, View.packed(document_1T), range(L + 1))
     *states, last_1TH = own.hidden_states
@@ -59,6 +60,27 @@ def _plain(target: "Target", ids_1T: Tensor) -> Tensor:
     rows_D = torch.arange(0, target.vocab_size, 3, device=target.device)
     _same(target, "the logits of some rows", target.logits(final_1TH, rows_D), own.logits[..., rows_D])
     return own.logits
+
+
+def _finite(target: "Target", states: Sequence[Tensor], logits_1TV: Tensor) -> None:
+    """The model's own numbers are numbers: else no comparison says anything."""
+    L = target.num_layers
+    names = [*(f"its state at boundary {b}" for b in range(L)), f"its state at boundary {L}, normed", "its logits"]
+    for name, values in zip(names, (*states, logits_1TV), strict=True):
+        if not values.isfinite().all():
+            bad = float(values[~values.isfinite()][0])
+            raise ValueError(f"{target.source}: {bad} in {name}, on a short text: {remedy(target)}")
+
+
+def remedy(target: "Target") -> str:
+    """Why a target yields NaN or infinities, and what to do."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    bad = next((name for name, weight in target.model.named_parameters() if not weight.isfinite().all()), None)
+    cause = f"its weight {bad} is not finite in {dtype}" if bad else f"{dtype} overflows in it"
+    if target.dtype in (torch.float16, torch.bfloat16):
+        others = "bfloat16 or float32" if target.dtype == torch.float16 else "float32"
+        return f"{cause}; load it in {others} (model.target.dtype)"
+    return f"{cause}; check the checkpoint, or download it again"
 
 
 def _packed(target: "Target", ids_1T: Tensor, expected_1TV: Tensor) -> None:

@@ -77,7 +77,7 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 class RunRecord(pl.Callback):
-    """Writes what the run is into its directory, once target, drafter and data stand: wrong input leaves nothing.
+    """Writes what the run is into its directory, once target, drafter and data stand.
 
     Args:
         directory: the run's.
@@ -87,6 +87,15 @@ class RunRecord(pl.Callback):
 
     def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
         self.directory, self.config, self.record = directory, config, record
+        self.trained = False  # has made an optimizer step
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note where a resumed run begins."""
+        self.begin = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Note that there is something to keep."""
+        self.trained = trainer.global_step > self.begin
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed."""

@@ -27,7 +27,7 @@ from specdec.training.building import build, check_checkpoint
 from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.losses.trial import try_losses
 from specdec.training.metrics import UnrollMetrics
-from specdec.training.noise import Noise, NoNoise, batch_generator
+from specdec.training.noise import Noise, NoNoise, batch_generator, try_noise
 from specdec.training.objective import Objective, Recipe, objective, teach
 from specdec.training.schedule import WarmupCosine, total_steps
 from specdec.training.work import FrozenModel, Work, step_work
@@ -91,6 +91,7 @@ class DrafterModule(pl.LightningModule):
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
         try_losses(loss)
+        try_noise(noise)
         self.target_source, self.spec, self.noise = target, drafter, noise
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
@@ -120,7 +121,7 @@ class DrafterModule(pl.LightningModule):
         """Unroll steps K."""
         return self.recipe.steps
 
-    def work(self, B: int, T: int, rows: int, teacher_rows: int) -> Work:
+    def work(self, B: int, T: int, later: int, rows: int, teacher_rows: int) -> Work:
         """Operations of one batch; see :func:`specdec.training.work.step_work`."""
         assert self.drafter is not None
         return step_work(
@@ -129,6 +130,7 @@ class DrafterModule(pl.LightningModule):
             B,
             T,
             self.ttt_steps,
+            later=later,
             rows=rows,
             teacher_rows=teacher_rows,
             whole_vocabulary=self.recipe.whole_vocabulary,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from specdec.data import Batch
+from specdec.data.batch import PAD_DOCUMENT, Batch
+from specdec.drafter.parts import class_path
 
 
 class Noise:
@@ -82,6 +83,36 @@ class GaussianNoise(Noise):
         """Features plus noise."""
         normal = torch.randn(aux_BTNH.shape, generator=generator, device=aux_BTNH.device, dtype=torch.float32)
         return aux_BTNH + self.std * normal.to(aux_BTNH.dtype)
+
+
+@torch.no_grad()
+def try_noise(noise: Noise) -> None:
+    """Add it to a few features, with padding beside them and in two dtypes, before anything is trained.
+
+    Raises:
+        ValueError: it fails, changes the features themselves, or does not return finite ones of the same shape and
+            dtype; the message names it.
+    """
+    name = f"noise {class_path(noise)}"
+    documents_BT = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, PAD_DOCUMENT, PAD_DOCUMENT]])
+    for dtype in (torch.float32, torch.bfloat16):
+        aux_BTNH = torch.linspace(-1, 1, 2 * 5 * 3 * 4).view(2, 5, 3, 4).to(dtype)
+        given = aux_BTNH.clone()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                noisy = noise(given, documents_BT, Generator().manual_seed(0))
+        except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{name} fails on features of shape {tuple(given.shape)}, {dtype}: {reason}") from error
+        found = f"{tuple(noisy.shape)}, {noisy.dtype}" if isinstance(noisy, Tensor) else f"a {type(noisy).__name__}"
+        if not isinstance(noisy, Tensor) or noisy.shape != given.shape or noisy.dtype != dtype:
+            raise ValueError(
+                f"{name} returned {found} for features of shape {tuple(given.shape)}, {dtype}: keep shape and dtype"
+            )
+        if not noisy.isfinite().all():
+            raise ValueError(f"{name} returned NaN or infinity for ordinary features")
+        if not torch.equal(given, aux_BTNH):
+            raise ValueError(f"{name} changed the target's features in place: return new ones")
 
 
 def _positive(name: str, value: float) -> None:

@@ -5,6 +5,7 @@ Legend: B batch, T tokens, N aux layers, H hidden, S = B T slots, R rows, K unro
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from specdec.drafter import Drafter, Step
 from specdec.nn.unroll import UnrollKernel
 from specdec.nn.view import View
 from specdec.target import Target
+from specdec.target.proof import remedy
 from specdec.training.head_loss import Job, Term, head_loss
+from specdec.training.kept import Kept, states
 from specdec.training.law import Law, TargetLaw
 from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.rows import Index, pieces
@@ -94,22 +97,22 @@ def teach(target: Target, drafter: Drafter, batch: Batch, recipe: Recipe, measur
     out = target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, drafter.config.aux_final_norm)
     real_BT = batch.documents_BT >= 0
     for n, boundary in enumerate(layers):
-        check_finite(out.aux_BTNH[:, :, n], f"boundary {boundary}", real_BT)
-    check_finite(out.final_BTH, "its last state", real_BT)
+        check_finite(target, out.aux_BTNH[:, :, n], f"boundary {boundary}", real_BT)
+    check_finite(target, out.final_BTH, "its last state", real_BT)
     reads = recipe.reads | ({"log_mass_R", "token_R"} if measure else set())
     law = TargetLaw(target, drafter.vocab, reads, measure or recipe.in_vocab)
-    return Teacher(out.aux_BTNH.to(drafter.lm_head.weight.dtype), out.final_BTH, law)
+    aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
+    return Teacher(aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0), out.final_BTH, law)  # zero times NaN is NaN
 
 
-def check_finite(state_BTH: Tensor, name: str, real_BT: Tensor) -> None:
+def check_finite(target: Target, state_BTH: Tensor, name: str, real_BT: Tensor) -> None:
     """Raise ValueError for NaN or infinite states, naming the first sample and token."""
     bad_BT = ~state_BTH.isfinite().all(-1) & real_BT
     if bad_BT.any():
         b, t = bad_BT.nonzero()[0].tolist()
-        value = state_BTH[b, t][~state_BTH[b, t].isfinite()][0]
+        value = float(state_BTH[b, t][~state_BTH[b, t].isfinite()][0])
         raise ValueError(
-            f"the target's features are not finite: sample {b}, token {t}, {name} holds {float(value)}; "
-            "run the target in bfloat16 or float32 (model.target.dtype), or leave that boundary out of aux_layers"
+            f"the target's features are not finite: sample {b}, token {t}, {name} holds {value}; {remedy(target)}"
         )
 
 
@@ -141,7 +144,9 @@ def objective(drafter: Drafter, batch: Batch, teacher: Teacher, recipe: Recipe, 
     """
     K, mask, documents = recipe.steps, batch.loss_mask_BT, batch.documents_BT
     trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
-    steps = list(ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, documents, K, recipe.kernel, recipe.recompute))
+    kept = Kept.of(trained_KBT)
+    unroll = ttt_unroll(drafter, batch.ids_BT, teacher.aux_BTNH, documents, K, recipe.kernel, recipe.recompute, kept)
+    steps = list(unroll)
     final_SH = teacher.final_BTH.flatten(0, 1)
     found = terms(recipe.loss)
     watch = None
@@ -149,7 +154,7 @@ def objective(drafter: Drafter, batch: Batch, teacher: Teacher, recipe: Recipe, 
         watch = _Watch(drafter, torch.stack([reachable(mask, documents, k) for k in range(K)]).flatten(1))
     size = max(16, recipe.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
     job = Job(
-        list(pieces(trained_KBT, size)),
+        list(pieces(trained_KBT, size, kept)),
         lambda at_C: teacher.law(final_SH[at_C]),
         [Term(term.weight, term.loss) for term in found if isinstance(term.loss, LawLoss)],
         recipe.decay,
@@ -167,9 +172,8 @@ def objective(drafter: Drafter, batch: Batch, teacher: Teacher, recipe: Recipe, 
     rows = (sums.count_K * decays).sum()
     for term in found:
         if isinstance(term.loss, FeatureLoss):
-            per_K = torch.stack(
-                [_features(term.loss, step, teacher.final_BTH, trained_KBT[k], k) for k, step in enumerate(steps)]
-            )
+            summed = partial(_features, term.loss, teacher.final_BTH, trained_KBT, kept)
+            per_K = torch.stack([summed(k, step) for k, step in enumerate(steps)])
             loss = loss + term.weight * (per_K * decays).sum() / rows.clamp(min=1e-30)
             losses[term.name] = per_K.detach()
     if watch is None:
@@ -189,7 +193,11 @@ def objective(drafter: Drafter, batch: Batch, teacher: Teacher, recipe: Recipe, 
     return Objective(loss, rows, Counts(*(x.double() for x in counts)))
 
 
-def _features(loss: FeatureLoss, step: Step, final_BTH: Tensor, trained_BT: Tensor, k: int) -> Tensor:
+def _features(
+    loss: FeatureLoss, final_BTH: Tensor, trained_KBT: Tensor, kept: Kept | None, k: int, step: Step
+) -> Tensor:
     """Summed feature loss of step k: its state stands for the target's at t + 1 + k."""
-    target_RH = shift(final_BTH, 1 + k)[trained_BT].to(step.h_BTH.dtype)
-    return loss(step.h_BTH[trained_BT], target_RH).sum()
+    slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
+    target_RH = shift(final_BTH, 1 + k).flatten(0, 1)[slots_R]
+    h_RH = step.h_BTH.flatten(0, 1)[states(kept, k, slots_R)]
+    return loss(h_RH, target_RH.to(h_RH.dtype)).sum()

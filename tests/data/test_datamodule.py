@@ -158,7 +158,7 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
 def test_each_process_takes_its_own_share(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
         world_size = 2
-        global_rank = 0
+        global_rank = overfit_batches = 0
 
     data = Counting(SEQ, BATCH)
     data.prepare(None)

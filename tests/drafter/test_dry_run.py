@@ -71,12 +71,6 @@ class MyEntry(Entry):
 
 
 @dataclass(frozen=True)
-class PlainEntry(Entry):
-    def build(self, config: DrafterConfig) -> Any:
-        return nn.Linear(1, 1)
-
-
-@dataclass(frozen=True)
 class MyRecurrence(Recurrence):
     function: Callable[[Tensor, Tensor], Any] = lambda out, normed: (out + normed) / 2
 
@@ -130,10 +124,6 @@ WRONG = {
     "fusion that returns several": (
         {"fusion": MyFusion(lambda aux: aux.unbind(2))},
         "fusion MyFusion returned a tuple, wanted a tensor of shape (2, 3, 32)",
-    ),
-    "entry that builds something else": (
-        {"entry": PlainEntry()},
-        "entry PlainEntry built a Linear, wanted an EntryModule",
     ),
     "entry that cannot read": (
         {"entry": MyEntry(read=lambda e: e @ torch.zeros(7, 32))},

@@ -4,15 +4,22 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from specdec.drafter import (
     Concat,
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
     Entry,
     Fusion,
     LastLayer,
     Narrow,
+    Norms,
     PostNorm,
     PreNorm,
     Recurrence,
@@ -21,6 +28,7 @@ from specdec.drafter import (
 )
 from specdec.drafter.parts import describe, revive
 from specdec.imports import allowing
+from tests.tiny import tiny_config
 
 
 @dataclass(frozen=True)
@@ -143,3 +151,44 @@ def test_arguments_are_complete_and_known(arguments: dict) -> None:
     data = {"class_path": "specdec.drafter.entry.Narrow", "init_args": arguments}
     with pytest.raises(ValueError, match=r"^here: Narrow takes \['bias'\], found"):
         revive(Entry, data, "here")
+
+
+@dataclass(frozen=True)
+class EmptyFusion(Concat):
+    def build(self, config: DrafterConfig) -> Any:
+        return None
+
+
+@dataclass(frozen=True)
+class PlainEntry(Wide):
+    def build(self, config: DrafterConfig) -> Any:
+        return nn.Linear(1, 1)
+
+
+@dataclass(frozen=True)
+class FunctionRecurrence(PreNorm):
+    def build(self, config: DrafterConfig) -> Any:
+        return lambda out, normed: out
+
+
+@dataclass(frozen=True)
+class EmptyNorms(Norms):
+    def build(self, config: DrafterConfig) -> Any:
+        """Forgets to return it."""
+
+
+@pytest.mark.parametrize(
+    ("axis", "part", "made", "wanted"),
+    [
+        ("fusion", EmptyFusion(), "None", "torch.nn.modules.module.Module"),
+        ("entry", PlainEntry(), "a Linear", "specdec.drafter.entry.EntryModule"),
+        ("recurrence", FunctionRecurrence(), "a function", "torch.nn.modules.module.Module"),
+        ("norms", EmptyNorms(), "None", "specdec.drafter.norms.NormTable"),
+    ],
+)
+def test_a_part_that_builds_no_module_is_named(axis: str, part: Any, made: str, wanted: str) -> None:
+    config = tiny_config(DrafterSpec(draft_vocab_size=40, **{axis: part}))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below
+        Drafter(config, torch.arange(40))
+    path = f"{__name__}.{type(part).__name__}"
+    assert str(caught.value) == f"{axis} {path}: its build returned {made}, wanted an instance of {wanted}"

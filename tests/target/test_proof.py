@@ -110,11 +110,36 @@ def test_wide_windows_are_proved_too_and_put_back() -> None:
     assert model.config.sliding_window == 4096
 
 
-def test_nan_is_not_a_proof() -> None:
-    model = make("llama")
+@pytest.mark.parametrize(
+    ("weight", "dtype", "told"),
+    [
+        ("lm_head.weight", torch.float32, r"logits, .*lm_head\.weight is not finite in float32; check the checkpoint"),
+        ("model.layers.1.mlp.down_proj.weight", torch.float32, r"state at boundary 2, .*layers\.1\.mlp\.down_proj"),
+        ("model.layers.3.mlp.up_proj.weight", torch.float32, "state at boundary 4, normed, on a short text"),
+        ("model.embed_tokens.weight", torch.bfloat16, r"boundary 0, .*embed_tok.* in bfloat16; load it in float32 \("),
+        ("model.norm.weight", torch.float16, r"model\.norm\.weight .* in float16; load it in bfloat16 or float32"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_to_blame(weight: str, dtype: torch.dtype, told: str) -> None:
+    model = make("llama").to(dtype)
     with torch.no_grad():
-        model.lm_head.weight[3] = float("nan")
-    with pytest.raises(ValueError, match="relative difference nan"):
+        model.get_parameter(weight)[3] = float("nan")
+    with pytest.raises(ValueError, match=rf"^in memory: nan in its [^\n]*{told}[^\n]*$"):
+        Target(model).prove()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "told"),
+    [
+        (torch.float16, 6e4, r": -?inf in its logits, .*: float16 overflows in it; load it in bfloat16 or float32"),
+        (torch.float32, 1e38, "float32 overflows in it; check the checkpoint"),
+    ],
+)
+def test_a_dtype_that_overflows_is_to_blame(dtype: torch.dtype, size: float, told: str) -> None:
+    model = make("llama").to(dtype)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(size)
+    with pytest.raises(ValueError, match=told):
         Target(model).prove()
 
 

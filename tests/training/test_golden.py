@@ -1,4 +1,4 @@
-"""Twenty optimizer steps of each shipped design, to the last digits.
+"""Twenty optimizer steps of each shipped design, and of the ways to train one, to the last digits.
 
 A change that should not alter numbers leaves these losses alone; one that should comes with new ones and the reason:
 ``python -m tests.training.test_golden`` writes them.
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import yaml
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from specdec.data import Batch
@@ -18,18 +20,36 @@ from specdec.drafter import Drafter, DrafterSpec
 from specdec.nn.rope import Rope
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, TopKCrossEntropy, WeightedSum
+from specdec.training.noise import Noise, NoNoise
 from specdec.training.objective import Recipe, objective, teach
 from tests.published import fill, published
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
-PRESETS = Path(__file__).parents[2] / "conf" / "drafter"
+CONF = Path(__file__).parents[2] / "conf"
 
 
 class Case(NamedTuple):
     spec: DrafterSpec
     loss: Loss = SoftCrossEntropy()
     steps: int = 4
+    decay: float = 0.8
+    in_vocab: bool = True
+    train_head: bool = True
+    noise: Noise = NoNoise()
+
+
+def trained(name: str, spec: DrafterSpec) -> Case:
+    """A design as ``conf/train`` trains it."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--loss", type=Loss)
+    parser.add_argument("--noise", type=Noise, default=NoNoise())
+    model = yaml.safe_load((CONF / "train" / f"{name}.yaml").read_text())["model"]
+    parts = parser.instantiate(parser.parse_object({key: model[key] for key in ("loss", "noise") if key in model}))
+    names = {"ttt_steps": "steps", "step_decay": "decay", "in_vocab": "in_vocab", "train_head": "train_head"}
+    assert set(model) - set(names) <= {"drafter", "loss", "noise"}
+    numbers = {names[key]: value for key, value in model.items() if key in names}
+    return Case(spec, parts.loss, noise=parts.noise, **numbers)
 
 
 EAGLE1 = presets()["eagle1"]
@@ -38,6 +58,9 @@ CASES = {name: Case(spec) for name, spec in (presets() | variants()).items()} | 
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
     "hass": Case(EAGLE1, WeightedSum([*OWN, Term(TopKCrossEntropy(10))]), 3),
+    "conf/train/hass": trained("hass", EAGLE1),
+    "conf/train/lk": trained("lk", presets()["eagle3_1"]),
+    "conf/train/speculators": trained("speculators", variants()["speculators"]),
 }
 
 
@@ -91,18 +114,19 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[fl
     drafter = pupil(case.spec)
     drafter.warm_start(target.embedding_weight(), target.head_weight(), torch.ones(HIDDEN))
     drafter.embed_tokens.requires_grad_(False)
-    drafter.lm_head.requires_grad_(case.spec.head == "own")
+    drafter.lm_head.requires_grad_(case.spec.head == "own" and case.train_head)
     optimizer = torch.optim.AdamW(
         [p for p in drafter.parameters() if p.requires_grad], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
     data = batch()
-    recipe = Recipe(case.loss, case.steps, kernel=kernel, recompute=recompute)
+    recipe = Recipe(case.loss, case.steps, case.decay, case.in_vocab, kernel, recompute)
     said = teach(target, drafter, data, recipe)
     aux, final = (x.mul(16).round().div(16) for x in said[:2])  # its own float32 parts end here
     teacher = said._replace(aux_BTNH=aux, final_BTH=final)
     out = []
-    for _ in range(20):
-        loss = objective(drafter, data, teacher, recipe).loss
+    for step in range(20):
+        noisy = case.noise(aux, data.documents_BT, torch.Generator().manual_seed(step))
+        loss = objective(drafter, data, teacher._replace(aux_BTNH=noisy), recipe).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -127,7 +151,8 @@ def test_another_way_to_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_every_shipped_design_has_its_losses() -> None:
     assert set(json.loads(GOLDEN.read_text())) == set(CASES)
-    assert {path.stem for path in PRESETS.glob("*.yaml")} - set(CASES) == {"eagle2"}  # EAGLE-1's, and trained alike
+    designs = {path.stem for path in (CONF / "drafter").glob("*.yaml")}
+    assert designs - set(CASES) == {"eagle2"}  # EAGLE-1's, and trained alike
 
 
 if __name__ == "__main__":

@@ -294,10 +294,11 @@ def test_features_that_are_no_numbers_are_told_by_their_place(bad: float) -> Non
 
     assert module.drafter is not None
     target.forward = broken(1, 4)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=rf"sample 1, token 4, boundary 3 holds {bad};.*model\.target\.dtype"):
+    with pytest.raises(ValueError, match=rf"sample 1, token 4, boundary 3 holds {bad};.*check the checkpoint"):
         teach(target, module.drafter, rows, module.recipe)
     target.forward = broken(1, 9)  # type: ignore[method-assign]
-    teach(target, module.drafter, rows, module.recipe)
+    aux_BTNH = teach(target, module.drafter, rows, module.recipe).aux_BTNH
+    assert aux_BTNH.isfinite().all(), "a gradient of zero times it would be none"
 
 
 def test_validation_reports_what_it_measured() -> None:

@@ -4,15 +4,26 @@ Legend: B rows, T tokens, N aux layers, H hidden.
 """
 
 import math
+import re
+from collections.abc import Callable
+from typing import Any
 
 import jsonargparse
 import pytest
 import torch
 import yaml
-from torch import Tensor
+from torch import Generator, Tensor
 
 from specdec.data import Batch
-from specdec.training.noise import GaussianNoise, LengthScaledNoise, Noise, NoNoise, UniformNoise, batch_generator
+from specdec.training.noise import (
+    GaussianNoise,
+    LengthScaledNoise,
+    Noise,
+    NoNoise,
+    UniformNoise,
+    batch_generator,
+    try_noise,
+)
 
 NOISES = [UniformNoise(), LengthScaledNoise(), GaussianNoise()]
 ONE = torch.zeros(2, 40, dtype=torch.int64)
@@ -121,3 +132,41 @@ def test_from_yaml() -> None:
     given = parser.parse_object(yaml.safe_load("noise: {class_path: LengthScaledNoise, init_args: {amplitude: 0.2}}"))
     assert parser.instantiate(given).noise == LengthScaledNoise(0.2)
     assert parser.instantiate(parser.parse_object({"noise": "GaussianNoise"})).noise == GaussianNoise()
+
+
+@pytest.mark.parametrize("noise", [*NOISES, NoNoise()], ids=str)
+def test_every_noise_of_ours_passes_its_trial_which_leaves_no_trace(noise: Noise) -> None:
+    state = torch.get_rng_state()
+    try_noise(noise)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Own(Noise):
+    """A noise that is one function."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function = function
+
+    def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Any:
+        torch.rand(1)
+        return self.function(aux_BTNH)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda aux: aux.mean(2), r"returned \(2, 5, 4\), torch.float32 for features of shape \(2, 5, 3, 4\), torch.f"),
+        (lambda aux: aux.double(), r"returned \(2, 5, 3, 4\), torch.float64 for .*torch.float32: keep shape and dtype"),
+        (lambda aux: aux + torch.ones(4), r"returned \(2, 5, 3, 4\), torch.float32 for .*torch.bfloat16: keep"),
+        (lambda aux: None, "returned a NoneType for features of shape"),
+        (lambda aux: (aux - aux[0, 0, 0, 0]).log(), "returned NaN or infinity"),
+        (lambda aux: aux.mul_(2), "changed the target's features in place"),
+        (lambda aux: aux + torch.ones(7), r"fails on features of shape \(2, 5, 3, 4\), torch.float32: The size"),
+        (lambda: None, r"fails on features of shape .*takes 0 positional arguments"),
+    ],
+)
+def test_a_noise_that_does_not_fit_is_named(function: Callable[[Tensor], Any], told: str) -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(ValueError, match=rf"^noise {re.escape(__name__)}\.Own {told}[^\n]*$"):
+        try_noise(Own(function))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,127 @@
+"""Runs that are stopped within a step of several batches."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specdec.data import Batch
+from specdec.fit import run
+from specdec.training.interruption import WholeSteps
+from specdec.training.module import DrafterModule
+
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture
+def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of four steps of three batches each, on the CPU; noise would show another place in the run."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    given = {
+        "model.target.source": target_directory,
+        "model.drafter.draft_vocab_size": 200,
+        "model.ttt_steps": 2,
+        "model.noise": "GaussianNoise",
+        "model.optimizer.lr": "1e-2",
+        "data": "TextData",
+        "data.train": text_file,
+        "data.val": text_file,
+        "data.seq_len": 32,
+        "data.batch_size": 2,
+        "trainer.max_steps": 4,
+        "trainer.accumulate_grad_batches": 3,
+        "trainer.val_check_interval": 4,
+        "trainer.log_every_n_steps": 2,
+        "trainer.limit_val_batches": 1,
+        "trainer.num_sanity_val_steps": 0,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_model_summary": "false",
+        "acceptance.every_n_validations": 0,
+    }
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def sent(monkeypatch: pytest.MonkeyPatch, method: str, at: int, *signums: signal.Signals) -> None:
+    """Let the signals come in the midst of a batch of training or of a validation."""
+    inner = getattr(DrafterModule, method)
+
+    def interrupted(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor | None:
+        out = inner(self, batch, batch_idx)
+        if batch_idx == at:
+            for signum in signums:
+                os.kill(os.getpid(), signum)
+        return out
+
+    monkeypatch.setattr(DrafterModule, method, interrupted)
+
+
+@pytest.mark.parametrize("signum", STATUS)
+@pytest.mark.parametrize(("method", "at"), [("training_step", 3), ("training_step", 5), ("validation_step", 0)])
+def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, method: str, at: int
+) -> None:
+    """In the second step: at its first batch, at its last, and in the validation between its batches."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    handlers = [signal.getsignal(each) for each in STATUS]
+    assert run("fit", [*base, "--out", str(whole)]) == 0
+    with monkeypatch.context() as patch:
+        sent(patch, method, at, signum)
+        assert run("fit", [*base, "--out", str(halves)]) == STATUS[signum]
+    last = halves / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+    assert run("fit", [*base, "--out", str(halves), "--ckpt_path", str(last)]) == 0
+    one, two = (load_file(path / "drafter" / "model.safetensors") for path in (whole, halves))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert handlers == [signal.getsignal(each) for each in STATUS]
+
+
+def test_interrupted_twice_it_ends_at_once(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent(monkeypatch, "training_step", 4, signal.SIGINT, signal.SIGINT)
+    assert run("fit", [*base, "--out", str(tmp_path / "run")]) == 130
+    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_a_worker_lives_until_the_step_is_done(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a terminal reaches the workers too."""
+    inner = DrafterModule.training_step
+
+    def interrupted(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 3:
+            for worker in Path("/proc/self/task").glob("*/children"):
+                for child in worker.read_text().split():
+                    os.kill(int(child), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return inner(self, batch, batch_idx)
+
+    monkeypatch.setattr(DrafterModule, "training_step", interrupted)
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--data.num_workers", "1", "--out", str(out)]) == 130
+    assert torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+
+
+def test_what_came_too_late_for_a_step_is_not_lost() -> None:
+    """Training ended within a step, by the clock say."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: received.append(signum))
+    trainer, module = pl.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False), pl.LightningModule()
+    callback = WholeSteps()
+    try:
+        callback.on_train_start(trainer, module)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]  # between steps: at once
+        callback.on_train_batch_start(trainer, module)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+        callback.on_train_end(trainer, module)
+        assert received == [signal.SIGTERM] * 2
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler) and not hasattr(handler, "__self__")
+    finally:
+        signal.signal(signal.SIGTERM, before)
