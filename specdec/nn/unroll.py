@@ -165,7 +165,7 @@ class _Blocked(torch.autograd.Function):
         kind = lse.dtype if own else q.dtype  # the sum over tile and columns is rounded once
         out = q.new_empty(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))  # so that heads flatten for free
         for rows, keys, bias in plan:
-            scores = _scores(q, k0, rows, keys)
+            _, scores = _scores(q, k0, rows, keys)
             n = scores.shape[-1]
             weights, lse[..., rows] = _weights(scores.view(B, g, r, -1, n), bias, lse[..., rows].contiguous(), scale)
             tile = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1))
@@ -190,7 +190,7 @@ class _Blocked(torch.autograd.Function):
         by_q = q.new_empty(q.shape, dtype=wide(q.dtype))
         by_k0, by_v0 = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (k0, v0))
         for rows, keys, bias in ctx.plan:
-            scores = _scores(q, k0, rows, keys)
+            q_t, scores = _scores(q, k0, rows, keys)
             n = scores.shape[-1]
             grad_t = grad[..., rows, :].reshape(B * g, -1, d)
             by_weights = torch.bmm(grad_t, v0[:, :, keys].flatten(0, 1).mT)
@@ -199,7 +199,6 @@ class _Blocked(torch.autograd.Function):
             found = _weights_back(scores.view(shape), bias, lse_t, by_weights.view(shape), inner_t, scale)
             weights, by_scores = (x.view(B * g, -1, n) for x in found)
             by_v0[:, :, keys] += torch.bmm(weights.mT, grad_t).view(B, g, n, d)
-            q_t = q[..., rows, :].reshape(B * g, -1, d)
             by_k0[:, :, keys] += torch.bmm(by_scores.mT, q_t).view(B, g, n, d)
             by_q[..., rows, :] = torch.bmm(by_scores, k0[:, :, keys].flatten(0, 1)).view(B, g, h // g, -1, d)
         by_own: list[Tensor] = []
@@ -218,10 +217,10 @@ def _own(flat: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     return [(k[None], v[None]) for k, v in zip(keys, values, strict=True)]
 
 
-def _scores(q_BgrTd: Tensor, k_BgTd: Tensor, rows: slice, keys: slice) -> Tensor:
-    """Products of a tile's queries and keys, (B g, r rows, keys)."""
+def _scores(q_BgrTd: Tensor, k_BgTd: Tensor, rows: slice, keys: slice) -> tuple[Tensor, Tensor]:
+    """A tile's queries, (B g, r rows, d), and their products with its keys, (B g, r rows, keys)."""
     q = q_BgrTd[..., rows, :].flatten(0, 1).flatten(1, 2)
-    return torch.bmm(q, k_BgTd[:, :, keys].flatten(0, 1).mT)
+    return q, torch.bmm(q, k_BgTd[:, :, keys].flatten(0, 1).mT)
 
 
 class Blocked:

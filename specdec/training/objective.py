@@ -45,7 +45,7 @@ class Recipe:
     in_vocab: bool = True
     kernel: UnrollKernel = ORACLE
     recompute: bool = False
-    piece_bytes: int = 2**24
+    piece_bytes: int = 3 * 2**23
 
     @property
     def reads(self) -> frozenset[str]:

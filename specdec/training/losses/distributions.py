@@ -16,9 +16,12 @@ from specdec.training.losses.law import by_logits_, inner, log_target
 
 
 def _graded(draft_RD: Tensor, p_RD: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
-    log_q_RD = draft_RD.log_softmax(-1, dtype=p_RD.dtype)
-    loss_R = -(p_RD * log_q_RD).sum(-1)
-    return loss_R, ((log_q_RD.exp() - p_RD) * weight_R[:, None]).to(draft_RD.dtype)
+    wide_RD = draft_RD.to(p_RD.dtype)
+    below_RD = wide_RD - wide_RD.amax(-1, keepdim=True)
+    e_RD = below_RD.exp()
+    total_R1 = e_RD.sum(-1, keepdim=True)
+    loss_R = total_R1.log().squeeze(-1) * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)  # neither term is below zero
+    return loss_R, ((e_RD * (1 / total_R1) - p_RD) * weight_R[:, None]).to(draft_RD.dtype)
 
 
 @pointwise
