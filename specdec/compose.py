@@ -7,6 +7,7 @@ plain files.
 
 import contextlib
 import datetime
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -176,7 +177,14 @@ def runs_folder() -> Path:
     return Path(os.environ.get("SPECDEC_RUNS", "runs"))
 
 
-def new_run(kind: str) -> Path:
-    """A run directory named after what is run and the present second (UTC); it is not made yet."""
+def run_names(kind: str) -> Iterator[Path]:
+    """Run directories named after what is run and the present second (UTC), the first without a number."""
     stamp = datetime.datetime.now(tz=datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    return runs_folder() / f"{kind}-{stamp}"
+    yield runs_folder() / f"{kind}-{stamp}"
+    for number in itertools.count(2):
+        yield runs_folder() / f"{kind}-{stamp}-{number}"
+
+
+def new_run(kind: str) -> Path:
+    """The first of :func:`run_names` that does not exist; it is neither made nor claimed."""
+    return next(path for path in run_names(kind) if not path.exists())

@@ -2,13 +2,12 @@
 
 import contextlib
 import logging
-import shutil
 import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError, Namespace
@@ -19,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from specdec.arguments import short
-from specdec.compose import compose, new_run
+from specdec.compose import compose
 from specdec.data import TokenData
 from specdec.embedded.progress import progress
 from specdec.evaluation.callback import AcceptanceLength
@@ -30,28 +29,16 @@ from specdec.training.checkpoint_io import AtomicCheckpointIO
 from specdec.training.interruption import WholeSteps
 from specdec.training.memory import MemoryEstimate
 from specdec.training.module import DrafterModule
+from specdec.training.run_directory import RunDirectory, is_first
 from specdec.training.throughput import Throughput
 
 
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
-    command: ClassVar[list[str]] = []  # as typed, for the run's record
-    claimed: ClassVar[bool] = False  # the caller has made sure that the run directory is its own
-    fresh: ClassVar[Path | None] = None  # a run directory that held nothing before this command
-    made: ClassVar[bool] = False  # this command made it
-    record: ClassVar[RunRecord | None] = None
-
-    @classmethod
-    def discard(cls) -> None:
-        """Leave nothing of a run that failed before it trained: the corrected command may have its directory."""
-        if cls.fresh is None or not cls.fresh.exists() or (cls.record is not None and cls.record.trained):
-            return
-        for path in [cls.fresh] if cls.made else list(cls.fresh.iterdir()):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+    def __init__(self, *args: Any, directory: RunDirectory, command: list[str], **kwargs: Any) -> None:
+        self.directory, self.command = directory, command  # the command as typed, for the run's record
+        super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -72,9 +59,8 @@ class DrafterCLI(LightningCLI):
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run directory, and point checkpoints and loggers into it."""
+        """See that there is a length to train, or a checkpoint to measure."""
         config = self.config[self.subcommand]
-        self.run_directory: Path | None = None
         if self.subcommand != "fit":
             config.trainer.logger = False
             if config.get("ckpt_path") is None:
@@ -87,22 +73,10 @@ class DrafterCLI(LightningCLI):
                     "trainer.max_time can only end it earlier"
                 )
             config.trainer.max_epochs = 1  # Lightning's own default is a thousand
-        resumed = config.get("ckpt_path")
-        if config.out is None:
-            config.out = str(new_run("fit"))
-        out = Path(config.out)
-        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
-        if taken and not self.claimed and not _inside(resumed, out):
-            raise ValueError(
-                f"{out} exists already and is never overwritten: choose another --out, or resume it with "
-                f"--ckpt_path {out / 'checkpoints' / 'last.ckpt'}"
-            )
-        self.run_directory = out
-        DrafterCLI.fresh, DrafterCLI.made = None if taken else out, not out.exists()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A trainer whose checkpoints are atomic and whose files all lie in the run directory."""
-        out = self.run_directory
+        """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
+        out = self._choose() if self.subcommand == "fit" else None
         callbacks: list[Callback] = [Throughput(), MemoryEstimate()] if self.subcommand == "fit" else []
         if self.config_init[self.subcommand].trainer.enable_progress_bar is not False:
             bar = progress()
@@ -111,8 +85,8 @@ class DrafterCLI(LightningCLI):
         if out is not None:
             config = self._parser(self.subcommand).dump(self._saved(), skip_none=False)
             record = provenance(self.command, self.config[self.subcommand].seed_everything)
-            DrafterCLI.record = RunRecord(out, config, record)
-            callbacks += [DrafterCLI.record, SaveDrafter(out / "drafter")]
+            self.directory.record = RunRecord(out, config, record)
+            callbacks += [self.directory.record, SaveDrafter(out / "drafter")]
             trainer_config = self.config_init[self.subcommand].trainer
             trainer_config.default_root_dir = str(out)
             if trainer_config.logger in (None, True):
@@ -120,21 +94,25 @@ class DrafterCLI(LightningCLI):
         plugins = self.config_init[self.subcommand].trainer.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         trainer = super().instantiate_trainer(**kwargs)
-        callbacks += [WholeSteps()] if self.subcommand == "fit" else []  # last: the others have seen the step
+        callbacks += [WholeSteps()] if self.subcommand == "fit" else []
         trainer.callbacks += callbacks  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint) and out is not None:
                 callback.dirpath = str(out / "checkpoints")
         return trainer
 
+    def _choose(self) -> Path:
+        """The run directory; nothing that the parts refuse has made one."""
+        config = self.config[self.subcommand]
+        first = is_first(config.trainer.devices, config.trainer.num_nodes)
+        out = self.directory.choose(config.out, config.get("ckpt_path"), first)
+        config.out = str(out)
+        return out
+
     def _saved(self) -> Namespace:
         config = self.config[self.subcommand].clone()
         config.pop("config", None)
         return config
-
-
-def _inside(path: str | None, folder: Path) -> bool:
-    return path is not None and folder.resolve() in Path(path).resolve().parents
 
 
 def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
@@ -166,9 +144,7 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
         # Lightning starts its further processes with the command line that it finds here
         argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
         try:
-            with _quiet_torch():
-                DrafterCLI.command, DrafterCLI.claimed = ["specdec", subcommand, *flags(), *args], claimed
-                DrafterCLI.fresh = DrafterCLI.record = None
+            with _quiet_torch(), RunDirectory(shared=claimed) as directory:
                 DrafterCLI(
                     DrafterModule,
                     TokenData,
@@ -180,8 +156,9 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                     trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
                     parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
                     args=[subcommand, *files, *rest],
+                    directory=directory,
+                    command=["specdec", subcommand, *flags(), *args],
                 )
-                DrafterCLI.fresh = None
         except ArgumentError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
         except (FileNotFoundError, MisconfigurationException) as error:
@@ -193,7 +170,6 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
                 return 128 + signal.SIGINT
             return error.code if isinstance(error.code, int) else 0
         finally:
-            DrafterCLI.discard()
             sys.argv = argv
             for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
                 signal.signal(signum, handler)

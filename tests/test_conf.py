@@ -101,6 +101,23 @@ def test_a_run_config_parses_and_says_how_to_use_it(path: Path, capsys: pytest.C
     assert printed(capsys, "--config", str(path))["trainer"]["max_steps"] > 0
 
 
+@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_config_passes_the_command_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone, and with the arguments that its own comment gives."""
+    option = {"train": "--config", "drafter": "--model.drafter", "optimizer": "--model.optimizer"}[path.parent.name]
+    comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    use = re.search(r"Use: specdec fit((?: --\S+ [^\s,;]+)+)", comment).group(1).split()  # type: ignore[union-attr]
+    assert f"conf/{path.parent.name}/{path.name}" in use
+    for args in ([option, str(path)], use):
+        config = printed(capsys, *args)["model"]
+        if path.parent.name == "optimizer":
+            wanted = yaml.safe_load(path.read_text())
+            assert config["optimizer"]["class_path"] == wanted["class_path"]
+            assert wanted["init_args"].keys() <= config["optimizer"]["init_args"].keys()
+        elif path.parent.name == "train":
+            assert config["ttt_steps"] == yaml.safe_load(path.read_text())["model"]["ttt_steps"]
+
+
 def test_a_list_is_quoted_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """As docs/fit.md says."""
     config = printed(capsys, "--acceptance.growths", '["chain:depth=3","tree"]')

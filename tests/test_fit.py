@@ -19,6 +19,7 @@ from specdec.data import Batch
 from specdec.drafter import load
 from specdec.fit import run
 from specdec.training.module import DrafterModule
+from specdec.training.run_directory import CLAIM
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -238,6 +239,40 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(
     assert (list(out.iterdir()) == []) if made else not out.exists()
     assert main(["fit", *quick]) == 0
     assert (out / "DONE.json").exists()
+
+
+def test_a_run_that_fails_at_once_deletes_nothing_of_another(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same directory twice: the second command, which would fail at once, comes while the first loads."""
+    out, inner, statuses = tmp_path / "run", DrafterModule.configure_model, []
+
+    def loading(self: DrafterModule) -> None:
+        monkeypatch.setattr(DrafterModule, "configure_model", inner)
+        statuses.append(main(["fit", *base, "--out", str(out), "--data.train", "/nowhere/*.txt"]))
+        inner(self)
+
+    monkeypatch.setattr(DrafterModule, "configure_model", loading)
+    quick = ["--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
+    assert main(["fit", *base, *quick, "--out", str(out)]) == 0
+    assert statuses == [2] and "claimed by another run" in capsys.readouterr().err
+    assert (out / "DONE.json").exists() and (out / "checkpoints" / "last.ckpt").exists()
+    assert not (out / CLAIM).exists()
+
+
+def test_two_processes_share_a_directory(base: list[str], tmp_path: Path) -> None:
+    """Lightning runs the command once more for the second, which finds the directory taken by the first."""
+    out = tmp_path / "run"
+    more = {"trainer.devices": "2", "trainer.strategy": "ddp", "trainer.max_steps": "1", "trainer.limit_val_batches": 0}
+    args = [*base, "--out", str(out), *(f"--{name}={value}" for name, value in more.items())]
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "specdec", "fit", *args]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
+    assert list(out.glob("config*")) == [out / "config.yaml"]
 
 
 def test_a_run_that_fails_later_keeps_everything(

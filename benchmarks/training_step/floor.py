@@ -1,9 +1,10 @@
 """The floor of a step: nothing but the matrix products that no way of computing it can leave out.
 
 Forward, backward by the input and backward by the weight of what is trained. What depends on tokens alone (the
-embedding's half of queries, keys and values) is done once for all unroll steps, attention meets tiles of 256 rows with
-the keys they may see, only supervised rows reach the head, and the target's whole head is multiplied once for every
-position that is learnt from. Operands stand in memory before, results are overwritten; nothing else is computed.
+embedding's half of queries, keys and values) is done once for all unroll steps; a step runs the slots that it or a
+later one trains, and the first gives all slots their keys; attention meets tiles of 256 rows with the keys they may
+see; only supervised rows reach the head; and the target's whole head is multiplied once for every position that is
+learnt from. Operands stand in memory before, results are overwritten; nothing else is computed.
 """
 
 import contextlib
@@ -49,13 +50,13 @@ class Products:
         if trained:
             self.add(grad.T, x)
 
-    def attention(self, size: recipe.Workload) -> None:
-        """Scores and sums over the causal block, forward and backward."""
+    def attention(self, size: recipe.Workload, slots: Tensor) -> None:
+        """Scores and sums of some slots, ascending, over the causal block, forward and backward."""
         g, r, d = size.kv_heads, size.heads // size.kv_heads, size.head_dim
-        for begin in range(0, size.tokens, TILE):
-            end = min(begin + TILE, size.tokens)
-            rows, keys = self.tensor(g, r * (end - begin), d), self.tensor(g, end, d)
-            weights = self.tensor(g, r * (end - begin), end)
+        for tile in slots.split(TILE):
+            end = int(tile[-1]) + 1
+            rows, keys = self.tensor(g, r * len(tile), d), self.tensor(g, end, d)
+            weights = self.tensor(g, r * len(tile), end)
             for _ in range(2):  # scores, and gradient by the weights
                 self.add(rows, keys.mT)
             for _ in range(2):  # output, and gradient by the queries
@@ -77,14 +78,22 @@ def products(size: recipe.Workload, mask: str, dtype: torch.dtype) -> Products:
     out.linear(T, H, qkv)  # of the embeddings; the norm before it is trained
     out.linear(len(positions), H, size.vocab, by_input=False, trained=False)  # the target's
     for k in range(size.unroll):
-        out.linear(T, H, qkv)
-        out.attention(size)
-        out.linear(T, size.heads * size.head_dim, H)
+        slots = needed(size, positions, k)
+        rows = len(slots)
+        out.linear(rows if k else T, H, qkv)
+        out.attention(size, slots)
+        out.linear(rows, size.heads * size.head_dim, H)
         for _ in range(2):
-            out.linear(T, H, size.feed_forward)
-        out.linear(T, size.feed_forward, H)
+            out.linear(rows, H, size.feed_forward)
+        out.linear(rows, size.feed_forward, H)
         out.linear(int((positions >= 1 + k).sum()), H, size.draft_vocab)
     return out
+
+
+def needed(size: recipe.Workload, positions: Tensor, step: int) -> Tensor:
+    """Slots that this unroll step or a later one trains, ascending."""
+    later = [positions[positions >= 1 + k] - 1 - k for k in range(step, size.unroll)]
+    return torch.cat(later).unique()
 
 
 UNTIL_THE_END = contextlib.ExitStack()

@@ -67,7 +67,7 @@ class Tile(NamedTuple):
 
     rows: slice
     keys: slice
-    bias: Tensor  # (B, 1, 1, rows, keys): 0 where a row sees the key, else -inf; adding is faster than choosing
+    bias: Tensor  # (B, 1, 1, rows, keys): 0 where a row sees the key, else -inf
 
 
 def tiles(mask_B1TS: Tensor, rows: int) -> list[Tile]:

@@ -81,11 +81,12 @@ class View(NamedTuple):
         return cls.append(prefix, seen_TT, torch.arange(length, device=device), capacity, cache)
 
     def of(self, nodes_BM: Tensor) -> Self:
-        """Only these of the nodes, int64 (B, M); each stands where it stood and sees the keys that it saw."""
+        """Only these of the nodes, int64 (B, M), without slots; each stands where it stood and sees what it saw."""
         rows_B1M1 = nodes_BM[:, None, :, None]
         return self._replace(
             positions_BT=self.positions_BT.gather(1, nodes_BM),
             mask_B1TS=self.mask_B1TS.take_along_dim(rows_B1M1, dim=2),
+            slots_T=None,
         )
 
     def within(self, window: int) -> Self:

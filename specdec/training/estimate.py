@@ -106,7 +106,8 @@ def activations(
 ) -> int:
     """Bytes that fusion and unroll keep for the backward pass; parameters and their copies are not among them.
 
-    The kernels that keep no weights are meant (``Blocked``, ``Flex``); ``Dense`` keeps h (T + k) more per token.
+    All slots are counted in every step; where few tokens are supervised, it is less. The kernels that keep no weights
+    are meant: ``Blocked``, and ``Flex``, which needs no bias; ``Dense`` keeps h (T + k) more per token.
     With checkpointing every step keeps its feature, keys and values, and one step at a time is whole again; what was
     read of the tokens stays.
     """

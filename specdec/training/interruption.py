@@ -17,19 +17,25 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class WholeSteps(pl.Callback):
     """Holds Ctrl-C and SIGTERM back until the optimizer step is done whose batches are being run.
 
-    Ctrl-C a second time ends the run at once; what half a step had accumulated is lost then.
+    The first of several decides how the run ends. Ctrl-C a second time ends it at once; what half a step had
+    accumulated is lost then. With several processes nothing is held back: one might leave before a step in which the
+    others wait for it, so both signals are left to Lightning.
     """
 
     def __init__(self) -> None:
         self.before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}  # who handled it
-        self.held: signal.Signals | None = None
+        self.held: list[signal.Signals] = []  # in the order in which they came
         self.within = False  # a step has begun and is not done
         self.step = 0
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Go behind the checkpoints, which Lightning has put last: what is due after a step is written first."""
+        trainer.callbacks = [each for each in trainer.callbacks if each is not self] + [self]  # type: ignore[attr-defined]
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stand before Lightning's handlers, which it has installed by now and takes away itself."""
-        self.held, self.within = None, False
-        if threading.current_thread() is not threading.main_thread():
+        self.before, self.held, self.within = {}, [], False
+        if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
             return
         for signum in SIGNALS:
             handler = signal.getsignal(signum)
@@ -39,9 +45,9 @@ class WholeSteps(pl.Callback):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         signum = signal.Signals(number)
-        again = signum == signal.SIGINT == self.held
+        again = signum == signal.SIGINT and signum in self.held
         if self.within and not again:
-            self.held = signum
+            self.held.append(signum)
             if signum == signal.SIGINT:
                 log.info("stopping after this optimizer step; Ctrl-C again stops at once")
         else:
@@ -60,11 +66,23 @@ class WholeSteps(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the handlers back."""
-        for signum, handler in self.before.items():
-            signal.signal(signum, handler)
+        self._restore()
         self._release()
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Put the handlers back; the run ends here, so that a Ctrl-C has nothing left to stop and hides no error."""
+        self._restore()
+        if self.held[:1] != [signal.SIGINT]:
+            self._release()
+        self.held = []
+
+    def _restore(self) -> None:
+        self.within = False
+        for signum, handler in self.before.items():
+            if signal.getsignal(signum) == self._receive:  # Lightning ignores Ctrl-C while it shuts down
+                signal.signal(signum, handler)
+
     def _release(self) -> None:
-        if self.held is not None:
-            signum, self.held = self.held, None
-            self.before[signum](signum, None)
+        held, self.held = self.held, []
+        if held:
+            self.before[held[0]](held[0], None)

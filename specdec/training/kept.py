@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-LEAST = 0.9  # of the tokens: gathering pays below this
+MOST = 0.9  # of the tokens: with more, all are kept
 
 
 class Kept(NamedTuple):
@@ -26,12 +26,14 @@ class Kept(NamedTuple):
 
         M is rounded up, to at most 32 different lengths: kernels are compiled for shapes.
         """
+        if len(trained_KBT) == 1:
+            return None
         kept_BT = trained_KBT[1:].any(0)
         B, T = kept_BT.shape
         count_B = kept_BT.sum(1)
         grain = -(-T // 32)
         M = max(1, -(-int(count_B.max()) // grain)) * grain
-        if len(trained_KBT) == 1 or M > LEAST * T:
+        if M > MOST * T:
             return None
         rank_BT = kept_BT.cumsum(1) - 1
         slots_BM = count_B.new_zeros(B, M)
@@ -39,11 +41,11 @@ class Kept(NamedTuple):
         slots_BM[rows_R, rank_BT[rows_R, slots_R]] = slots_R
         return cls(slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten())
 
-    def take(self, x_BTH: Tensor, ahead: int = 0) -> Tensor:
-        """(B, T or more, H) at the kept slots, or ``ahead`` of them: (B, M, H)."""
-        B, T, H = x_BTH.shape
-        first_B1 = torch.arange(B, device=x_BTH.device)[:, None] * T + ahead
-        return x_BTH.reshape(B * T, H).index_select(0, (self.slots_BM + first_B1).flatten()).view(B, -1, H)
+    def take(self, x: Tensor, ahead: int = 0) -> Tensor:
+        """(B, T or more, ...) at the kept slots, or ``ahead`` of them: (B, M, ...)."""
+        B, T = x.shape[:2]
+        first_B1 = torch.arange(B, device=x.device)[:, None] * T + ahead
+        return x.flatten(0, 1).index_select(0, (self.slots_BM + first_B1).flatten()).unflatten(0, (B, -1))
 
 
 def states(kept: Kept | None, step: int, slots_R: Tensor) -> Tensor:

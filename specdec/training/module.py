@@ -91,7 +91,6 @@ class DrafterModule(pl.LightningModule):
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
         try_losses(loss)
-        try_noise(noise)
         self.target_source, self.spec, self.noise = target, drafter, noise
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
@@ -148,6 +147,7 @@ class DrafterModule(pl.LightningModule):
         if self.drafter is None:
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
             self.drafter = build(self.spec, self.target, data, self.train_embed, self.train_head, self.recipe.steps)
+            try_noise(self.noise, len(self.drafter.config.aux_layers), self.target.hidden_size)
 
     def setup(self, stage: str) -> None:
         """Put the target beside the drafter, and choose how this device computes."""

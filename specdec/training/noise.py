@@ -86,8 +86,12 @@ class GaussianNoise(Noise):
 
 
 @torch.no_grad()
-def try_noise(noise: Noise) -> None:
-    """Add it to a few features, with padding beside them and in two dtypes, before anything is trained.
+def try_noise(noise: Noise, N: int, H: int) -> None:
+    """Add it to the features of a few tokens, with padding beside them and in two dtypes, before anything is trained.
+
+    Args:
+        N: the drafter's aux layers.
+        H: the target's hidden size.
 
     Raises:
         ValueError: it fails, changes the features themselves, or does not return finite ones of the same shape and
@@ -96,7 +100,7 @@ def try_noise(noise: Noise) -> None:
     name = f"noise {class_path(noise)}"
     documents_BT = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, PAD_DOCUMENT, PAD_DOCUMENT]])
     for dtype in (torch.float32, torch.bfloat16):
-        aux_BTNH = torch.linspace(-1, 1, 2 * 5 * 3 * 4).view(2, 5, 3, 4).to(dtype)
+        aux_BTNH = torch.linspace(-1, 1, 2 * 5 * N * H).view(2, 5, N, H).to(dtype)
         given = aux_BTNH.clone()
         try:
             with torch.random.fork_rng(devices=[]):

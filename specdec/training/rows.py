@@ -52,7 +52,7 @@ def pieces(trained_KBT: Tensor, size: int, kept: Kept | None = None) -> Iterator
     places = [states(kept, k, at) for k, at in enumerate(slots)]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
-    cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()  # the only wait for the device
+    cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()
     for piece in range(len(starts) - 1):
         start, groups = piece * size, list[Group]()
         for k in range(K):

@@ -126,15 +126,18 @@ def test_the_floor_counts_each_product() -> None:
     size = recipe.Workload(16, 8, 4, 2, 12, 40, 10, unroll=2)
     todo = floor.products(size, "all", torch.float32)
     T, H, W, I, V, D = 16, 8, 16, 12, 40, 10  # noqa: E741
-    linear = T * H * W + T * H * H + 3 * T * H * I
-    attention = 6 * 4 * T * T * 2
+    linear = T * H * W + 14 * (H * H + 3 * H * I) + 13 * (H * W + H * H + 3 * H * I)  # all slots once, for their keys
+    attention = 6 * 4 * (14 * 14 + 13 * 13) * 2
     rows = 14 + 13
-    want = 2 * T * 3 * H * H + 3 * T * H * W + 14 * H * V + 2 * (3 * linear + attention) + 3 * rows * H * D
+    want = 2 * T * 3 * H * H + 3 * T * H * W + 14 * H * V + 3 * linear + attention + 3 * rows * H * D
     assert todo.operations == 2 * want
     todo()
     a, b, out = todo.todo[-1]
     torch.testing.assert_close(out, a @ b)
-    assert floor.products(size, "half", torch.float32).operations < todo.operations
+    late = floor.needed(size, recipe.taught(size, "half"), 1)
+    assert late.tolist() == [position - 2 for position in recipe.taught(size, "half").tolist()]
+    half = floor.products(size, "half", torch.float32).operations
+    assert half < 0.75 * todo.operations
 
 
 def test_alike_systems_are_given_ratios() -> None:

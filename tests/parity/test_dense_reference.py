@@ -22,6 +22,7 @@ from specdec.data import Batch
 from specdec.drafter import Drafter, PostNorm
 from specdec.nn.flex import Merged
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
+from specdec.training.kept import Kept
 from specdec.training.losses import (
     ForwardKL,
     HardCrossEntropy,
@@ -38,6 +39,7 @@ from specdec.training.losses import (
     WeightedSum,
 )
 from specdec.training.objective import Recipe, Teacher, objective, teach
+from specdec.training.ttt import supervised
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
 
@@ -240,9 +242,12 @@ class Lesson(NamedTuple):
     head_VH: Tensor
 
 
-def lesson(name: str, recipe: Recipe, dtype: torch.dtype = torch.float64, measure: bool = False) -> Lesson:
-    """Packed documents with padding, masked in part; beyond the window where there is one."""
-    T = 26 if name == "sliding_window" else 13
+def lesson(
+    name: str, recipe: Recipe, dtype: torch.dtype = torch.float64, measure: bool = False, plain: bool = False
+) -> Lesson:
+    """Packed documents with padding, masked in part, beyond the window where there is one; or plain text, all of it
+    supervised, so long that every step runs every slot."""
+    T = 48 if plain else 26 if name == "sliding_window" else 13
     target = tiny_target(dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     drafter = tiny_drafter(DESIGNS[name]).to(dtype).requires_grad_()
     drafter.lm_head.requires_grad_(drafter.config.head == "own")
@@ -250,6 +255,8 @@ def lesson(name: str, recipe: Recipe, dtype: torch.dtype = torch.float64, measur
     ids = torch.randint(0, VOCAB, (3, T), generator=generator)
     mask = torch.rand(3, T, generator=generator) < 0.8
     documents = torch.tensor([[0] * T, [0] * 4 + [1] * (T - 4), [0] * (T - 7) + [1] * 4 + [-1] * 3])
+    if plain:
+        mask, documents = torch.ones_like(mask), torch.zeros_like(documents)
     batch = Batch(ids, mask & (documents >= 0), documents)
     return Lesson(drafter, batch, teach(target, drafter, batch, recipe, measure), target.head_weight())
 
@@ -259,9 +266,9 @@ def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def check(name: str, recipe: Recipe, measure: bool = False) -> None:
+def check(name: str, recipe: Recipe, measure: bool = False, plain: bool = False) -> None:
     """Loss and every gradient, to ten digits."""
-    drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure)
+    drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure, plain=plain)
     got = objective(drafter, batch, teacher, recipe, measure).loss
     want = reference(drafter, batch, teacher, head_VH, recipe)
     assert math.isclose(float(got.detach()), float(want.detach()), rel_tol=1e-10)
@@ -305,6 +312,22 @@ def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1", "sliding_window"])
 def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKernel], recompute: bool) -> None:
     check(name, Recipe(steps=4, kernel=kernel(), recompute=recompute))
+
+
+@pytest.mark.parametrize("kernel", ["dense", "blocked-5", "merged"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "sliding_window"])
+def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None:
+    documents = torch.zeros(3, 48, dtype=torch.int64)
+    assert Kept.of(torch.stack([supervised(documents == 0, documents, k) for k in range(3)])) is None
+    check(name, Recipe(steps=3, kernel=KERNELS[kernel]()), plain=True)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["eagle3", "sliding_window", "two_layer"])
+def test_own_columns_all_at_once(name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where passes over memory are fused."""
+    monkeypatch.setattr("specdec.nn.unroll.compiling", lambda: True)
+    check(name, Recipe(steps=4, kernel=Blocked(5)), plain=plain)
 
 
 @pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window"}))

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -80,10 +81,80 @@ def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
     assert handlers == [signal.getsignal(each) for each in STATUS]
 
 
-def test_interrupted_twice_it_ends_at_once(base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent(monkeypatch, "training_step", 4, signal.SIGINT, signal.SIGINT)
-    assert run("fit", [*base, "--out", str(tmp_path / "run")]) == 130
-    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 1
+INT, TERM = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("signums", "status", "step"),
+    [
+        ((INT, INT), 130, 1),
+        ((INT, TERM, INT), 130, 1),
+        ((TERM, INT, INT), 143, 1),
+        ((INT, TERM), 130, 2),
+        ((TERM, INT), 143, 2),
+        ((TERM, TERM), 143, 2),
+    ],
+)
+def test_the_first_signal_decides_and_a_second_ctrl_c_ends_the_run_at_once(
+    base: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signums: tuple[signal.Signals, ...],
+    status: int,
+    step: int,
+) -> None:
+    sent(monkeypatch, "training_step", 4, *signums)
+    assert run("fit", [*base, "--out", str(tmp_path / "run")]) == status
+    assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == step
+
+
+def test_a_checkpoint_that_is_due_is_written_before_the_run_ends(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of those that are counted: a resumed run would never remove another."""
+    sent(monkeypatch, "training_step", 3, signal.SIGINT)
+    every = ["--checkpoint.every_n_train_steps", "1", "--checkpoint.save_top_k", "1"]
+    assert run("fit", [*base, *every, "--out", str(tmp_path / "run")]) == 130
+    written = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert written == {"step-2.ckpt", "last.ckpt"}
+
+
+def test_an_error_within_a_step_gives_the_signals_back(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Lightning, and what was held is not swallowed; no Ctrl-C hides the error."""
+    seen: list[bool] = []
+    before = WholeSteps.on_exception
+
+    def watched(self: WholeSteps, trainer: pl.Trainer, *rest: Any) -> None:
+        before(self, trainer, *rest)
+        ours = signal.getsignal(signal.SIGTERM) == self._receive
+        seen.extend([ours, trainer.received_sigterm, self.within, bool(self.held)])
+
+    def failing(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
+        for signum in signums:
+            os.kill(os.getpid(), signum)
+        raise ValueError("of the first batch")
+
+    monkeypatch.setattr(DrafterModule, "training_step", failing)
+    monkeypatch.setattr(WholeSteps, "on_exception", watched)
+    for signums in ((TERM,), (INT,), (INT, TERM)):
+        seen.clear()
+        with pytest.raises(ValueError, match="of the first batch"):
+            run("fit", [*base, "--out", str(tmp_path / "run")])
+        assert seen == [False, signums == (TERM,), False, False]
+
+
+def test_with_several_processes_the_signals_are_left_to_lightning() -> None:
+    """One that waits for its step to end might wait for another that has left."""
+
+    class Two(pl.Trainer):
+        world_size = 2
+
+    before = [signal.getsignal(signum) for signum in STATUS]
+    callback = WholeSteps()
+    callback.on_train_start(Two(logger=False, accelerator="cpu", enable_checkpointing=False), pl.LightningModule())
+    assert [signal.getsignal(signum) for signum in STATUS] == before and not callback.before
 
 
 def test_a_worker_lives_until_the_step_is_done(

@@ -116,6 +116,13 @@ def test_every_slot_that_a_later_step_trains_is_kept_once(data: st.DataObject) -
         assert [int(kept.place_S[b * T + t]) for t in want] == [b * M + i for i in range(len(want))]
 
 
+def test_an_entry_may_read_more_than_one_row_for_a_token() -> None:
+    kept = Kept.of(trained())
+    assert kept is not None
+    x = torch.randn(B, T + 2, 2, 5)
+    torch.testing.assert_close(kept.take(x, 1)[..., 1, :], kept.take(x[:, :, 1], 1), rtol=0, atol=0)
+
+
 def test_one_step_keeps_all() -> None:
     assert Kept.of(torch.zeros(1, 2, T, dtype=torch.bool)) is None
 

@@ -5,7 +5,9 @@ Legend: B rows, T tokens, N aux layers, H hidden.
 
 import math
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonargparse
@@ -14,6 +16,7 @@ import torch
 import yaml
 from torch import Generator, Tensor
 
+from specdec.cli import main
 from specdec.data import Batch
 from specdec.training.noise import (
     GaussianNoise,
@@ -137,7 +140,7 @@ def test_from_yaml() -> None:
 @pytest.mark.parametrize("noise", [*NOISES, NoNoise()], ids=str)
 def test_every_noise_of_ours_passes_its_trial_which_leaves_no_trace(noise: Noise) -> None:
     state = torch.get_rng_state()
-    try_noise(noise)
+    try_noise(noise, 3, 4)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -168,5 +171,55 @@ class Own(Noise):
 def test_a_noise_that_does_not_fit_is_named(function: Callable[[Tensor], Any], told: str) -> None:
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match=rf"^noise {re.escape(__name__)}\.Own {told}[^\n]*$"):
-        try_noise(Own(function))
+        try_noise(Own(function), 3, 4)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_noise_may_have_a_parameter_for_every_layer_and_channel() -> None:
+    """Those of the drafter that it trains."""
+    noise = Own(lambda aux: aux + torch.ones(2, 7, dtype=aux.dtype))
+    try_noise(noise, 2, 7)
+    with pytest.raises(ValueError, match=r"fails on features of shape \(2, 5, 2, 8\)"):
+        try_noise(noise, 2, 8)
+
+
+@pytest.mark.parametrize("channels", [32, 33])
+def test_a_run_tries_the_noise_on_its_own_shape(
+    channels: int,
+    target_directory: Path,
+    text_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before its first step, in one line, and without a directory."""
+
+    class PerChannel(Noise):
+        def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
+            return aux_BTNH + 0.01 * torch.ones(channels, dtype=aux_BTNH.dtype)
+
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    monkeypatch.setattr(UniformNoise, "__call__", PerChannel.__call__)
+    monkeypatch.setenv("SPECDEC_RUNS", str(tmp_path / "runs"))
+    given = {
+        "model.target.source": target_directory,
+        "model.drafter.draft_vocab_size": 200,
+        "model.noise": "UniformNoise",
+        "data": "TextData",
+        "data.train": text_file,
+        "data.val": text_file,
+        "data.seq_len": 32,
+        "trainer.max_steps": 1,
+        "trainer.log_every_n_steps": 1,
+        "trainer.limit_val_batches": 0,
+        "trainer.accelerator": "cpu",
+        "trainer.enable_model_summary": "false",
+    }
+    status = main(["fit", *(f"--{name}={value}" for name, value in given.items())])
+    runs = list((tmp_path / "runs").glob("*"))
+    if channels == 32:
+        assert status == 0 and len(runs) == 1 and (runs[0] / "DONE.json").exists()
+    else:
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert status == 2 and not runs
+        assert "UniformNoise fails on features of shape (2, 5, 3, 32), torch.float32: The size" in error
