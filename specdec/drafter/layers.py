@@ -38,8 +38,10 @@ class Layer(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
     def forward(self, entered: Entered, view: View, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """The residual stream after the layer, (B, T, H)."""
-        middle_BTH = entered.residual_BTH + self.attention(entered.block_BTH, view, rope, entered.beside_BTW)
+        """The residual stream after the layer, (B, T, H), or of the nodes that the view asks for."""
+        middle_BTH = view.wanted(entered.residual_BTH) + self.attention(
+            entered.block_BTH, view, rope, entered.beside_BTW
+        )
         return middle_BTH + self.mlp(self.post_attention_norm(middle_BTH))
 
 
@@ -55,9 +57,10 @@ class Layers(nn.Module):
         self.sight = nn.Identity() if config.attention_window == "full" else Window(config.attention_window)
 
     def forward(self, entered: Entered, view: View) -> Tensor:
-        """The last layer's residual stream, (B, T, H)."""
+        """The last layer's residual stream, (B, T, H), or of the nodes that the view asks for."""
         rope, view = self.rope.tables(view.positions_BT), self.sight(view)
-        out_BTH: Tensor = self.layers[0](entered, view, rope)
-        for norm, layer in zip(self.input_norms, self.layers[1:], strict=True):
-            out_BTH = layer(Entered(norm(out_BTH), None, out_BTH), view, rope)
+        views = [view._replace(asked_BM=None)] * (len(self.layers) - 1) + [view]
+        out_BTH: Tensor = self.layers[0](entered, views[0], rope)
+        for norm, layer, seen in zip(self.input_norms, self.layers[1:], views[1:], strict=True):
+            out_BTH = layer(Entered(norm(out_BTH), None, out_BTH), seen, rope)
         return out_BTH

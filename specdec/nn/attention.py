@@ -75,7 +75,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTH: Tensor, view: View, rope: tuple[Tensor, Tensor], beside_BTW: Tensor | None = None
     ) -> Tensor:
-        """(B, T, H) to the same.
+        """(B, T, H) to the same, or (B, M, H) where the view asks for M nodes only; all give their keys.
 
         Args:
             rope: the tables for ``view.positions_BT``.
@@ -86,8 +86,9 @@ class Attention(nn.Module):
             qkv_BTW = qkv_BTW + beside_BTW
         qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
         q, k, v = _Part.apply(qkv_BTnd, *rope, self.heads, self.kv_heads)
+        q, mask_B1TS = view.wanted(q, 2), view.wanted(view.mask_B1TS, 2)
         if view.cache is None:
-            out = attend(q, k, v, view.mask_B1TS)
+            out = attend(q, k, v, mask_B1TS)
         else:
-            out = view.cache.attend(self.layer, q, k, v, view.mask_B1TS, view.slots_T)
+            out = view.cache.attend(self.layer, q, k, v, mask_B1TS, view.slots_T)
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -22,6 +22,7 @@ class View(NamedTuple):
     key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
     slots_T: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
+    asked_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
     @classmethod
     def packed(cls, documents_BT: Tensor, cache: KVCache | None = None) -> Self:
@@ -80,6 +81,14 @@ class View(NamedTuple):
         seen_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return cls.append(prefix, seen_TT, torch.arange(length, device=device), capacity, cache)
 
+    def wanted(self, x: Tensor, dim: int = 1) -> Tensor:
+        """What belongs to the nodes asked for, of ``x`` with the batch first and T nodes along ``dim``."""
+        if self.asked_BM is None:
+            return x
+        shape = [1] * x.ndim
+        shape[0], shape[dim] = self.asked_BM.shape
+        return x.take_along_dim(self.asked_BM.view(shape), dim)
+
     def of(self, nodes_BM: Tensor) -> Self:
         """Only these of the nodes, int64 (B, M), without slots; each stands where it stood and sees what it saw."""
         rows_B1M1 = nodes_BM[:, None, :, None]
@@ -87,6 +96,7 @@ class View(NamedTuple):
             positions_BT=self.positions_BT.gather(1, nodes_BM),
             mask_B1TS=self.mask_B1TS.take_along_dim(rows_B1M1, dim=2),
             slots_T=None,
+            asked_BM=None,
         )
 
     def within(self, window: int) -> Self:

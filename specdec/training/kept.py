@@ -1,7 +1,7 @@
-"""Which slots the unroll still needs after its first step.
+"""Which slots the unroll needs beyond their first keys.
 
-Step 0 gives every slot its key, which later slots see. From then on a slot is seen by nobody but itself, so one that
-no later step trains is left out: in chat data that is most of the prompt.
+Step 0 gives every slot its key, which later slots see. Beyond that a slot is seen by nobody but itself, so one that no
+step trains is left out: in chat data that is most of the prompt.
 
 Legend: B batch, T tokens, S = B T slots, M kept slots of a row, K unroll steps.
 """
@@ -22,13 +22,11 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, trained_KBT: Tensor) -> Self | None:
-        """Those that a step after the first trains, or None if these are nearly all.
+        """Those that a step trains, or None if these are nearly all.
 
         M is rounded up, to at most 32 different lengths: kernels are compiled for shapes.
         """
-        if len(trained_KBT) == 1:
-            return None
-        kept_BT = trained_KBT[1:].any(0)
+        kept_BT = trained_KBT.any(0)
         B, T = kept_BT.shape
         count_B = kept_BT.sum(1)
         grain = -(-T // 32)
@@ -48,6 +46,6 @@ class Kept(NamedTuple):
         return x.flatten(0, 1).index_select(0, (self.slots_BM + first_B1).flatten()).unflatten(0, (B, -1))
 
 
-def states(kept: Kept | None, step: int, slots_R: Tensor) -> Tensor:
+def states(kept: Kept | None, slots_R: Tensor) -> Tensor:
     """Where slots, int64 into S, stand among the flattened states that a step of the unroll yields."""
-    return slots_R if kept is None or step == 0 else kept.place_S[slots_R]
+    return slots_R if kept is None else kept.place_S[slots_R]

@@ -120,7 +120,7 @@ class DrafterModule(pl.LightningModule):
         """Unroll steps K."""
         return self.recipe.steps
 
-    def work(self, B: int, T: int, later: int, rows: int, teacher_rows: int) -> Work:
+    def work(self, B: int, T: int, kept: int, rows: int, teacher_rows: int) -> Work:
         """Operations of one batch; see :func:`specdec.training.work.step_work`."""
         assert self.drafter is not None
         return step_work(
@@ -129,7 +129,7 @@ class DrafterModule(pl.LightningModule):
             B,
             T,
             self.ttt_steps,
-            later=later,
+            kept=kept,
             rows=rows,
             teacher_rows=teacher_rows,
             whole_vocabulary=self.recipe.whole_vocabulary,

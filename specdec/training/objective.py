@@ -199,5 +199,5 @@ def _features(
     """Summed feature loss of step k: its state stands for the target's at t + 1 + k."""
     slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
     target_RH = shift(final_BTH, 1 + k).flatten(0, 1)[slots_R]
-    h_RH = step.h_BTH.flatten(0, 1)[states(kept, k, slots_R)]
+    h_RH = step.h_BTH.flatten(0, 1)[states(kept, slots_R)]
     return loss(h_RH, target_RH.to(h_RH.dtype)).sum()

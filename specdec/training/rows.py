@@ -39,7 +39,7 @@ def pieces(trained_KBT: Tensor, size: int, kept: Kept | None = None) -> Iterator
 
     Args:
         trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
-        kept: the slots that the steps after the first yield; None for all.
+        kept: the slots that the steps yield; None for all.
     """
     K, S = len(trained_KBT), trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
@@ -49,7 +49,7 @@ def pieces(trained_KBT: Tensor, size: int, kept: Kept | None = None) -> Iterator
     positions_U = taught_S.nonzero()[:, 0]
     rank_S = taught_S.cumsum(0) - 1
     slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
-    places = [states(kept, k, at) for k, at in enumerate(slots)]
+    places = [states(kept, at) for at in slots]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
     cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()

@@ -33,7 +33,7 @@ class Counted(Protocol):
 
     ttt_steps: int
 
-    def work(self, B: int, T: int, later: int, rows: int, teacher_rows: int) -> Work:
+    def work(self, B: int, T: int, kept: int, rows: int, teacher_rows: int) -> Work:
         """Operations of a batch, linear in the last three; see :func:`specdec.training.work.step_work`."""
         ...
 

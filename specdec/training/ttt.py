@@ -46,14 +46,17 @@ def ttt_unroll(
     Args:
         kernel: how the attention is computed; all kernels give the same numbers.
         recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
-        kept: the slots that steps 1 and later run, whose states are then (B, M, H); None for all.
+        kept: the slots whose states are wanted, (B, M, H) then, the others being run for their step-0 keys only; None
+            for all.
     """
     view, T = View.packed(documents_BT), ids_BT.shape[1]
+    if kept is not None:
+        view = view._replace(asked_BM=kept.slots_BM)
     h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)
     read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)
     for k in range(steps):
         if k == 1 and kept is not None:
-            h_BTH, view = kept.take(h_BTH), view.of(kept.slots_BM)
+            view = view.of(kept.slots_BM)
         read_k = read[:, 1 + k : 1 + k + T] if k == 0 or kept is None else kept.take(read, 1 + k)
         here = view._replace(positions_BT=view.positions_BT + k)
         if recompute and torch.is_grad_enabled():

@@ -1,10 +1,10 @@
 """Floating point operations of one training batch, and what a device could do of them in a second.
 
 A multiply and an add are two operations. Counted are matrix products and attention, as the model asks for them: a
-causal query meets the keys up to its own, whatever a kernel computes beside them, slots that no later step trains
-take part in the first step alone, and what is recomputed is counted once. Norms, activations, softmaxes and the
-optimizer are left out, as usual. Model FLOPs utilisation (MFU, https://arxiv.org/abs/2204.02311) is these per second
-over the peak.
+causal query meets the keys up to its own, whatever a kernel computes beside them, slots that no step trains give
+their keys in the first step and no more, and what is recomputed is counted once. Norms, activations, softmaxes and
+the optimizer are left out, as usual. Model FLOPs utilisation (MFU, https://arxiv.org/abs/2204.02311) is these per
+second over the peak.
 
 Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary, V vocabulary.
 """
@@ -84,17 +84,18 @@ def step_work(
     T: int,
     K: int,
     *,
-    later: int,
+    kept: int,
     rows: int,
     teacher_rows: int,
     whole_vocabulary: bool = True,
     train_embed: bool = False,
     train_head: bool = True,
 ) -> Work:
-    """Operations of one batch; linear in ``later``, ``rows`` and ``teacher_rows``.
+    """Operations of one batch; linear in ``kept``, ``rows`` and ``teacher_rows``.
 
     Args:
-        later: slots that the steps after the first still need; each is taken to see as much as an average slot.
+        kept: slots that some step trains; each is taken to see as much as an average slot. The others give their
+            keys in the first step.
         rows: rows that go through the drafter's head, over all unroll steps; see :func:`row_counts`.
         teacher_rows: rows that go through the target's head.
         whole_vocabulary: the target's head is read whole, not only at the draft vocabulary.
@@ -113,9 +114,10 @@ def step_work(
     if isinstance(entry, NarrowEntry):
         token, feature = linear_weights(entry.token_fc), linear_weights(entry.feature_fc)
     reading = 2 * token * B * (T + K)
-    slots = tokens + (K - 1) * later
-    seen = B * sights[0] + round(later * sum(sights[1:]) / T)
-    unroll = reading + 2 * (feature + layers) * slots + config.num_layers * 4 * q * seen
+    below = layers // config.num_layers * (config.num_layers - 1)  # and the keys of the last, with its queries
+    first = (tokens - kept) * (2 * (feature + below + H * (q + 2 * kv)))
+    seen = config.num_layers * kept * sum(sights) / T + (config.num_layers - 1) * (B - kept / T) * sights[0]
+    unroll = reading + first + 2 * (feature + layers) * K * kept + round(4 * q * seen)
     head = 2 * H * config.draft_vocab_size * rows
 
     # A product's backward is two of its size, by its weight and by its input; less where one is not asked for.
@@ -137,7 +139,7 @@ def learning(module: nn.Module) -> list[nn.Module]:
 
 
 def row_counts(batch: Batch, K: int) -> Tensor:
-    """Slots that the steps after the first need, rows of the drafter's head over all K steps, and rows of the target's
+    """Slots that some step trains, rows of the drafter's head over all K steps, and rows of the target's
     head; (3,) int64 on the batch's device.
 
     Two neighbouring answer tokens j and j + 1 of a document are a row of step k if its slot, j - 1 - k, lies in it.
@@ -149,10 +151,8 @@ def row_counts(batch: Batch, K: int) -> Tensor:
     starts_BT = torch.where(nn.functional.pad(same_BT, (1, 0)), 0, order_T).cummax(dim=1).values
     answers_BT = same_BT & mask_BT[:, 1:] & mask_BT[:, :-1] & (documents_BT[:, 1:] >= 0)
     slots_BT = (order_T - starts_BT)[:, :-1] * answers_BT
-    later_BT = torch.zeros_like(mask_BT)
-    for k in range(1, K):
-        later_BT |= supervised(mask_BT, documents_BT, k)
-    return torch.stack([later_BT.sum(), slots_BT.clamp(max=K).sum(), slots_BT.clamp(max=1).sum()])
+    kept_BT = torch.stack([supervised(mask_BT, documents_BT, k) for k in range(K)]).any(0)
+    return torch.stack([kept_BT.sum(), slots_BT.clamp(max=K).sum(), slots_BT.clamp(max=1).sum()])
 
 
 class Peak(NamedTuple):
