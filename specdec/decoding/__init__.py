@@ -1,25 +1,30 @@
 """Lossless speculative decoding."""
 
-from specdec.decoding.acceptance import Accepted, accept_greedy
+from specdec.decoding.children import Children
+from specdec.decoding.confident_chain import ConfidentChain
 from specdec.decoding.decoder import Generation, PlainDecoder, SpeculativeDecoder, check_length, check_pair
 from specdec.decoding.growth import Chain, DynamicTree, Growth
 from specdec.decoding.parse import parse_growth
 from specdec.decoding.proposer import Proposer
+from specdec.decoding.sampling import Sampling
 from specdec.decoding.static_tree import StaticTree, read_static_tree
 from specdec.decoding.tree import DraftTree
+from specdec.decoding.warp import Warp
 
 __all__ = [
-    "Accepted",
     "Chain",
+    "Children",
+    "ConfidentChain",
     "DraftTree",
     "DynamicTree",
     "Generation",
     "Growth",
     "PlainDecoder",
     "Proposer",
+    "Sampling",
     "SpeculativeDecoder",
     "StaticTree",
-    "accept_greedy",
+    "Warp",
     "check_length",
     "check_pair",
     "parse_growth",

@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from specdec.decoding.acceptance import accept_greedy
 from specdec.decoding.growth import Growth
 from specdec.decoding.proposer import Proposer
+from specdec.decoding.sampling import Chance, Sampling
+from specdec.decoding.stopwatch import Stopwatch
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
+
+GREEDY = Sampling()
 
 
 class Generation(NamedTuple):
@@ -23,6 +26,9 @@ class Generation(NamedTuple):
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
     accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
     seconds: float  # wall time of the whole call, prompt included
+    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
+    draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it
+    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit
 
 
 def check_pair(target: Target, drafter: Drafter) -> None:
@@ -68,16 +74,22 @@ def _until_end(ids: list[int], end: Collection[int]) -> list[int]:
 
 
 class PlainDecoder:
-    """The target alone, greedily, on the same static cache: what speculative decoding is compared with."""
+    """The target alone, on the same static cache: what speculative decoding is compared with."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
+        self.target, self.sampling = target, sampling
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = ()) -> Generation:
-        """Generate greedily; stops after a token of ``end``."""
+    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
+        """Generate; stops after a token of ``end``.
+
+        Args:
+            seed: of this text; unread without chance.
+        """
         check_length(self.target, prompt, max_new_tokens)
         begin = time.perf_counter()
+        chance = Chance(self.sampling, seed, self.target.vocab_size, self.target.device)
+        chance.see(prompt)
         capacity = len(prompt) + max_new_tokens
         cache = self.target.new_cache(capacity)
         feed, length, ids = torch.tensor([prompt], device=self.target.device), 0, []
@@ -85,30 +97,37 @@ class PlainDecoder:
             view = View.chain(torch.tensor(length, device=feed.device), feed.shape[1], capacity, cache)
             out = self.target.forward(feed, view, ())
             length += feed.shape[1]
-            feed = self.target.logits(out.final_BTH[:, -1:]).argmax(-1)
+            feed = chance.draw(self.target.logits(out.final_BTH[:, -1:])[0], length)[None]
             ids.append(int(feed))
+            chance.see(feed[0])
             if len(ids) == max_new_tokens or ids[-1] in end:
                 return Generation(ids, (), time.perf_counter() - begin)
 
 
 class SpeculativeDecoder:
-    """Greedy speculative decoding, one sequence at a time; the output is the target's own greedy output.
+    """Speculative decoding, one sequence at a time; the output is the target's own.
+
+    Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with the
+    other rules it has plain decoding's law.
 
     Raises:
-        ValueError: drafter and target do not match.
+        ValueError: drafter and target do not match, or the rule cannot judge such a growth.
     """
 
-    def __init__(self, target: Target, drafter: Drafter, growth: Growth) -> None:
+    def __init__(self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling = GREEDY) -> None:
         check_pair(target, drafter)
         growth.check(drafter.config.draft_vocab_size)
-        self.target, self.drafter, self.growth = target, drafter, growth
+        growth.check_rule(sampling.acceptance)
+        self.target, self.drafter, self.growth, self.sampling = target, drafter, growth, sampling
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
 
     @torch.inference_mode()
-    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = ()) -> Generation:
-        """Generate greedily; stops after a token of ``end``."""
+    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
+        """Generate; stops after a token of ``end``. See :meth:`PlainDecoder.generate`."""
         check_length(self.target, prompt, max_new_tokens)
         begin = time.perf_counter()
+        chance = Chance(self.sampling, seed, self.target.vocab_size, self.target.device)
+        chance.see(prompt)
         longest = len(prompt) + max_new_tokens
         capacity = longest + self.growth.nodes_drafted + 1
         cache = self.target.new_cache(capacity)
@@ -117,21 +136,33 @@ class SpeculativeDecoder:
         feed = torch.tensor([prompt], device=self.target.device)
         prefix = torch.zeros((), dtype=torch.int64, device=feed.device)
         out = self.target.forward(feed, View.chain(prefix, len(prompt), capacity, cache), self.layers, self.final_norm)
-        root_1 = self.target.logits(out.final_BTH[:, -1:])[0].argmax(-1)
+        root_1 = chance.draw(self.target.logits(out.final_BTH[:, -1:])[0], len(prompt))
+        chance.see(root_1)
         new_P, aux_1PNH = torch.cat([feed[0, 1:], root_1]), out.aux_BTNH
-        length, ids, accepted = len(prompt), [int(root_1)], []
+        length, ids, accepted, context = len(prompt), [int(root_1)], [], []
+        watch = Stopwatch(feed.device)
 
         while len(ids) < max_new_tokens and ids[-1] not in end:
-            tree = proposer.propose(root_1, proposer.extend(new_P, aux_1PNH))
+            context.append(length + 1)
+            watch.mark()
+            children = self.sampling.children(seed, length)
+            tree = proposer.propose(root_1, proposer.extend(new_P, aux_1PNH), children)
+            watch.mark()
             ancestors_NN = tree.ancestors_NN()
             view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
             out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
-            taken = accept_greedy(tree, ancestors_NN, self.target.logits(out.final_BTH)[0])
-            path_P = taken.path_N.nonzero().flatten()
-            new_P = torch.cat([tree.tokens_N[path_P[1:]], taken.next_1])
+            logits_NV = self.target.logits(out.final_BTH)[0]
+            drafts = tree.drafts(self.drafter.vocab)
+            verdict = chance.judge(drafts, ancestors_NN, self.growth.depth + 1, logits_NV, length)
+            path_P = verdict.path_BN[0].nonzero().flatten()
+            new_P = torch.cat([tree.tokens_N[path_P[1:]], verdict.next_B])
+            chance.see(new_P)
             cache.commit(length, path_P)
-            length, root_1, aux_1PNH = length + len(path_P), taken.next_1, out.aux_BTNH[:, path_P]
+            watch.mark()
+            length, root_1, aux_1PNH = length + len(path_P), verdict.next_B, out.aux_BTNH[:, path_P]
             committed = _until_end(new_P.tolist(), end)
             accepted.append(len(committed) - 1)
             ids += committed
-        return Generation(ids[:max_new_tokens], tuple(accepted), time.perf_counter() - begin)
+        spans, seconds = watch.milliseconds(), time.perf_counter() - begin
+        draft_ms, verify_ms = tuple(spans[::3]), tuple(spans[1::3])  # every third is the host's, between passes
+        return Generation(ids[:max_new_tokens], tuple(accepted), seconds, tuple(context), draft_ms, verify_ms)

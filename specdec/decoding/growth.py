@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.decoding.children import Children
+from specdec.decoding.rules import Rule
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import DraftVocab
 
@@ -53,7 +55,10 @@ class Growth:
     def check(self, draft_vocab_size: int) -> None:
         """Raise ValueError when the drafter cannot be grown so."""
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab) -> DraftTree:
+    def check_rule(self, rule: Rule) -> None:
+        """Raise ValueError when the rule cannot judge what is grown so."""
+
+    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         """The proposal after ``root_1``, given what the drafter says there."""
         raise TypeError(f"{type(self).__name__} must grow")
 
@@ -64,7 +69,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Chain(Growth):
-    """One greedy token after another; ``depth`` draft tokens."""
+    """One token after another; ``depth`` draft tokens."""
 
     @property
     def nodes_drafted(self) -> int:
@@ -78,16 +83,18 @@ class Chain(Growth):
     def name(self) -> str:
         return f"chain of {self.depth}"
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab) -> DraftTree:
+    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         device = root_1.device
         order = torch.arange(self.depth + 1, device=device)
-        tokens, frontier = [root_1], start
+        tokens, frontier, laws = [root_1], start, []
         for level in range(self.depth):
-            tokens.append(vocab.to_target(frontier.log_probs_KD.argmax(-1)))
+            laws.append(children.law(frontier.log_probs_KD))
+            tokens.append(vocab.to_target(children.find(laws[-1], 1, level)[:, 0]))
             if level + 1 < self.depth:
                 seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=device)
                 frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, order[: level + 1])
-        return DraftTree(torch.cat(tokens), (order - 1).clamp(min=0))
+        q_ND = torch.cat([*laws, torch.zeros_like(laws[0])]) if children.rule.sampled else None
+        return DraftTree(torch.cat(tokens), (order - 1).clamp(min=0), q_ND)
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,14 @@ class DynamicTree(Growth):
         if self.top_k > draft_vocab_size:
             raise ValueError(f"growth: top_k {self.top_k} is more than the draft vocabulary of {draft_vocab_size}")
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab) -> DraftTree:
+    def check_rule(self, rule: Rule) -> None:
+        if rule.sampled:
+            raise ValueError(
+                f"growth: {self.name} keeps the drafts it likes best, which no rule for drawn drafts allows: "
+                "use a chain or a static tree, or the rule one_hot"
+            )
+
+    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         k, device = self.top_k, root_1.device
         first = start.log_probs_KD[-1].topk(k)
         value_K, ids_K, h_KH = first.values, vocab.to_target(first.indices), start.h_KH[-1:].expand(k, -1)

@@ -1,20 +1,35 @@
 """Growths by their names, as on a command line."""
 
+import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
+from specdec.decoding.confident_chain import ConfidentChain
 from specdec.decoding.growth import Chain, DynamicTree, Growth
 from specdec.decoding.static_tree import StaticTree, read_static_tree
 
 
+class Number(NamedTuple):
+    """How a parameter of one type is written and read."""
+
+    spelling: str
+    read: Callable[[str], int | float]
+
+
+NUMBERS = {str(int): Number(r"\d+", int), str(float): Number(r"\d*\.?\d+", float)}
+
+
 def parse_growth(text: str) -> Growth:
-    """A growth, or one with parameters: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``, ``static:file=PATH``.
+    """A growth, or one with parameters: ``chain:depth=3``, ``confident:threshold=0.3``,
+    ``tree:depth=6,top_k=10,nodes=59``, ``static:file=PATH``.
 
     Raises:
         ValueError: an unknown growth or parameter, a value that is not a number, or a file that holds no tree.
     """
     kinds: dict[str, Callable[[str, list[str]], Growth]] = {
         "chain": partial(_numbers, Chain),
+        "confident": partial(_numbers, ConfidentChain),
         "tree": partial(_numbers, DynamicTree),
         "static": _static,
     }
@@ -26,13 +41,14 @@ def parse_growth(text: str) -> Growth:
 
 def _numbers(cls: type[Growth], text: str, items: list[str]) -> Growth:
     known = cls.__dataclass_fields__
-    arguments: dict[str, int] = {}
+    arguments: dict[str, Any] = {}
     for item in items:
         name, value = (part.strip() for part in (*item.split("=", 1), "")[:2])
-        if name not in known or name in arguments or not (value.isascii() and value.isdecimal()):
-            wanted = ", ".join(f"{known_name}=NUMBER" for known_name in known)
-            raise ValueError(f"growth {text!r}: {item!r} is not one of {wanted}, each at most once")
-        arguments[name] = int(value)
+        number = NUMBERS.get(str(known[name].type)) if name in known and name not in arguments else None
+        if number is None or not re.fullmatch(number.spelling, value, re.ASCII):
+            all_of = ", ".join(f"{known_name}=NUMBER" for known_name in known)
+            raise ValueError(f"growth {text!r}: {item!r} is not one of {all_of}, each at most once")
+        arguments[name] = number.read(value)
     return cls(**arguments)
 
 

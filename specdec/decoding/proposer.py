@@ -6,6 +6,7 @@ Legend: M newly committed tokens, N aux layers, K frontier nodes, Q drafted node
 import torch
 from torch import Tensor
 
+from specdec.decoding.children import LIKELIEST, Children
 from specdec.decoding.growth import Frontier, Growth
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import Drafter
@@ -43,9 +44,9 @@ class Proposer:
         self.length += len(ids_M)
         return self._frontier(step.h_BTH[0, -1:], step.normed_BTH[0, -1:])
 
-    def propose(self, root_1: Tensor, start: Frontier) -> DraftTree:
+    def propose(self, root_1: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
         """Grow a proposal after the root, from what :meth:`extend` returned."""
-        return self.growth.grow(root_1, start, self._expand, self.drafter.vocab)
+        return self.growth.grow(root_1, start, self._expand, self.drafter.vocab, children)
 
     def _expand(self, ids_K: Tensor, h_KH: Tensor, seen_KQ: Tensor, depth_Q: Tensor) -> Frontier:
         view = View.append(self.length, seen_KQ, depth_Q, self.capacity, self.cache)

@@ -13,7 +13,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from specdec.decoding.children import Children
 from specdec.decoding.growth import Expand, Frontier, Growth
+from specdec.decoding.rules import Rule
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import DraftVocab
 from specdec.files import explain
@@ -67,16 +69,29 @@ class StaticTree(Growth):
             if max(path) >= draft_vocab_size:
                 raise ValueError(f"growth: path {list(path)} goes beyond the draft vocabulary of {draft_vocab_size}")
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab) -> DraftTree:
+    def check_rule(self, rule: Rule) -> None:
+        gap = next((path for path in self.paths if path[-1] and (*path[:-1], path[-1] - 1) not in self.paths), None)
+        if rule.sampled and gap is not None:
+            raise ValueError(
+                f"growth: path {list(gap)} skips a sibling, which drawn drafts must not: add "
+                f"{[*gap[:-1], gap[-1] - 1]}, or use the rule one_hot"
+            )
+
+    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         parents_N, levels = _plan(self.paths, root_1.device)
-        tokens, frontier = [root_1], start
-        for level in levels:
-            best_KR = frontier.log_probs_KD.topk(level.ranks).indices
+        tokens, frontier, q_ND = [root_1], start, None
+        if children.rule.sampled:
+            q_ND = start.log_probs_KD.new_zeros(len(parents_N), start.log_probs_KD.shape[-1])
+        for depth, level in enumerate(levels):
+            law_KD = children.law(frontier.log_probs_KD)
+            if q_ND is not None:
+                q_ND[level.expanded_K] = law_KD
+            best_KR = children.find(law_KD, level.ranks, depth)
             tokens.append(vocab.to_target(best_KR[level.row_L, level.rank_L]))
             if len(level.inner_K):
                 h_KH = frontier.h_KH[level.row_L[level.inner_K]]
                 frontier = expand(tokens[-1][level.inner_K], h_KH, level.seen_KQ, level.depth_Q)
-        return DraftTree(torch.cat(tokens), parents_N)
+        return DraftTree(torch.cat(tokens), parents_N, q_ND)
 
 
 def read_static_tree(file: Path | str) -> StaticTree:
@@ -122,6 +137,7 @@ class _Level(NamedTuple):
     row_L: Tensor  # int64, which of the nodes expanded just before is the parent
     rank_L: Tensor  # int64
     ranks: int  # one more than the highest
+    expanded_K: Tensor  # int64, the tree's nodes whose children these are
     inner_K: Tensor  # int64, which of the L are expanded; none of the last level
     seen_KQ: Tensor  # for View.append, as is the next
     depth_Q: Tensor
@@ -146,6 +162,7 @@ def _plan(paths: tuple[Ranks, ...], device: torch.device) -> tuple[Tensor, list[
                 row_L=index([above.index(path[:-1]) for path in nodes]),
                 rank_L=index([path[-1] for path in nodes]),
                 ranks=1 + max(path[-1] for path in nodes),
+                expanded_K=index([number[path] for path in above]),
                 inner_K=index([nodes.index(path) for path in inner]),
                 seen_KQ=torch.tensor(seen, dtype=torch.bool, device=device),
                 depth_Q=index([len(path) - 1 for path in drafted]),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import DraftTree, Growth
+from specdec.decoding.children import LIKELIEST
 from specdec.decoding.growth import Frontier
 from specdec.drafter import DraftVocab
 from tests.decoding.trees import path_to
@@ -47,7 +48,7 @@ class Oracle:
 def grow(growth: Growth, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
     oracle = Oracle(law)
     start = oracle.frontier([()])
-    return growth.grow(torch.tensor([ROOT]), start, oracle, vocab), oracle
+    return growth.grow(torch.tensor([ROOT]), start, oracle, vocab, LIKELIEST), oracle
 
 
 def paths_of(tree: DraftTree) -> list[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.decoding import Chain, DynamicTree, Growth, StaticTree, parse_growth
+from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, StaticTree, parse_growth
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,9 @@ from specdec.decoding import Chain, DynamicTree, Growth, StaticTree, parse_growt
     [
         ("chain", Chain()),
         ("chain:depth=3", Chain(3)),
+        ("confident", ConfidentChain()),
+        ("confident:depth=8,threshold=.25", ConfidentChain(8, 0.25)),
+        ("confident:threshold=0", ConfidentChain(threshold=0.0)),
         ("tree", DynamicTree()),
         ("tree:depth=6,top_k=10,nodes=59", DynamicTree(6, 10, 59)),
         ("tree:nodes=20", DynamicTree(nodes=20)),
@@ -26,15 +29,18 @@ def test_text_names_a_growth(text: str, growth: Growth) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected one of chain, tree, static"),
-        ("star", "'star': expected one of chain, tree"),
-        ("Chain:depth=3", "expected one of chain, tree"),
+        ("", "expected one of chain, confident, tree, static"),
+        ("star", "'star': expected one of chain, confident"),
+        ("Chain:depth=3", "expected one of chain, confident"),
         ("chain:top_k=3", "'top_k=3' is not one of depth=NUMBER"),
         ("chain:depth", "'depth' is not one of depth=NUMBER"),
         ("chain:depth=", "is not one of depth=NUMBER"),
         ("chain:depth=two", "'depth=two' is not one of"),
         ("chain:depth=-1", "'depth=-1' is not one of"),
         ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
+        ("confident:threshold=1", r"threshold must lie in \[0, 1\), not 1\.0"),
+        ("confident:threshold=high", "is not one of depth=NUMBER, threshold=NUMBER"),
+        ("confident:threshold=1e-3", "is not one of depth=NUMBER, threshold=NUMBER"),
         ("chain:depth=0", "depth must be at least 1"),
         ("tree:nodes=1000", "candidates, not 1000"),
         ("static:", "'static:': a static tree has one parameter, file=PATH"),

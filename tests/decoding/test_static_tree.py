@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.decoding import Chain, DraftTree, Growth, PlainDecoder, SpeculativeDecoder, StaticTree, read_static_tree
+from specdec.decoding.children import Children
 from specdec.decoding.growth import Expand, Frontier
 from specdec.decoding.proposer import Proposer
 from specdec.drafter import Drafter, DrafterSpec, DraftVocab
@@ -106,7 +107,7 @@ class Alone(Growth):
     def slots(self) -> int:
         return len(self.ranks)
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab) -> DraftTree:
+    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         tokens, frontier = [root_1], start
         for place, rank in enumerate(self.ranks):
             order_D = frontier.log_probs_KD[0].argsort(descending=True)

@@ -1,0 +1,128 @@
+"""Sampled decoding: plain decoding's tokens where the rule repeats them, and its law everywhere."""
+
+import math
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+
+from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding.rules import Greedy, OneHot, WithoutReplacement, WithReplacement
+from specdec.target import Target
+from tests.perfect import markov_target, perfect_drafter
+from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
+
+PROMPT = [3, 4, 5]
+BINARY = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+GROWTHS: list[Growth] = [Chain(4), BINARY, DynamicTree(depth=3, top_k=3, nodes=9)]
+WARPS = {
+    "warm": Sampling(temperature=0.8),
+    "cut": Sampling(temperature=1.2, top_k=9, top_p=0.8, min_p=0.02),
+    "penalised": Sampling(temperature=1.0, repetition_penalty=1.4),
+    "greedy, penalised": Sampling(repetition_penalty=1.4),
+    "one-hot, greedy": Sampling(rule="one_hot"),
+}
+
+
+def noisy_markov() -> Target:
+    """A Markov target whose next token is uncertain, with a drafter that knows its law at the first step."""
+    target = markov_target()
+    with torch.no_grad():
+        target.model.lm_head.weight *= 0.1
+    return target
+
+
+MARKOV = noisy_markov()
+DRAFTER = perfect_drafter(MARKOV, presets()["eagle3_1"])
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
+@pytest.mark.parametrize("name", WARPS)
+def test_the_tokens_are_those_that_plain_decoding_draws(name: str, growth: Growth) -> None:
+    accepted = 0
+    for target, drafter in ((MARKOV, DRAFTER), (tiny_target(), tiny_drafter(presets()["eagle3"]))):
+        plain, decoder = PlainDecoder(target, WARPS[name]), SpeculativeDecoder(target, drafter, growth, WARPS[name])
+        texts = set()
+        for seed in range(3):
+            wanted = plain.generate(PROMPT, 24, seed=seed)
+            made = decoder.generate(PROMPT, 24, seed=seed)
+            assert made.ids == wanted.ids
+            accepted += sum(made.accepted)
+            texts.add(tuple(made.ids))
+        assert len(texts) == (3 if WARPS[name].temperature else 1)
+    assert accepted > 0
+
+
+def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
+    """Probability of every continuation of the prompt that is likely enough, by the target's own forwards."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(depth):
+        longer: dict[tuple[int, ...], float] = {}
+        for path, p in found.items():
+            with torch.no_grad():
+                logits_V = MARKOV.model(torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
+            law_V = sampling.law(logits_V, None)
+            longer |= {(*path, token): p * float(law_V[token]) for token in range(VOCAB) if law_V[token] > 0}
+        found = longer
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "growth"),
+    [
+        ("one_hot", Chain(2)),
+        ("with_replacement", Chain(2)),
+        ("with_replacement", BINARY),
+        ("without_replacement", BINARY),
+    ],
+    ids=str,
+)
+def test_what_is_drawn_has_the_targets_law(rule: str, growth: Growth) -> None:
+    """A G-test of the first three tokens; rare triples are counted together."""
+    sampling = Sampling(temperature=0.9, top_k=3, rule=rule, draft_temperature=1.3)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(MARKOV, DRAFTER, growth, sampling)
+    runs, accepted = 700, 0
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(runs):
+        made = decoder.generate(PROMPT, 3, seed=seed)
+        counts[tuple(made.ids)] += 1
+        accepted += sum(made.accepted)
+    law = exact(sampling, 3)
+    assert set(counts) <= set(law) and math.isclose(sum(law.values()), 1, abs_tol=1e-9)
+    common = [path for path, p in law.items() if p * runs >= 5]
+    cells = [(counts[path], law[path] * runs) for path in common]
+    rest = runs - sum(seen for seen, _ in cells), runs - sum(wanted for _, wanted in cells)
+    chi = sum((seen - wanted) ** 2 / wanted for seen, wanted in [*cells, rest] if wanted > 1)
+    degrees = len(common)
+    p_value = float(torch.special.gammaincc(torch.tensor(degrees / 2), torch.tensor(chi / 2)))
+    assert p_value > 1e-4, (p_value, chi, degrees)
+    assert accepted > 0.2 * runs and degrees > 5
+
+
+def test_a_seed_is_a_text_of_its_own() -> None:
+    decoder = SpeculativeDecoder(MARKOV, DRAFTER, Chain(3), Sampling(temperature=1.0, rule="without_replacement"))
+    texts = [tuple(decoder.generate(PROMPT, 20, seed=seed).ids) for seed in (5, 6, 5)]
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_the_rule_follows_the_temperature() -> None:
+    assert isinstance(Sampling().acceptance, Greedy) and isinstance(Sampling(temperature=1.0).acceptance, OneHot)
+    assert isinstance(Sampling(rule="with_replacement").acceptance, WithReplacement)
+    assert isinstance(Sampling(rule="without_replacement").acceptance, WithoutReplacement)
+    for rule, temperature in product(("auto", "one_hot"), (0.0, 1.0)):
+        assert Sampling(temperature=temperature, rule=rule).repeatable  # type: ignore[arg-type]
+    assert not Sampling(temperature=1.0, rule="without_replacement").repeatable
+
+
+def test_what_would_not_be_lossless_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"greedy is not lossless at temperature 0\.7"):
+        Sampling(temperature=0.7, rule="greedy")
+    with pytest.raises(ValueError, match="draft_temperature must be above 0"):
+        Sampling(draft_temperature=0.0)
+    drawn = Sampling(temperature=1.0, rule="without_replacement")
+    with pytest.raises(ValueError, match="keeps the drafts it likes best"):
+        SpeculativeDecoder(MARKOV, DRAFTER, DynamicTree(), drawn)
+    with pytest.raises(ValueError, match=r"path \[2\] skips a sibling"):
+        SpeculativeDecoder(MARKOV, DRAFTER, StaticTree(((0,), (2,))), drawn)
+    SpeculativeDecoder(MARKOV, DRAFTER, StaticTree(((0,), (2,))), Sampling(temperature=1.0))
