@@ -15,8 +15,9 @@ from specdec.data import TokenData
 from specdec.decoding import Growth, SpeculativeDecoder, check_length, parse_growth
 from specdec.drafter import Drafter
 from specdec.evaluation.beginnings import SHORTEST, beginnings
+from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.metrics import decoding_metrics
-from specdec.evaluation.prompts import Conversation, load_prompts
+from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.record import Answer
 from specdec.target import Target
 from specdec.training.module import DrafterModule
@@ -35,8 +36,8 @@ class AcceptanceLength(pl.Callback):
     share the prompts.
 
     Args:
-        prompts: files as ``specdec evaluate`` reads them, of which first turns are used, or ``validation``: how the
-            validation documents begin.
+        prompts: files or Hub data as ``specdec evaluate`` reads them, of which first turns are used, or
+            ``validation``: how the validation documents begin.
         growths: what is decoded with: ``chain``, ``tree``, ``static``, with parameters as ``chain:depth=3``,
             ``tree:depth=6,top_k=10,nodes=59``, ``static:file=PATH``.
         max_new_tokens: tokens per answer.

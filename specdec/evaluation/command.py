@@ -17,10 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from specdec.arguments import parse
 from specdec.compose import new_run
-from specdec.decoding import Growth, parse_growth
+from specdec.decoding import Growth, Sampling, parse_growth
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
-from specdec.evaluation.benchmark import Turn, benchmark
+from specdec.evaluation.benchmark import Skipped, Turn, benchmark
+from specdec.evaluation.certificate import certify, write_certificate
+from specdec.evaluation.conversation import Conversation, template_sha256
 from specdec.evaluation.plot import plot
 from specdec.evaluation.prompts import Prompt, load_prompts
 from specdec.evaluation.record import Answer, write_answers
@@ -35,8 +37,9 @@ log = logging.getLogger(__name__)
 
 PLOT = "report.png"
 ANSWERS = "answers.jsonl"
-FILES = ("metrics.json", "report.md", PLOT, ANSWERS)
-TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1, greedy"
+CERTIFICATE = "certificate.json"
+FILES = ("metrics.json", "report.md", PLOT, ANSWERS, CERTIFICATE)
+TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1"
 
 
 def parser() -> ArgumentParser:
@@ -45,12 +48,16 @@ def parser() -> ArgumentParser:
     out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
     out.add_argument("--target", type=TargetSource, default=TargetSource())
     out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
-    out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl (turns, messages or prompt) or text, one prompt a line")  # fmt: skip # noqa: E501
-    out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, tree, static, chain:depth=3, tree:depth=6,top_k=10,nodes=59, static:file=PATH")  # fmt: skip # noqa: E501
+    out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or hub:REPOSITORY:CONFIG:SPLIT")  # fmt: skip # noqa: E501
+    out.add_argument("--layouts", type=str, nargs="+", default=[], help="layouts to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn")  # fmt: skip # noqa: E501
+    out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, confident, tree, static, chain:depth=3, confident:threshold=0.3, tree:depth=6,top_k=10,nodes=59, static:file=PATH")  # fmt: skip # noqa: E501
     out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
     out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
-    out.add_argument("--system", type=str | None, default=None, help="system prompt of turns and messages rows")
+    out.add_argument("--sampling", type=Sampling, default=Sampling())
+    out.add_argument("--system", type=str | None, default=None, help="system prompt of all conversations")
+    out.add_argument("--thinking", type=bool | None, default=None, help="the chat template's enable_thinking; the template's own choice if not given")  # fmt: skip # noqa: E501
     out.add_argument("--plain", type=bool, default=True, help="decode plainly too, for speed-up and identity")
+    out.add_argument("--certify", type=int, default=0, help="write a certificate of losslessness, with so many draws for each sampled check; 0 writes none")  # fmt: skip # noqa: E501
     out.add_argument("--device", type=str, default="cpu")
     out.add_argument("--out", type=str | None, default=None, help="directory for the results; no older ones in it")
     return out
@@ -64,7 +71,7 @@ def main(argv: list[str]) -> int:
     """
     args = parse(parser(), _shorthand(argv))
     out = Path(args.out) if args.out else new_run("evaluate")
-    evaluate(
+    found = evaluate(
         args.target,
         Path(args.drafter),
         args.prompts,
@@ -72,12 +79,16 @@ def main(argv: list[str]) -> int:
         out,
         max_new_tokens=args.max_new_tokens,
         limit=args.limit,
+        layouts=args.layouts,
+        sampling=args.sampling,
         system=args.system,
+        thinking=args.thinking,
         plain=args.plain,
+        certify_runs=args.certify,
         device=args.device,
         command=["specdec", "evaluate", *flags(), *argv],
     )
-    return 0
+    return 0 if found.get("certified", True) else 1
 
 
 def _shorthand(argv: list[str]) -> list[str]:
@@ -94,12 +105,19 @@ def evaluate(
     *,
     max_new_tokens: int = 128,
     limit: int | None = None,
+    layouts: Sequence[str] = (),
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
     system: str | None = None,
+    thinking: bool | None = None,
     plain: bool = True,
+    certify_runs: int = 0,
     device: str = "cpu",
     command: list[str] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a saved drafter and write metrics, report, picture and every answer's counts and times into ``out``.
+
+    Args:
+        certify_runs: draws of every sampled check of ``certificate.json``; 0 for no certificate.
 
     Returns:
         What ``metrics.json`` holds.
@@ -110,8 +128,10 @@ def evaluate(
     for name in FILES:
         if (out / name).exists():
             raise ValueError(f"{out / name} exists already and is never overwritten: choose another --out")
+    if certify_runs < 0:
+        raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {certify_runs}")
     chosen = [parse_growth(text) for text in growths]
-    prompts = load_prompts(prompt_files, limit)
+    prompts = load_prompts(prompt_files, limit, layouts)
     drafter = load(drafter_directory)
     target = source.load(device)
     target.prove()
@@ -121,10 +141,14 @@ def evaluate(
             "this drafter was trained for another target (%s) of the same shape", drafter.config.target["source"]
         )
     drafter.to(device=device, dtype=target.dtype)
+    skipped: list[Skipped] = []
     with _whole(out):
-        answers = _decode(target, drafter, chosen, prompts, max_new_tokens, system, plain)
+        answers = _decode(
+            target, drafter, chosen, prompts, max_new_tokens,
+            sampling=sampling, system=system, thinking=thinking, plain=plain, on_skip=skipped.append,
+        )  # fmt: skip
         results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
-        context = {
+        context: dict[str, Any] = {
             "target": dict(target.identity),
             "drafter": {"directory": str(drafter_directory), **drafter.config.to_json()},
             "settings": {
@@ -133,15 +157,30 @@ def evaluate(
                 "prompts_sha256": _fingerprint(prompts),
                 "max_new_tokens": max_new_tokens,
                 "system": system,
+                "thinking": thinking,
+                "chat_template_sha256": template_sha256(target.tokenizer, prompts),
                 "device": device,
-                "acceptance": "greedy",
+                "sampling": {**asdict(sampling), "rule": type(sampling.acceptance).__name__},
                 "drafter_made_for_this_target": trained_for == found,
                 "seconds_cover": TIMED,
                 "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
                 "torch_threads": torch.get_num_threads(),
             },
+            "skipped": [one._asdict() for one in skipped],
             "provenance": provenance(command),
         }
+        if certify_runs:
+            left_out = {one.prompt_id for one in skipped}
+            asked = [
+                Conversation(p, target.tokenizer, system, thinking) for p in prompts if p.prompt_id not in left_out
+            ]
+            statement = certify(
+                target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
+                max_new_tokens=max_new_tokens, runs=certify_runs, seed=sampling.seed,
+                on_check=lambda check: log.info("certifying: %s", check),
+            )  # fmt: skip
+            context["certified"] = statement["holds"]
+            write_certificate(out / CERTIFICATE, statement, drafter_directory, context)
         metrics = {"results": results, **context}
         write_answers(out / ANSWERS, [growth.name for growth in chosen], answers)
         plot(metrics, out / PLOT)
@@ -178,8 +217,7 @@ def _decode(
     growths: Sequence[Growth],
     prompts: Sequence[Prompt],
     max_new_tokens: int,
-    system: str | None,
-    plain: bool,
+    **how: Any,
 ) -> list[list[Answer]]:
     """The benchmark under a progress bar."""
     console = Console(stderr=True)
@@ -195,4 +233,4 @@ def _decode(
             rate = f"{made / elapsed:,.0f} tokens/s" if elapsed else ""
             progress.update(task, advance=int(turn.last), rate=rate)
 
-        return benchmark(target, drafter, growths, prompts, max_new_tokens, system=system, plain=plain, on_turn=on_turn)
+        return benchmark(target, drafter, growths, prompts, max_new_tokens, on_turn=on_turn, **how)

@@ -27,11 +27,11 @@ _DEFINITIONS = f"""\
 - **Tokens/s**: all new tokens over all seconds. **Speed-up** is the ratio of the two rates; **speed-up per prompt**
   is the mean of each prompt's own ratio.
 - **Brackets**: {METHOD}, all turns of a prompt together, {RESAMPLES:,} resamples, seed {SEED}.
-- **Identical outputs**: answers that equal plain decoding token by token, of those compared. Greedy speculative
-  decoding gives the tokens of plain greedy decoding in exact arithmetic. In floating point a pass over several
-  tokens rounds differently from a pass over one, so where two tokens are almost equally likely the choice can flip,
-  and the rest of that answer with it; the lower the precision, the more often. Sampled outputs are not compared:
-  they agree in distribution only.
+- **Identical outputs**: answers that equal plain decoding token by token, of those compared. Greedily, and with the
+  rule one_hot, speculative decoding gives the tokens of plain decoding from the same seed in exact arithmetic. In
+  floating point a pass over several tokens rounds differently from a pass over one, so where two tokens are almost
+  equally likely the choice can flip, and the rest of that answer with it; the lower the precision, the more often.
+  Outputs of the other rules are not compared: they agree in distribution only.
 """
 
 
@@ -118,8 +118,10 @@ def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | N
         lines += [*_table(headings, rows, left=2), ""]
     if rows := [row for result in results if (row := _time_row(result))]:
         lines += ["## Time per pass", "", *_table(["Growth", "Drafting", "Verification"], rows), ""]
+    if rows := [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]:
+        lines += ["## Prompts left out", "", *_table(["Prompt", "Reason"], rows, left=2), ""]
     lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
-    context = {key: value for key, value in metrics.items() if key != "results"}
+    context = {key: value for key, value in metrics.items() if key not in ("results", "skipped")}
     context |= context.pop("provenance", None) or {}
     settings = [[key, _plain(value)] for key, value in context.items()]
     settings += [[f"growth {result['growth']}", _plain(result["growth_config"])] for result in results]

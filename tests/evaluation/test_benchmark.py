@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, SpeculativeDecoder
+from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
-from specdec.evaluation.benchmark import WARM_UP_TOKENS, Turn, benchmark
+from specdec.evaluation.benchmark import WARM_UP_TOKENS, Skipped, Turn, benchmark
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
 from specdec.target import Target
-from tests.data.tiny import CHATML, tiny_tokenizer
+from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
 from tests.tiny import LAYERS, presets, tiny_target
 
 NEW = 12
@@ -62,8 +62,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     for cls in (PlainDecoder, SpeculativeDecoder):
         original = cls.generate
 
-        def spy(self: Any, prompt: list[int], most: int, end: Any = (), original: Any = original) -> Generation:
-            made = original(self, prompt, most, end)
+        def spy(
+            self: Any, prompt: list[int], most: int, end: Any = (), seed: int = 0, original: Any = original
+        ) -> Generation:
+            made = original(self, prompt, most, end, seed)
             who = self.growth.name if isinstance(self, SpeculativeDecoder) else "plain"
             seen.append(Call(who, list(prompt), most, end, made))
             return made
@@ -100,7 +102,14 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
                 plain_seconds=plain.made.seconds,
                 plain_tokens=len(plain.made.ids),
                 identical=True,
+                context=spec.made.context,
+                draft_ms=spec.made.draft_ms,
+                verify_ms=spec.made.verify_ms,
             )
+            committed = [sum(a + 1 for a in answer.accepted[:i]) for i in range(len(answer.accepted))]
+            assert answer.context == tuple(len(spec.prompt) + 1 + more for more in committed)
+            inside = sum(answer.draft_ms) + sum(answer.verify_ms)
+            assert min(answer.draft_ms) > 0 < min(answer.verify_ms) and inside < 1e3 * answer.seconds
             assert answer.seconds > 0 and answer.plain_seconds > 0 and 0 < answer.tokens <= NEW
 
 
@@ -134,8 +143,8 @@ def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call
 def test_a_difference_is_recorded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     original = SpeculativeDecoder.generate
 
-    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, end: Any = ()) -> Generation:
-        made = original(self, prompt, most, end)
+    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, end: Any = (), seed: int = 0) -> Generation:
+        made = original(self, prompt, most, end, seed)
         return made._replace(ids=[*made.ids[:-1], made.ids[-1] ^ 1]) if self.growth == GROWTHS[1] else made
 
     monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
@@ -155,11 +164,84 @@ def test_progress_counts_tokens_and_prompts(pair: Pair, calls: list[Call]) -> No
     assert turns[-1].tokens == len(calls[-1].made.ids)
 
 
-def test_a_prompt_too_long_is_named(pair: Pair) -> None:
-    long = Prompt("long one", None, None, None, "sky " * 520)
-    for prompts in ([PROMPTS[1], long], [long]):
-        with pytest.raises(ValueError, match=r"^prompt long one: a prompt of \d+ tokens and \d+ new ones exceed"):
-            benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW)
+def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    for cls in (PlainDecoder, SpeculativeDecoder):
+        original = cls.generate
+
+        def spy(
+            self: Any, prompt: list[int], most: int, end: Any = (), seed: int = 0, original: Any = original
+        ) -> Generation:
+            seeds.extend([seed] * (most == NEW))  # not the warm-up's
+            return original(self, prompt, most, end, seed)
+
+        monkeypatch.setattr(cls, "generate", spy)
+    benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, sampling=Sampling(seed=5))
+    assert seeds == [5 + (turn << 32) for turn in range(4) for _ in range(3)]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of this package's own."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("specdec")]
+
+
+LONG = Prompt("long one", None, None, None, "sky " * 520)
+LATER = Prompt("long later", "x", ["what is two plus two?", "sky " * 520], None, None)
+
+
+def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: pytest.LogCaptureFixture) -> None:
+    turns: list[Turn] = []
+    skipped: list[Skipped] = []
+    prompts = [LONG, PROMPTS[1], LATER, PROMPTS[2]]
+    found = benchmark(
+        pair.target, pair.drafter, GROWTHS, prompts, NEW, on_turn=turns.append, on_skip=skipped.append
+    )  # fmt: skip
+    assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 9
+    assert [one.prompt_id for one in skipped] == ["long one", "long later"]
+    assert all(one.reason.startswith("a prompt of ") and "positions" in one.reason for one in skipped)
+    assert [turn.last for turn in turns] == [True] * 4 and turns[0].tokens == 0 < min(turn.tokens for turn in turns[1:])
+    (warning,) = told(caplog)
+    assert warning.startswith("2 of 4 prompts were left out (long one, long later); long one: a prompt of ")
+    kept = benchmark(pair.target, pair.drafter, GROWTHS, [PROMPTS[1], PROMPTS[2]], NEW)
+    for own, wanted in zip(found, kept, strict=True):
+        assert [(a.prompt_id, a.tokens, a.accepted) for a in own] == [
+            (a.prompt_id, a.tokens, a.accepted) for a in wanted
+        ]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "end"),
+    [([LONG], ""), ([LATER], ""), ([LONG, LATER], "; none of 2 can be decoded")],
+)
+def test_if_all_are_left_out_the_first_is_named(pair: Pair, prompts: list[Prompt], end: str) -> None:
+    wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of \d+ tokens and 12 new ones exceed .* positions{end}$"
+    with pytest.raises(ValueError, match=wanted):
+        benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW)
+
+
+def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
+    strict = Target(pair.target.model, tiny_tokenizer(ALTERNATING))
+    skipped: list[Skipped] = []
+    (answers,) = benchmark(strict, pair.drafter, GROWTHS[:1], PROMPTS, NEW, on_skip=skipped.append)
+    assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
+    assert skipped == [Skipped("8", "the chat template refuses this conversation: roles must alternate")]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_thinking_reaches_the_template(
+    pair: Pair, calls: list[Call], caplog: pytest.LogCaptureFixture, thinking: bool
+) -> None:
+    end = "{% if enable_thinking is defined and not enable_thinking %}{{ 'fine' }}{% endif %}"
+    chats = [PROMPTS[0], PROMPTS[2]]
+    thinker = Target(pair.target.model, tiny_tokenizer(CHATML + end))
+    benchmark(thinker, pair.drafter, GROWTHS[:1], chats, 2, thinking=thinking)
+    assert len(calls) == 8 and not told(caplog)
+    assert {thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls} == {not thinking}
+    benchmark(pair.target, pair.drafter, GROWTHS[:1], chats, 2, thinking=thinking)
+    (warning,) = told(caplog)
+    assert warning == f"thinking is {thinking}, but the chat template writes the same with and without it"
+    with pytest.raises(ValueError, match="prompt raw: raw text takes no thinking"):
+        benchmark(thinker, pair.drafter, GROWTHS[:1], PROMPTS, 2, thinking=thinking)
 
 
 def test_a_prompt_without_what_it_needs_is_named(pair: Pair) -> None:

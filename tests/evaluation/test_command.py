@@ -1,6 +1,8 @@
 """``specdec evaluate``, from the command line to the files."""
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,20 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %}[]{% endif %}"
+)
+
+
+def sums(folder: Path) -> Path:
+    """Two questions, the second too long for the target."""
+    path = folder / "sums.jsonl"
+    rows = [{"question": text, "answer": "2"} for text in ("1 + 1?", "1 + 1? " * 200)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 def test_it_writes_metrics_report_and_picture(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
@@ -43,6 +59,8 @@ def test_it_writes_metrics_report_and_picture(arguments: list[str], tmp_path: Pa
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["settings"]["drafter_made_for_this_target"] is True
+    assert metrics["skipped"] == [] and metrics["settings"]["thinking"] is None
+    assert metrics["settings"]["chat_template_sha256"] is None
     ((one, two),) = read_answers(out / "answers.jsonl", 1)
     assert [one.prompt_id, two.prompt_id] == ["line-1", "line-2"]
     assert summary("", {}, [one, two])["acceptance_length"] == metrics["results"][0]["acceptance_length"]
@@ -72,14 +90,25 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("extra", "message"),
-    [(["--max_new_tokens", "999"], "positions"), (["--system", "Be brief."], "system"), (["--limit", "0"], "limit")],
+    [
+        (["--max_new_tokens", "999"], "positions"),
+        (["--system", "Be brief."], "system"),
+        (["--limit", "0"], "limit"),
+        (["--thinking", "true"], "thinking"),
+        (["--thinking", "maybe"], "thinking"),
+        (["--layouts", "mmlu"], "no 'mmlu'"),
+        (["--prompts", "hub:gsm8k"], "hub:REPOSITORY"),
+        (["--prompts", "SUMS"], "no chat template"),
+    ],
 )
 def test_wrong_input_leaves_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
+    extra = [word.replace("SUMS", str(sums(tmp_path))) for word in extra]
     assert main([*arguments, *extra, "--out", str(out)]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
     assert not out.exists()
 
 
@@ -115,3 +144,54 @@ def test_a_drafter_of_another_target_is_said(
     (drafter_directory / "config.json").write_text(json.dumps(config))
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "another target" in caplog.text
+
+
+def test_a_suite_with_a_prompt_left_out(
+    arguments: list[str],
+    target_directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, template in (("one", TEMPLATE), ("two", f"-{TEMPLATE}")):
+        shutil.copytree(target_directory, tmp_path / name)
+        (tmp_path / name / "chat_template.jinja").write_text(template)
+    runs = {"a": ("one", "false"), "b": ("one", "true"), "c": ("two", "false")}
+    for run, (target, thinking) in runs.items():
+        more = ["--target", str(tmp_path / target), "--thinking", thinking, "--out", str(tmp_path / run)]
+        assert main([*arguments, "--prompts", str(sums(tmp_path)), *more]) == 0
+    assert "1 of 2 prompts were left out (line-2)" in caplog.text
+    metrics = json.loads((tmp_path / "a" / "metrics.json").read_text())
+    assert list(metrics["results"][0]["by_category"]) == ["gsm8k"]
+    (skipped,) = metrics["skipped"]
+    assert skipped["prompt_id"] == "line-2" and "exceed the target's 256 positions" in skipped["reason"]
+    assert f"| line-2 | {skipped['reason']} |" in (tmp_path / "a" / "report.md").read_text()
+    assert metrics["settings"]["thinking"] is False
+    assert metrics["settings"]["chat_template_sha256"] == hashlib.sha256(TEMPLATE.encode()).hexdigest()
+    capsys.readouterr()
+    for other, message in (("b", "differ in thinking: False and True"), ("c", "differ in chat_template_sha256")):
+        assert main(["compare", str(tmp_path / "a"), str(tmp_path / other)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_certificate_on_demand(arguments: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "certified"
+    assert main([*arguments, "--out", str(out), "--certify", "40"]) == 0
+    stated, metrics = (json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json"))
+    assert stated["holds"] is metrics["certified"] is True
+    assert stated["target"] == metrics["target"] and stated["settings"] == metrics["settings"]
+    assert [len(digest) for digest in stated["drafter_sha256"].values()] == [64]
+    greedy = [check for check in stated["checks"] if check["check"] == "GreedyCheck"]
+    assert [check["growth"] for check in greedy] == [result["growth"] for result in metrics["results"]]
+    assert all(check["tokens"] > 0 for check in greedy)
+
+
+def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specdec.evaluation.command.certify", lambda *_, **__: {"holds": False, "checks": []})
+    out = tmp_path / "refuted"
+    assert main([*arguments, "--out", str(out), "--certify", "1"]) == 1
+    assert json.loads((out / "certificate.json").read_text())["holds"] is False
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
+    assert "certify must be a number of draws" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -3,35 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
-from specdec.evaluation.prompts import Conversation, Prompt, load_prompts
-
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m['role'] == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
-    "[{{ m['role'] }}]{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, and a start token put in front of plain text as Llama's tokenizers do."""
-    vocabulary = {"<s>": 0, "</s>": 1}
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocabulary[letter] = len(vocabulary)
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def plain_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>")
+from specdec.evaluation.prompts import Prompt, load_prompts
 
 
 def rows(path: Path, *items: Any) -> Path:
@@ -100,9 +73,10 @@ USER = {"role": "user", "content": "Hi"}
         ('{"prompt": %s}' % ("9" * 5000), "line 2: not usable JSON"),
         ("[" * 100_000, "line 2: not usable JSON"),
         ('["a"]', "must be a JSON object, not list"),
-        ("{}", "exactly one of turns, messages and prompt; it has none of them"),
-        ({"prompt": None, "turns": None}, "none of them"),
-        ({"prompt": "a", "turns": ["b"]}, "turns and prompt together"),
+        ("{}", r"its columns \(none\) are of no known layout \(turns: turns; .*; --layouts reads it as one"),
+        ({"prompt": None, "turns": None}, r"its columns \(none\)"),
+        ({"answer": "x", "category": "a"}, r"its columns \(answer, category\) .*gsm8k: answer, question; .*highlights"),
+        ({"prompt": "a", "turns": ["b"]}, r"its columns \(prompt, turns\) fit more than one layout \(turns, prompt\)"),
         ({"prompt": ["a"]}, "prompt must be a string, not list"),
         ({"prompt": " \n"}, "prompt is empty"),
         ('{"prompt": "a\\ud800"}', "half of a surrogate pair"),
@@ -147,82 +121,42 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.txt: not UTF-8 text .* at byte 3"):
         load_prompts([tmp_path / "latin.txt"])
-    (tmp_path / "rows.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"name it \.jsonl"):
-        load_prompts([tmp_path / "rows.json"])
 
 
-def test_raw_text_is_tokenised_as_the_tokenizer_does(
-    tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    for one in (tokenizer, plain_tokenizer):
-        conversation = Conversation(Prompt("a", None, None, None, "Hi"), one)
-        ids = conversation.next_ids()
-        assert ids == one("Hi").input_ids
-        assert ids[0] == one.bos_token_id
-        conversation.add_answer([5, 6])
-        assert conversation.next_ids() is None
-        assert conversation.next_ids() is None
+def test_ids_and_categories(tmp_path: Path) -> None:
+    path = rows(
+        tmp_path / "suite.jsonl",
+        {"task_id": "HumanEval/0", "prompt": "x", "entry_point": "f"},
+        {"question": "1 + 1?", "answer": "2"},
+        {"question": "1 + 2?", "answer": "3", "id": 7, "category": "sums"},
+        {"turns": ["a"], "category": ""},
+        {"turns": ["a"], "category": "rag", "question_id": 9, "id": "unread"},
+    )
+    assert [(prompt.prompt_id, prompt.category) for prompt in load_prompts([path])] == [
+        ("HumanEval/0", "humaneval"), ("line-2", "gsm8k"), ("7", "sums"), ("line-4", None), ("9", "rag"),
+    ]  # fmt: skip
 
 
-def test_turns_build_on_the_answers(tokenizer: PreTrainedTokenizerFast) -> None:
-    prompt = Prompt("a", None, ["One?", "Two?"], None, None)
-    conversation = Conversation(prompt, tokenizer, system="Be brief.")
-    first = conversation.next_ids()
-    assert tokenizer.decode(first) == "<s>[system]Be brief.[user]One?[assistant]"
-    assert first.count(tokenizer.bos_token_id) == 1
-    answer = [*tokenizer.encode("Ünö.", add_special_tokens=False), tokenizer.eos_token_id]
-    conversation.add_answer(answer)
-    second = conversation.next_ids()
-    assert tokenizer.decode(second) == ("<s>[system]Be brief.[user]One?[assistant]Ünö.</s>[user]Two?[assistant]")
-    assert second[: len(first + answer)] == first + answer
-    conversation.add_answer([])
-    assert conversation.next_ids() is None
-    assert prompt.turns == ["One?", "Two?"]  # the prompt can be used again, for the next growth
+def test_layouts_may_be_chosen(tmp_path: Path) -> None:
+    code = rows(tmp_path / "code.jsonl", {"task_id": "a", "prompt": "def f", "entry_point": "f"})
+    raw = rows(tmp_path / "raw.jsonl", {"prompt": "Hi"})
+    (tmp_path / "text.txt").write_text("Ho")
+    turns = rows(tmp_path / "turns.jsonl", {"turns": ["x"], "prompt": "y"})
 
+    def read(*layouts: str) -> list[tuple[Any, ...]]:
+        return [prompt[2:] for prompt in load_prompts([code, raw, tmp_path / "text.txt"], layouts=layouts)]
 
-def test_messages_are_one_turn(tokenizer: PreTrainedTokenizerFast) -> None:
-    messages = [USER, {"role": "assistant", "content": "Yes"}, USER]
-    prompt = Prompt("a", None, None, messages, None)
-    conversation = Conversation(prompt, tokenizer)
-    assert tokenizer.decode(conversation.next_ids()) == "<s>[user]Hi[assistant]Yes</s>[user]Hi[assistant]"
-    conversation.add_answer([5])
-    assert conversation.next_ids() is None
-    assert messages == [USER, {"role": "assistant", "content": "Yes"}, USER]
-    with_system = Conversation(prompt, tokenizer, system="S").next_ids()
-    assert tokenizer.decode(with_system).startswith("<s>[system]S[user]Hi")
-
-
-def test_what_a_conversation_refuses(
-    tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    turns = Prompt("t", None, ["Hi"], None, None)
-    system = {"role": "system", "content": "S"}
-    with pytest.raises(ValueError, match=r"prompt t: the tokenizer has no chat template.*`prompt` rows"):
-        Conversation(turns, plain_tokenizer)
-    with pytest.raises(ValueError, match="raw text takes no system prompt"):
-        Conversation(Prompt("r", None, None, None, "Hi"), tokenizer, system="S")
-    with pytest.raises(ValueError, match="brings its own system message"):
-        Conversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
-    with pytest.raises(ValueError, match=r"prompt m: the chat template refuses.*system comes first"):
-        Conversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
-
-
-def test_turns_and_answers_alternate(tokenizer: PreTrainedTokenizerFast) -> None:
-    conversation = Conversation(Prompt("t", None, ["a", "b"], None, None), tokenizer)
-    with pytest.raises(AssertionError):
-        conversation.add_answer([5])
-    conversation.next_ids()
-    with pytest.raises(AssertionError):
-        conversation.next_ids()
-
-
-def test_a_prompt_of_no_tokens_is_refused() -> None:
-    class Silent:
-        chat_template = None
-
-        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-            return []
-
-    with pytest.raises(ValueError, match="prompt r: the tokenizer makes no tokens"):
-        Conversation(Prompt("r", None, None, None, "Hi"), Silent()).next_ids()
+    assert read() == [(["Complete the code I provided.def f"], None, None), (None, None, "Hi"), (None, None, "Ho")]
+    assert read("humaneval_raw") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
+    assert read("humaneval_verbatim", "prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
+    assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
+    with pytest.raises(ValueError, match=r"layouts: there is no 'mmlu'; known: turns, messages, prompt"):
+        read("mmlu")
+    with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(answer, question\)"):
+        read("gsm8k")
+    with pytest.raises(ValueError, match="no row is read as prompt_turn"):
+        read("prompt", "prompt_turn")  # the first that fits wins
+    extra = rows(tmp_path / "extra.jsonl", {"question": "q", "answer": "a", "level": 3})
+    with pytest.raises(ValueError, match=r"extra\.jsonl, line 1: its columns \(answer, level, question\) are of no"):
+        load_prompts([extra])
+    assert load_prompts([extra], layouts=["gsm8k"])[0].turns == ["q"]

@@ -162,3 +162,11 @@ def test_the_table_on_the_terminal(result: dict[str, Any]) -> None:
     assert "1.75x" in shown
     assert "1 of 2" in shown
     assert "too narrow" in shown
+
+
+def test_prompts_left_out_are_listed(tmp_path: Path, result: dict[str, Any]) -> None:
+    skipped = [{"prompt_id": "a|b", "reason": "too long"}]
+    text = write_report(tmp_path, {"results": [result], "skipped": skipped}).read_text()
+    assert "## Prompts left out\n\n| Prompt | Reason |\n| --- | --- |\n| a\\|b | too long |\n" in text
+    assert text.count("too long") == 1
+    assert "left out" not in write_report(tmp_path, {"results": [result], "skipped": []}).read_text()

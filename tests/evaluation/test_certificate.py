@@ -1,0 +1,121 @@
+"""The statement that decoding is lossless: true of the real decoders, and not of broken ones."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.decoding import Chain, DynamicTree, Generation, Growth, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding.rules import Drafts, Noise, Rule, Verdict, WithoutReplacement
+from specdec.evaluation.certificate import certify, check_greedy, check_sampled
+from tests.perfect import markov_target, perfect_drafter
+from tests.tiny import presets, tiny_drafter, tiny_target
+
+PROMPTS = [[3, 4, 5], [9], list(range(20))]
+GROWTHS: list[Growth] = [Chain(3), StaticTree(), DynamicTree(depth=3, top_k=3, nodes=9)]
+TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
+def test_greedy_decoding_says_what_the_target_says(growth: Growth) -> None:
+    found = check_greedy(TARGET, DRAFTER, growth, PROMPTS, 20)
+    assert found.holds and found.tokens == 60 and found.near_ties == found.wrong == () and found.growth == growth.name
+
+
+def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that says another token at two places of a text."""
+    original = SpeculativeDecoder.generate
+
+    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
+        made = original(self, prompt, most, *rest, **more)
+        at = [place - len(prompt) for place in (7, 12) if 0 <= place - len(prompt) < most]
+        ids = [token ^ 1 if i in at else token for i, token in enumerate(made.ids)]
+        return made._replace(ids=ids)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
+    found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:1], 20)
+    assert [(d.prompt, d.position) for d in found.wrong] == [(0, 4), (0, 9)] and not found.holds
+    for difference in found.wrong:
+        assert difference.token == difference.plain_token ^ 1
+        assert difference.gap > difference.allowed > 0
+        with torch.no_grad():
+            text = [*PROMPTS[0], *SpeculativeDecoder(TARGET, DRAFTER, Chain(1)).generate(PROMPTS[0], 1).ids]
+            assert TARGET.model(torch.tensor([text])).logits.isfinite().all()
+
+
+def test_a_near_tie_is_no_fault() -> None:
+    """Two tokens with one head row are equally likely: whichever is said, it is rounding's choice."""
+    target = tiny_target()
+    with torch.no_grad():
+        rows = target.model.get_output_embeddings().weight
+        rows[1:60:2] = rows[:60:2]
+        rows[60:] = 0
+    decoder = SpeculativeDecoder.generate
+
+    def other_twin(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
+        made = decoder(self, prompt, most, *rest, **more)
+        return made._replace(ids=[made.ids[0] ^ 1, *made.ids[1:]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeculativeDecoder, "generate", other_twin)
+        found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], 6)
+    assert found.holds and len(found.near_ties) == 6 and found.near_ties[0].gap == 0
+
+
+def soft_target() -> tuple[Any, Any]:
+    target = markov_target()
+    with torch.no_grad():
+        target.model.lm_head.weight *= 0.1
+    return target, perfect_drafter(target, presets()["eagle3_1"])
+
+
+@pytest.mark.parametrize("rule", ["one_hot", "without_replacement"])
+def test_sampled_decoding_has_the_targets_law(rule: str) -> None:
+    target, drafter = soft_target()
+    sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
+    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 600)
+    assert found.holds and found.impossible == 0 and found.degrees > 3 and found.runs == 600
+    assert (found.vocabulary, found.length) == (3, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceptsAll(WithoutReplacement):
+    """Every draft is taken, whatever the target says."""
+
+    def accept(self, drafts: Drafts, p_BNV: torch.Tensor, noise: Noise) -> Verdict:
+        verdict = super().accept(drafts, p_BNV, noise)
+        return verdict._replace(path_BN=torch.ones_like(verdict.path_BN))
+
+
+def test_a_biased_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = soft_target()
+    rules: dict[str, Rule] = {"without_replacement": AcceptsAll()}
+    monkeypatch.setattr("specdec.decoding.sampling.RULES", rules)
+    sampling = Sampling(temperature=0.9, rule="without_replacement", draft_temperature=3.0)
+    assert not check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 600).holds
+
+
+def test_the_statement_covers_every_growth_and_rule() -> None:
+    target, drafter = soft_target()
+    said: list[str] = []
+    growths = [Chain(2), DynamicTree(depth=2, top_k=2, nodes=4)]
+    found = certify(target, drafter, growths, PROMPTS[:2], max_new_tokens=6, runs=60, on_check=said.append)
+    assert found["holds"] and json.loads(json.dumps(found)) == found
+    kinds = [(check["check"], check.get("rule")) for check in found["checks"]]
+    greedy, drawn = ("GreedyCheck", None), [("SampledCheck", "WithReplacement"), ("SampledCheck", "WithoutReplacement")]
+    assert kinds == [greedy, ("SampledCheck", "OneHot"), *drawn, greedy, ("SampledCheck", "OneHot")]
+    assert len(said) == len(kinds) and found["checks"][0]["tokens"] == 12
+
+
+def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = soft_target()
+    original = SpeculativeDecoder.generate
+
+    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
+        made = original(self, prompt, most, *rest, **more)
+        return made._replace(ids=[(made.ids[0] + 1) % target.vocab_size, *made.ids[1:]])
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
+    assert not certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=20)["holds"]

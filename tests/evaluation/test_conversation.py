@@ -1,0 +1,165 @@
+"""Conversations as token ids: chat templates, turns, thinking."""
+
+import hashlib
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from specdec.evaluation.conversation import Conversation, template_sha256
+from specdec.evaluation.prompts import Prompt
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    "[{{ m['role'] }}]{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+THINKS = TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+USER = {"role": "user", "content": "Hi"}
+
+
+def made(template: str | None) -> PreTrainedTokenizerFast:
+    """Bytes, and a start token put in front of plain text as Llama's tokenizers do."""
+    vocabulary = {"<s>": 0, "</s>": 1}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[letter] = len(vocabulary)
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", chat_template=template)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return made(TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer() -> PreTrainedTokenizerFast:
+    return made(None)
+
+
+def test_raw_text_is_tokenised_as_the_tokenizer_does(
+    tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for one in (tokenizer, plain_tokenizer):
+        conversation = Conversation(Prompt("a", None, None, None, "Hi"), one)
+        ids = conversation.next_ids()
+        assert ids == one("Hi").input_ids
+        assert ids[0] == one.bos_token_id
+        conversation.add_answer([5, 6])
+        assert conversation.next_ids() is None
+        assert conversation.next_ids() is None
+
+
+def test_turns_build_on_the_answers(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = Prompt("a", None, ["One?", "Two?"], None, None)
+    conversation = Conversation(prompt, tokenizer, system="Be brief.")
+    first = conversation.next_ids()
+    assert tokenizer.decode(first) == "<s>[system]Be brief.[user]One?[assistant]"
+    assert first.count(tokenizer.bos_token_id) == 1
+    answer = [*tokenizer.encode("Ünö.", add_special_tokens=False), tokenizer.eos_token_id]
+    conversation.add_answer(answer)
+    second = conversation.next_ids()
+    assert tokenizer.decode(second) == ("<s>[system]Be brief.[user]One?[assistant]Ünö.</s>[user]Two?[assistant]")
+    assert second[: len(first + answer)] == first + answer
+    conversation.add_answer([])
+    assert conversation.next_ids() is None
+    assert prompt.turns == ["One?", "Two?"]  # the prompt can be used again, for the next growth
+
+
+def test_messages_are_one_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [USER, {"role": "assistant", "content": "Yes"}, USER]
+    prompt = Prompt("a", None, None, messages, None)
+    conversation = Conversation(prompt, tokenizer)
+    assert tokenizer.decode(conversation.next_ids()) == "<s>[user]Hi[assistant]Yes</s>[user]Hi[assistant]"
+    conversation.add_answer([5])
+    assert conversation.next_ids() is None
+    assert messages == [USER, {"role": "assistant", "content": "Yes"}, USER]
+    with_system = Conversation(prompt, tokenizer, system="S").next_ids()
+    assert tokenizer.decode(with_system).startswith("<s>[system]S[user]Hi")
+
+
+def test_what_a_conversation_refuses(
+    tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    turns = Prompt("t", None, ["Hi"], None, None)
+    system = {"role": "system", "content": "S"}
+    with pytest.raises(ValueError, match=r"prompt t: the tokenizer has no chat template, which.*`prompt` rows"):
+        Conversation(turns, plain_tokenizer)
+    with pytest.raises(ValueError, match="raw text takes no system prompt"):
+        Conversation(Prompt("r", None, None, None, "Hi"), tokenizer, system="S")
+    with pytest.raises(ValueError, match="prompt r: raw text takes no thinking"):
+        Conversation(Prompt("r", None, None, None, "Hi"), tokenizer, thinking=False)
+    with pytest.raises(ValueError, match="brings its own system message"):
+        Conversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
+    with pytest.raises(ValueError, match=r"prompt m: the chat template refuses.*system comes first"):
+        Conversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
+
+
+def test_turns_and_answers_alternate(tokenizer: PreTrainedTokenizerFast) -> None:
+    conversation = Conversation(Prompt("t", None, ["a", "b"], None, None), tokenizer)
+    with pytest.raises(AssertionError):
+        conversation.add_answer([5])
+    conversation.next_ids()
+    with pytest.raises(AssertionError):
+        conversation.next_ids()
+
+
+def test_a_prompt_of_no_tokens_is_refused() -> None:
+    class Silent:
+        chat_template = None
+
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return []
+
+    with pytest.raises(ValueError, match="prompt r: the tokenizer makes no tokens"):
+        Conversation(Prompt("r", None, None, None, "Hi"), Silent()).next_ids()
+
+
+@pytest.mark.parametrize(("thinking", "end"), [(None, ""), (True, ""), (False, "<think></think>")])
+def test_thinking_is_the_templates_argument(thinking: bool | None, end: str) -> None:
+    tokenizer = made(THINKS)
+    conversation = Conversation(Prompt("t", None, ["One?", "Two?"], None, None), tokenizer, thinking=thinking)
+    assert tokenizer.decode(conversation.next_ids()) == f"<s>[user]One?[assistant]{end}"
+    conversation.add_answer([])
+    assert tokenizer.decode(conversation.next_ids()).endswith(f"[user]Two?[assistant]{end}")
+    assert conversation.heeds_thinking()
+
+
+def test_thinking_is_passed_only_if_given(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def spy(*args: object, **more: object) -> str:
+        given.append(more.get("enable_thinking", "absent"))
+        return "x"
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", spy)
+    for thinking in (None, True, False):
+        Conversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=thinking).next_ids()
+    assert given == ["absent", True, False]
+
+
+def test_a_template_that_does_not_read_thinking_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
+    conversation = Conversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=False)
+    conversation.next_ids()
+    assert not conversation.heeds_thinking()
+    picky = made(TEMPLATE + "{% if enable_thinking is false %}{{ raise_exception('it always thinks') }}{% endif %}")
+    conversation = Conversation(Prompt("t", None, ["Hi"], None, None), picky, thinking=True)
+    conversation.next_ids()
+    assert conversation.heeds_thinking()
+
+
+def test_the_hash_of_the_template_is_of_its_text(
+    tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    turns, raw = Prompt("t", None, ["Hi"], None, None), Prompt("r", None, None, None, "Hi")
+    assert template_sha256(tokenizer, [raw, turns]) == hashlib.sha256(TEMPLATE.encode()).hexdigest()
+    assert template_sha256(made(THINKS), [turns]) != template_sha256(tokenizer, [turns])
+    assert template_sha256(tokenizer, [raw]) is None  # it was not used
+    assert template_sha256(plain_tokenizer, [raw]) is None
+    several = made(None)
+    several.chat_template = {"default": TEMPLATE, "tool_use": THINKS}
+    assert len(template_sha256(several, [turns]) or "") == 64
