@@ -5,6 +5,7 @@ Legend: N tree nodes with the root, P path nodes.
 
 import time
 from collections.abc import Collection
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -12,10 +13,10 @@ import torch
 from specdec.decoding.growth import Growth
 from specdec.decoding.proposer import Proposer
 from specdec.decoding.sampling import Chance, Sampling
-from specdec.decoding.stopwatch import Stopwatch
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
+from specdec.timers import timer
 
 GREEDY = Sampling()
 
@@ -140,14 +141,15 @@ class SpeculativeDecoder:
         chance.see(root_1)
         new_P, aux_1PNH = torch.cat([feed[0, 1:], root_1]), out.aux_BTNH
         length, ids, accepted, context = len(prompt), [int(root_1)], [], []
-        watch = Stopwatch(feed.device)
+        watch = timer(feed.device)
+        marks = []
 
         while len(ids) < max_new_tokens and ids[-1] not in end:
             context.append(length + 1)
-            watch.mark()
+            marks.append(watch.mark())
             children = self.sampling.children(seed, length)
             tree = proposer.propose(root_1, proposer.extend(new_P, aux_1PNH), children)
-            watch.mark()
+            marks.append(watch.mark())
             ancestors_NN = tree.ancestors_NN()
             view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
             out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
@@ -158,11 +160,12 @@ class SpeculativeDecoder:
             new_P = torch.cat([tree.tokens_N[path_P[1:]], verdict.next_B])
             chance.see(new_P)
             cache.commit(length, path_P)
-            watch.mark()
+            marks.append(watch.mark())
             length, root_1, aux_1PNH = length + len(path_P), verdict.next_B, out.aux_BTNH[:, path_P]
             committed = _until_end(new_P.tolist(), end)
             accepted.append(len(committed) - 1)
             ids += committed
-        spans, seconds = watch.milliseconds(), time.perf_counter() - begin
+        spans = [1e3 * watch.seconds([span]) for span in pairwise(marks)]
+        seconds = time.perf_counter() - begin
         draft_ms, verify_ms = tuple(spans[::3]), tuple(spans[1::3])  # every third is the host's, between passes
         return Generation(ids[:max_new_tokens], tuple(accepted), seconds, tuple(context), draft_ms, verify_ms)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch
+from specdec.timers import HostTimer, Timer, timer
 from specdec.training.work import Work, peak, row_counts
 
 log = logging.getLogger(__name__)
@@ -36,36 +37,6 @@ class Counted(Protocol):
     def work(self, B: int, T: int, kept: int, rows: int, teacher_rows: int) -> Work:
         """Operations of a batch, linear in the last three; see :func:`specdec.training.work.step_work`."""
         ...
-
-
-class HostTimer:
-    """Time as the process sees it."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-
-    def mark(self) -> Any:
-        """Now."""
-        return self.clock()
-
-    def seconds(self, spans: list[tuple[Any, Any]]) -> float:
-        """Seconds that the spans between marks take together."""
-        return sum(end - start for start, end in spans)
-
-
-class CudaTimer:
-    """Time as the GPU sees it: a mark is made when it has done what was asked of it before."""
-
-    def mark(self) -> Any:
-        """As soon as the GPU gets there; nobody waits for it."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, spans: list[tuple[Any, Any]]) -> float:
-        """Wait for the last mark, and add up."""
-        spans[-1][1].synchronize()
-        return sum(start.elapsed_time(end) for start, end in spans) / 1e3
 
 
 class PeakMemory:
@@ -123,14 +94,14 @@ class Throughput(pl.Callback):
 
     def __init__(self, skip: int = 2, clock: Callable[[], float] = time.perf_counter) -> None:
         self.skip, self.clock = skip, clock
-        self.timer: HostTimer | CudaTimer = HostTimer(clock)
+        self.timer: Timer = HostTimer(clock)
         self._measuring = False  # a run may fail, and be saved, before it starts
         self._open: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget everything, and say what utilisation and memory will mean."""
         device: torch.device = trainer.strategy.root_device
-        self.timer = CudaTimer() if device.type == "cuda" else HostTimer(self.clock)
+        self.timer = timer(device, self.clock)
         self.memory, self.peak = PeakMemory(device), None
         said = f"memory/peak_mb: {self.memory.source}"
         if isinstance(pl_module, Counted):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from specdec.data import Batch
 from specdec.training import throughput
-from specdec.training.throughput import Counted, CudaTimer, HostTimer, PeakMemory, Throughput
+from specdec.training.throughput import Counted, PeakMemory, Throughput
 from specdec.training.work import Peak, Work
 
 B, T = 2, 8
@@ -268,34 +268,6 @@ def test_several_ranks(clock: Clock) -> None:
     assert two["speed/step_seconds"] == pytest.approx(1.5 * one["speed/step_seconds"])
     for name in ("speed/mfu", "speed/data_wait_share"):
         assert two[name] == pytest.approx(one[name])
-
-
-def test_a_gpu_is_waited_for_once_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for CUDA's events, whose times come from a device that lags behind."""
-    waits: list[int] = []
-    made: list[int] = []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.number = len(made)
-            made.append(self.number)
-
-        def synchronize(self) -> None:
-            waits.append(self.number)
-
-        def elapsed_time(self, end: "Event") -> float:
-            return 1000.0 * (end.number - self.number)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    timer = CudaTimer()
-    marks = [timer.mark() for _ in range(6)]
-    assert not waits
-    assert timer.seconds([(marks[0], marks[1]), (marks[2], marks[5])]) == 4.0
-    assert waits == [5]
-    assert HostTimer(lambda: 3.0).seconds([(1.0, 2.0), (4.0, 4.5)]) == 1.5
 
 
 def test_peak_memory_since_the_last_reading() -> None:
