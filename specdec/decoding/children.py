@@ -37,11 +37,12 @@ class Children:
     def find(self, law_KD: Tensor, width: int, level: int) -> Tensor:
         """The children of nodes at a level of the tree (the root's is 0), in order, (K, width) draft ids."""
         K, D = law_KD.shape
+        races = self.rule.races(width)
+        if not races:
+            return self.rule.children(law_KD, width, law_KD.new_empty(K, 0, D))
         seed_1 = torch.tensor([self.seed], device=law_KD.device)
         place_1 = torch.tensor([self.place + level], device=law_KD.device)
-        races = self.rule.races(width)
-        race_KRD = draft_races(seed_1, place_1, K, races, D)[0] if races else law_KD.new_empty(K, 0, D)
-        return self.rule.children(law_KD, width, race_KRD)
+        return self.rule.children(law_KD, width, draft_races(seed_1, place_1, K, races, D)[0])
 
 
 LIKELIEST = Children(Greedy())

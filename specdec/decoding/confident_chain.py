@@ -4,15 +4,13 @@ Legend: D draft vocabulary.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec.decoding.children import Children
-from specdec.decoding.growth import Chain, Expand, Frontier
-from specdec.decoding.tree import DraftTree
-from specdec.drafter import DraftVocab
+from specdec.decoding.growth import Chain
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,6 @@ class ConfidentChain(Chain):
     def name(self) -> str:
         return f"chain of at most {self.depth} (threshold {self.threshold:g})"
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        device, least = root_1.device, math.log(self.threshold) if self.threshold else -math.inf
-        tokens, frontier, laws, value = [root_1], start, [], 0.0
-        for level in range(self.depth):
-            laws.append(children.law(frontier.log_probs_KD))
-            draft_1 = children.find(laws[-1], 1, level)[:, 0]
-            tokens.append(vocab.to_target(draft_1))
-            value += float(frontier.log_probs_KD[0, draft_1])
-            if level + 1 == self.depth or value < least:
-                break
-            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=device)
-            frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, torch.arange(level + 1, device=device))
-        q_ND = torch.cat([*laws, torch.zeros_like(laws[0])]) if children.rule.sampled else None
-        return DraftTree(torch.cat(tokens), torch.arange(-1, len(laws), device=device).clamp(min=0), q_ND)
+    def ends(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        values = torch.cat([log_probs_1D[0, draft_1] for log_probs_1D, draft_1 in chosen])
+        return float(values.double().sum()) < (math.log(self.threshold) if self.threshold else -math.inf)

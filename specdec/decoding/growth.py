@@ -3,7 +3,7 @@
 Legend: K frontier nodes, Q drafted nodes so far, C candidates, N tree nodes with the root, D draft vocabulary, H width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -83,18 +83,24 @@ class Chain(Growth):
     def name(self) -> str:
         return f"chain of {self.depth}"
 
+    def ends(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Whether to stop before ``depth``, given for every draft so far its log-probabilities (1, D) and id (1,)."""
+        return False
+
     def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         device = root_1.device
         order = torch.arange(self.depth + 1, device=device)
-        tokens, frontier, laws = [root_1], start, []
+        tokens, frontier, laws, chosen = [root_1], start, [], []
         for level in range(self.depth):
             laws.append(children.law(frontier.log_probs_KD))
-            tokens.append(vocab.to_target(children.find(laws[-1], 1, level)[:, 0]))
-            if level + 1 < self.depth:
-                seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=device)
-                frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, order[: level + 1])
+            chosen.append((frontier.log_probs_KD, children.find(laws[-1], 1, level)[:, 0]))
+            tokens.append(vocab.to_target(chosen[-1][1]))
+            if level + 1 == self.depth or self.ends(chosen):
+                break
+            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=device)
+            frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, order[: level + 1])
         q_ND = torch.cat([*laws, torch.zeros_like(laws[0])]) if children.rule.sampled else None
-        return DraftTree(torch.cat(tokens), (order - 1).clamp(min=0), q_ND)
+        return DraftTree(torch.cat(tokens), (order[: len(tokens)] - 1).clamp(min=0), q_ND)
 
 
 @dataclass(frozen=True)

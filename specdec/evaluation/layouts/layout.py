@@ -46,7 +46,7 @@ class Layout:
         Raises:
             ValueError: the row is malformed; the message names ``place`` and the column.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must say what a row asks")
 
 
 def text(value: Any, what: str) -> str:
