@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from specdec.evaluation.metrics import decoding_metrics
 from specdec.evaluation.record import Answer
 from tests.evaluation.made import answer
+from tests.two_processes import launch
 
-REPOSITORY = Path(__file__).parents[2]
 PROCESSES = 2
 CATEGORIES = ["code", "math"]
 ANSWERS = [
@@ -57,21 +56,7 @@ def program(out: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("distributed")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PROCESSES}"]
-    with subprocess.Popen(
-        [*launch, "-m", "tests.evaluation.test_distributed", str(out)],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=90)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes
-            pytest.fail(f"two processes hang: {process.communicate()[0][-2000:]}")
-    assert process.returncode == 0, said[-4000:]
+    launch("tests.evaluation.test_distributed", out, PROCESSES)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(PROCESSES)]
 
 

@@ -17,6 +17,7 @@ from specdec.nn.flex import Merged
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.nn.view import View
 from tests.nn.trees import Tree, sight, trees
+from tests.plain_attention import plain_block
 
 d = 6
 
@@ -105,13 +106,6 @@ def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
     """(B, T, (k+1)T): the mask on step 0's block, the diagonal on those of steps 1..k."""
     B, T, _ = mask_BTT.shape
     return torch.cat([mask_BTT, *[torch.eye(T, dtype=torch.bool).expand(B, T, T)] * k], dim=-1)
-
-
-def plain_block(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
-    """What flex attention gives: output and log-sum-exp, both with gradients."""
-    k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgTd, v_BgTd))
-    scores = (q_BhTd @ k.mT / math.sqrt(d)).masked_fill(~mask_B1TT, float("-inf"))
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 KERNELS = {

@@ -1,6 +1,5 @@
 """The causal block from elsewhere, merged with the own columns; flex attention itself where there is a GPU."""
 
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -10,17 +9,11 @@ from torch import Tensor
 from specdec.nn.flex import Flex, Merged
 from specdec.nn.unroll import Dense, Keys
 from specdec.nn.view import View
+from tests.plain_attention import plain_block
 
 
 def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def block(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
-    """What flex attention gives: output and log-sum-exp, both with gradients."""
-    k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgTd, v_BgTd))
-    scores = (q_BhTd @ k.mT / math.sqrt(q_BhTd.shape[-1])).masked_fill(~mask_B1TT, float("-inf"))
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 def steps(flat: Sequence[Tensor]) -> list[Keys]:
@@ -37,7 +30,7 @@ def leaves(K: int, T: int, d: int, seed: int = 0) -> list[Tensor]:
 def test_merged_is_the_dense_oracle(K: int) -> None:
     mask, weight = View.packed(torch.tensor([[0] * 7, [0, 0, 1, 1, 1, -1, -1]])).mask_B1TS, random(2, 4, 7, 6, seed=99)
     found = []
-    for kernel in (Merged(block), Dense()):
+    for kernel in (Merged(plain_block), Dense()):
         flat = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in leaves(K, 7, 6)]
         out = kernel(flat[0], steps(flat[1:]), mask)
         found.append([out, *torch.autograd.grad((out * weight).sum(), flat)])
@@ -52,7 +45,7 @@ def test_merged_keeps_the_dtype_and_merges_wide() -> None:
     values = [torch.ones_like(x) if i % 2 else x for i, x in enumerate(flat[1:])]
 
     def low_block(*args: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = block(*(x.float() if x.is_floating_point() else x for x in args))
+        out, lse = plain_block(*(x.float() if x.is_floating_point() else x for x in args))
         return out.bfloat16(), lse
 
     out = Merged(low_block)(flat[0], steps(values), mask)

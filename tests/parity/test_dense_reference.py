@@ -40,6 +40,7 @@ from specdec.training.losses import (
 )
 from specdec.training.objective import Recipe, Teacher, objective, teach
 from specdec.training.ttt import supervised
+from tests.plain_attention import plain_block
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
 
@@ -54,13 +55,6 @@ KERNELS: dict[str, Callable[[], UnrollKernel]] = {
 EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
 HASS = WeightedSum([*EAGLE1.terms, Term(TopKCrossEntropy(5))])
 SEVERAL = WeightedSum([Term(LKLambda(), 0.7), Term(TotalVariation(), 0.0), Term(HardCrossEntropy(), 0.2)])
-
-
-def plain_block(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TT: Tensor) -> tuple[Tensor, Tensor]:
-    """What flex attention gives: output and log-sum-exp, both with gradients."""
-    k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgTd, v_BgTd))
-    scores = (q_BhTd @ k.mT / math.sqrt(q_BhTd.shape[-1])).masked_fill(~mask_B1TT, float("-inf"))
-    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 class Naive:

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from tests.training.test_module import Begin, InMemory, fit, learner, moved, plain, sample, trainer
+from tests.two_processes import launch
 
-REPOSITORY = Path(__file__).parents[2]
 PROCESSES = 2
 # answers in each row, rows of a process's batch, batches of a step, and the rows of every step
 CASES: dict[str, tuple[list[int], int, int, list[slice]]] = {
@@ -41,22 +40,7 @@ def program(out: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("distributed")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PROCESSES}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(
-        [*launch, "-m", "tests.training.test_distributed", str(out)],
-        cwd=REPOSITORY,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(timeout=90)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun ends its processes
-            pytest.fail(f"two processes hang: {process.communicate()[0][-2000:]}")
-    assert process.returncode == 0, said[-4000:]
+    launch("tests.training.test_distributed", out, PROCESSES)
     return [torch.load(out / f"{i}.pt", weights_only=True) for i in range(PROCESSES)]
 
 

@@ -11,20 +11,14 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Step
 from specdec.nn.flex import Merged
-from specdec.nn.unroll import Blocked, Dense, UnrollKernel, wide
+from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.training.kept import Kept, states
 from specdec.training.ttt import supervised, ttt_unroll
+from tests.plain_attention import plain_block
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants
 
 B, T, K = 3, 40, 4
 SPECS = presets() | variants()
-
-
-def plain_block(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor) -> tuple[Tensor, Tensor]:
-    r = q_BhTd.shape[1] // k_BgSd.shape[1]
-    k, v = k_BgSd.repeat_interleave(r, 1), v_BgSd.repeat_interleave(r, 1)
-    scores = (q_BhTd @ k.mT * q_BhTd.shape[-1] ** -0.5).masked_fill(~mask_B1TS, float("-inf"))
-    return scores.softmax(-1) @ v, scores.to(wide(scores.dtype)).logsumexp(-1)
 
 
 KERNELS: dict[str, UnrollKernel] = {"dense": Dense(), "blocked": Blocked(7), "merged": Merged(plain_block)}
