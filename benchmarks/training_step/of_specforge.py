@@ -51,23 +51,7 @@ def make_drafter(size: recipe.Workload, weights: recipe.Weights, ids_D: torch.Te
         "lm_head": weights.head_DH,
         "norm": weights.output_norm_H,
     }
-    inside = {
-        "input_layernorm": weights.embed_norm_H,
-        "hidden_norm": weights.feature_norm_H,
-        "post_attention_layernorm": weights.middle_norm_H,
-        "self_attn.q_proj": weights.q,
-        "self_attn.k_proj": weights.k,
-        "self_attn.v_proj": weights.v,
-        "self_attn.o_proj": weights.o,
-        "mlp.gate_proj": weights.gate_IH,
-        "mlp.up_proj": weights.up_IH,
-        "mlp.down_proj": weights.down_HI,
-    }
-    values |= {f"midlayer.{name}": value for name, value in inside.items()}
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            parameter.copy_(values.pop(name.removesuffix(".weight")))
-    assert not values, sorted(values)
+    recipe.fill(drafter, values | recipe.layer(weights, "midlayer"))
     drafter.t2d.zero_()[ids_D] = True
     drafter.d2t.copy_(ids_D - torch.arange(size.draft_vocab))
     drafter.embed_tokens.weight.requires_grad_(False)

@@ -59,23 +59,7 @@ def make_model(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data
         "verifier_lm_head": weights.target_head_VH[ids_D],
         "verifier_norm": torch.full((size.hidden,), data.final_scale),
     }
-    inside = {
-        "input_layernorm": weights.embed_norm_H,
-        "hidden_norm": weights.feature_norm_H,
-        "post_attention_layernorm": weights.middle_norm_H,
-        "self_attn.q_proj": weights.q,
-        "self_attn.k_proj": weights.k,
-        "self_attn.v_proj": weights.v,
-        "self_attn.o_proj": weights.o,
-        "mlp.gate_proj": weights.gate_IH,
-        "mlp.up_proj": weights.up_IH,
-        "mlp.down_proj": weights.down_HI,
-    }
-    values |= {f"layers.0.{name}": value for name, value in inside.items()}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values.pop(name.removesuffix(".weight")))
-    assert not values, sorted(values)
+    recipe.fill(model, values | recipe.layer(weights, "layers.0"))
     model.lm_head.weight.requires_grad_(True)
     return model.train()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MASKS = ("all", "half", "turns")
 TURNS = 4
@@ -104,6 +104,32 @@ def draw(size: Workload, seed: int) -> tuple[Weights, Data]:
     last = last / last.pow(2).mean(-1, keepdim=True).sqrt()
     scale = 10 / (0.02 * H)  # that token's logit is about ten
     return weights, Data(text[:-1], normal(T, 3 * H, std=1.0), last, scale * last, scale, draft_ids_D)
+
+
+def layer(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The drafter's layer, under the names that both peers have for it behind ``prefix``."""
+    inside = {
+        "input_layernorm": weights.embed_norm_H,
+        "hidden_norm": weights.feature_norm_H,
+        "post_attention_layernorm": weights.middle_norm_H,
+        "self_attn.q_proj": weights.q,
+        "self_attn.k_proj": weights.k,
+        "self_attn.v_proj": weights.v,
+        "self_attn.o_proj": weights.o,
+        "mlp.gate_proj": weights.gate_IH,
+        "mlp.up_proj": weights.up_IH,
+        "mlp.down_proj": weights.down_HI,
+    }
+    return {f"{prefix}.{name}": value for name, value in inside.items()}
+
+
+@torch.no_grad()
+def fill(module: nn.Module, values: dict[str, Tensor]) -> None:
+    """Copy a value into every parameter, by its name without ``.weight``; none may lack one, none may be left over."""
+    left = dict(values)
+    for name, parameter in module.named_parameters():
+        parameter.copy_(left.pop(name.removesuffix(".weight")))
+    assert not left, sorted(left)
 
 
 def digest(weights: Weights, data: Data) -> list[float]:
