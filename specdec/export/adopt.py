@@ -1,0 +1,197 @@
+"""``import``: a drafter out of a checkpoint, whoever wrote it.
+
+Legend: D draft vocabulary, V target vocabulary.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.drafter import (
+    Concat,
+    Drafter,
+    DrafterConfig,
+    LastLayer,
+    Narrow,
+    Norms,
+    PreNorm,
+    Wide,
+)
+from specdec.export import blocks, keys, layers, names
+from specdec.export.checkpoint import OURS, Checkpoint
+from specdec.export.format import VOCABULARY
+from specdec.export.formats import format_of
+from specdec.target import Target
+
+EMBEDDING, HEAD, BIAS = "embed_tokens.weight", "lm_head.weight", "fc.bias"
+EAGLE1 = Norms(embed=False, hidden=False, output=False)
+
+
+def adopt(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> Drafter:
+    """The drafter that a checkpoint describes, in the dtype of its weights.
+
+    What a checkpoint leaves to the target, embedding or head, is taken from it.
+
+    Args:
+        aux_layers: boundaries that the checkpoint was trained with, where its config does not say so rightly.
+
+    Raises:
+        ValueError: the checkpoint is not an EAGLE drafter of this target, or has parts that drafters here have not.
+    """
+    try:
+        config = _config(checkpoint, target, aux_layers)
+        ids_D, order_D = _vocabulary(checkpoint.tensors, config)
+        return _fill(Drafter(config, ids_D), checkpoint.tensors, order_D, target)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.where}: {error}") from error
+
+
+def _config(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None) -> DrafterConfig:
+    read = described(checkpoint, target, aux_layers)
+    if checkpoint.ours is None:
+        return read
+    stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
+    if differing := contradictions(stored, read):
+        raise ValueError(
+            f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go by "
+            "config.json alone"
+        )
+    return dataclasses.replace(stored, target=_identity(stored, target))
+
+
+def _identity(stored: DrafterConfig, target: Target) -> Mapping[str, Any]:
+    """The target that it was made for, if it is this one wherever it lies now."""
+    same = stored.target.get("fingerprint") == target.identity["fingerprint"]
+    return stored.target if same else dict(target.identity)
+
+
+def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
+    """Fields in which our own config differs from what the checkpoint's says.
+
+    No checkpoint tells whose head it was trained with, nor a zero bias from none; the target is whichever is given.
+    """
+    one, two = (json.loads(json.dumps(config.to_json())) for config in (stored, read))
+    for side in (one, two):
+        del side["head"], side["target"]
+        side["entry"]["init_args"].pop("bias", None)
+    return [name for name in one if one[name] != two[name]]
+
+
+def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> DrafterConfig:
+    """The drafter's config as config.json, the tensors' names and the target tell it.
+
+    Raises:
+        ValueError: they do not tell an EAGLE drafter of this target.
+    """
+    tensors = checkpoint.tensors
+    flat = format_of(checkpoint.raw).flat(checkpoint.raw)
+    queries = tensors.get("layers.0.self_attn.q_proj.weight")
+    if queries is None or "fc.weight" not in tensors:
+        raise ValueError("no EAGLE drafter: it lacks layers.0.self_attn.q_proj.weight (or midlayer.*) or fc.weight")
+    hidden = len(tensors["fc.weight"])
+    method = "eagle3" if queries.shape[1] == 2 * hidden else "eagle"
+    found = keys.read(flat, method)
+    whole = HEAD not in tensors and found.get("draft_vocab_size") == found["vocab_size"]
+    base: dict[str, Any] = {"recurrence": PreNorm(), "head": "target" if whole else "own"}
+    changes = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
+    if method == "eagle":
+        found |= {"aux_layers": (target.num_layers,), "draft_vocab_size": found["vocab_size"], "head": "target"}
+        found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "target_hidden_size": hidden}
+    else:
+        found["aux_layers"] = aux_layers or layers.boundaries(flat, target.num_layers)
+        found |= {"fusion": Concat(), "entry": Wide()}
+    found["norms"] = keys.norms(changes, EAGLE1 if method == "eagle" else Norms())
+    for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
+        if found[field] != theirs:
+            raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")
+    return DrafterConfig(**{**base, **found}, num_target_layers=target.num_layers, target=dict(target.identity))
+
+
+def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
+    """The draft vocabulary ascending, and where its tokens stand in the checkpoint: some order them by frequency."""
+    D, V = config.draft_vocab_size, config.vocab_size
+    offsets_D = tensors.get(names.DRAFT_TO_TARGET)
+    if offsets_D is None:
+        if D < V:
+            raise ValueError(f"it lacks d2t, which says what its {D} draft tokens are of {V}")
+        offsets_D = torch.zeros(D, dtype=torch.int64)
+    if offsets_D.shape != (D,):
+        raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {D} draft tokens")
+    ids_D, order_D = (torch.arange(D) + offsets_D.to(torch.int64)).sort()
+    if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
+        raise ValueError(f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id")
+    members_V = tensors.get(names.TARGET_TO_DRAFT)
+    if members_V is not None and not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
+        raise ValueError("t2d and d2t name different tokens")
+    return ids_D, order_D
+
+
+def _fill(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, target: Target) -> Drafter:
+    config = drafter.config
+    weights = {name: value for name, value in tensors.items() if name not in names.MAPS}
+    dtype = _dtype(weights)
+    ordered = HEAD in weights
+    if not ordered and config.draft_vocab_size == config.vocab_size and config.hidden_size == target.hidden_size:
+        weights[HEAD] = target.head_weight()
+    if EMBEDDING not in weights and config.hidden_size == target.hidden_size:
+        weights[EMBEDDING] = target.embedding_weight()
+    _drop_doubles(weights, config)
+    state = {name: value for name, value in drafter.state_dict().items() if name != VOCABULARY}
+    rows = names.table(config)
+    shapes = blocks.published({name: value.to("meta") for name, value in state.items()}, config)
+    wanted = {str(names.translate(name, rows)): list(value.shape) for name, value in shapes.items()}
+    _compare({name: list(value.shape) for name, value in weights.items()}, wanted)
+    if ordered:
+        weights[HEAD] = weights[HEAD][order_D]
+    back = {theirs: ours for ours, theirs in rows.items()}
+    published = {str(names.translate(name, back)): value.to("cpu", dtype) for name, value in weights.items()}
+    made = blocks.merged(state, published, config)
+    drafter.to(dtype).load_state_dict(made | {VOCABULARY: drafter.vocab.target_ids_D})
+    return drafter.eval().requires_grad_(False)
+
+
+def _compare(found: Mapping[str, list[int]], wanted: Mapping[str, list[int]]) -> None:
+    """Raise ValueError unless all shapes are there, no more, and as the config says."""
+    if unknown := sorted(set(found) - set(wanted)):
+        raise ValueError(f"it has weights that no drafter here has: {', '.join(unknown[:6])}{_why(unknown)}")
+    if missing := sorted(set(wanted) - set(found)):
+        raise ValueError(f"it lacks {', '.join(missing[:6])}")
+    for name, shape in found.items():
+        if shape != wanted[name]:
+            raise ValueError(f"{name} is {shape}, the config says {wanted[name]}")
+
+
+def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The widest of the floating ones."""
+    dtypes = {value.dtype for value in weights.values()}
+    if odd := [dtype for dtype in dtypes if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]:
+        raise ValueError(f"weights of {odd[0]}: only unquantised ones can be read")
+    widest = torch.float16 if dtypes == {torch.float16} else torch.bfloat16
+    for dtype in dtypes:
+        widest = torch.promote_types(widest, dtype)
+    return widest
+
+
+def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
+    """What SGLang needs and says nothing: a zero bias, a further layer's input norm under its second name."""
+    for i in range(1, config.num_layers):
+        first, second = f"layers.{i}.input_layernorm.weight", f"layers.{i}.hidden_norm.weight"
+        if second in weights:
+            double = weights.pop(second)
+            if first in weights and not torch.equal(weights[first], double):
+                raise ValueError(f"{second} and {first} differ: engines take one or the other")
+            weights[first] = double
+    if config.entry == Narrow(bias=False) and BIAS in weights and not weights[BIAS].any():
+        del weights[BIAS]
+
+
+def _why(unknown: list[str]) -> str:
+    reasons = {
+        "mask_hidden": " (P-EAGLE's parallel drafting is not supported)",
+        "self_attn.q_proj.bias": " (attention has no biases here)",
+    }
+    return next((text for part, text in reasons.items() if any(part in name for name in unknown)), "")

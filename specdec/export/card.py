@@ -1,0 +1,98 @@
+"""The model card that goes with a checkpoint: what it is, how it is served, and what was measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.drafter import Drafter
+from specdec.export.format import Format, Served
+from specdec.export.switches import Subject
+from specdec.files import read_json
+from specdec.target import Target
+from specdec.values import canonical
+
+TITLES = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3"}
+
+
+def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
+    """The ``metrics.json`` of an evaluation, if it is of a drafter of this design and this target.
+
+    Raises:
+        ValueError: there is none, or it is of another drafter or target.
+    """
+    where = Path(evaluation) / "metrics.json"
+    metrics = read_json(where)
+    try:
+        design = {name: value for name, value in metrics["drafter"].items() if name != "directory"}
+        fingerprint, results = metrics["target"]["fingerprint"], metrics["results"]
+        [(result["growth"], result["acceptance_length"]["mean"], result["prompts"]) for result in results]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{where}: not of specdec evaluate, for want of {error}") from error
+    if fingerprint != target.identity["fingerprint"]:
+        raise ValueError(f"{where}: the evaluation is of another target (its fingerprint)")
+    if canonical(design) != canonical(drafter.config.to_json()):
+        raise ValueError(f"{where}: the evaluation is of another drafter ({metrics['drafter'].get('directory')})")
+    return metrics
+
+
+def card(subject: Subject, served: Served, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
+    """``README.md``."""
+    config = subject.config
+    rows = [
+        ("Method", subject.method),
+        ("Target", f"`{served.target}` ({config.target.get('model_type')}, {config.num_target_layers} layers)"),
+        ("Written for", f"{chosen.engine}, format {chosen.name}"),
+        ("Needs at least", chosen.needs(subject) or "no release in particular"),
+        ("Boundaries of the target read", ", ".join(str(b) for b in config.aux_layers)),
+        ("Draft vocabulary", f"{config.draft_vocab_size} of {config.vocab_size} tokens"),
+        ("Layers, width", f"{config.num_layers}, {config.hidden_size}"),
+        ("Token embedding", "its own" if subject.own_embedding else "the target's, not in the file"),
+    ]
+    return "\n".join(
+        [
+            "---",
+            f"tags: [speculative-decoding, {subject.method}, specdec]",
+            "---",
+            "",
+            f"# {TITLES[subject.method]} drafter for {served.target}",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows),
+            "",
+            "## Serving",
+            "",
+            "```bash",
+            line,
+            "```",
+            "",
+            "## Measured acceptance",
+            "",
+            *(_measured(metrics) if metrics else ["Nothing was measured: no evaluation was given at export."]),
+            "",
+            "`specdec.json` holds the drafter's complete config; `specdec import` reads it back.",
+            "",
+        ]
+    )
+
+
+def _measured(metrics: Mapping[str, Any]) -> list[str]:
+    settings = metrics.get("settings", {})
+    rows = [_row(result) for result in metrics["results"]]
+    prompts = ", ".join(Path(path).name for path in settings.get("prompts", []))
+    return [
+        "By `specdec evaluate`, tokens committed per target pass, the target's own token included:",
+        "",
+        "| Growth | Acceptance length | Prompts | Passes |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"Prompts {prompts}; at most {settings.get('max_new_tokens')} new tokens; evaluated drafter "
+        f"`{metrics['drafter'].get('directory')}`; {metrics.get('provenance', {}).get('date')}.",
+    ]
+
+
+def _row(result: Mapping[str, Any]) -> str:
+    found = result["acceptance_length"]
+    interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
+    return f"| {result['growth']} | {found['mean']:.3f}{interval} | {result['prompts']} | {result.get('passes')} |"

@@ -1,0 +1,50 @@
+"""``specdec export``: a saved drafter as a checkpoint that vLLM or SGLang serves."""
+
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from specdec.arguments import parse
+from specdec.embedded.source import TargetSource
+from specdec.export.arguments import found_at, load_as_stored, shorthand
+from specdec.export.formats import FORMATS
+from specdec.export.write import DRAFT_TOKENS, export_drafter
+from specdec.imports import flags
+
+
+def parser() -> ArgumentParser:
+    """The command's arguments."""
+    out = ArgumentParser(prog="specdec export", description=__doc__, exit_on_error=False, allow_abbrev=False)
+    out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
+    out.add_argument("--target", type=TargetSource, default=TargetSource())
+    out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
+    out.add_argument("--out", type=str, required=True, help="directory of the checkpoint, not there yet")
+    out.add_argument("--format", type=str, default="vllm", help=", ".join(FORMATS))
+    out.add_argument("--draft_tokens", type=int, default=DRAFT_TOKENS, help="drafts a pass, in the line that serves it")
+    out.add_argument("--evaluation", type=str | None, default=None, help="a directory of specdec evaluate, whose acceptance the model card quotes")  # fmt: skip # noqa: E501
+    return out
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; the line that serves the checkpoint goes to standard output.
+
+    Raises:
+        ValueError: an argument is wrong, or the engine cannot serve the drafter.
+    """
+    args = parse(parser(), shorthand(argv))
+    if Path(args.out).exists():
+        raise ValueError(f"{args.out} exists already: choose another place or remove it first")
+    drafter = load_as_stored(args.drafter)
+    exported = export_drafter(
+        drafter,
+        args.target.load(),
+        args.out,
+        args.format,
+        draft_tokens=args.draft_tokens,
+        served_target=found_at(args.target),
+        evaluation=args.evaluation,
+        command=["specdec", "export", *flags(), *argv],
+    )
+    sys.stdout.write(f"{exported.command}\n")
+    return 0

@@ -1,0 +1,178 @@
+"""The engine matrix: what of a drafter which engine honours. The exporter refuses by it and the docs show it."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from specdec.drafter import Concat, DrafterConfig, LastLayer, Narrow, PostNorm, PreNorm, WeightedSum, Wide
+from specdec.export import rope
+
+VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
+ENGINES = (VLLM, SGLANG)
+
+# targets that SGLang numbers otherwise: ids are of layers' outputs only if the first id is 1
+SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+
+
+class NotServable(ValueError):  # noqa: N818  a verdict
+    """An engine cannot express the drafter: the message names what it lacks and its version."""
+
+
+class Subject(NamedTuple):
+    """What is to be served, as far as engines differ in it."""
+
+    config: DrafterConfig
+    own_embedding: bool
+    """Whether the token embedding is another than the target's."""
+    own_head: bool
+    """Whether the head knows fewer tokens than the target's, or has other weights."""
+    entry_bias: bool
+    """Whether a narrow entry adds a bias that is not zero."""
+
+    @property
+    def method(self) -> str:
+        """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` is EAGLE-3 and 3.1."""
+        return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
+
+
+class Switch(NamedTuple):
+    """One row of the matrix. An empty text says that the engine honours the switch, any other why it does not."""
+
+    name: str
+    used: Callable[[Subject], bool]
+    vllm: str = ""
+    sglang: str = ""
+    vllm_since: str = ""
+    sglang_since: str = ""
+
+    def lacks(self, engine: str) -> str:
+        """Why the engine does not honour it, or nothing."""
+        return {VLLM: self.vllm, SGLANG: self.sglang}[engine]
+
+    def since(self, engine: str) -> str:
+        """The first release whose source has it, where earlier ones were seen to lack it; else nothing."""
+        return {VLLM: self.vllm_since, SGLANG: self.sglang_since}[engine]
+
+
+def _both(reason: str) -> dict[str, str]:
+    return {"vllm": reason, "sglang": reason}
+
+
+def _eagle(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "eagle" and used(s.config)
+
+
+def _eagle3(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "eagle3" and used(s.config)
+
+
+def _any(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
+    return lambda s: used(s.config)
+
+
+_NO_NORM = "method eagle has no such norm"
+_NEEDED = "method eagle3 always has this norm"
+_UNKNOWN = "its frequencies are not known to be ours"
+
+SWITCHES = (
+    # EAGLE-1 and 2
+    Switch("method eagle: fusion LastLayer, entry Narrow", lambda s: s.method == "eagle"),
+    Switch("fusion LastLayer with entry Wide", _eagle(lambda c: type(c.entry) is Wide),
+           **_both("a wide entry reads fused states: use fusion Concat")),
+    Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
+           vllm="fc.bias is dropped without a word: train with entry.bias=false"),
+    Switch("norms.embed, with method eagle", _eagle(lambda c: c.norms.embed), **_both(_NO_NORM)),
+    Switch("norms.hidden, with method eagle", _eagle(lambda c: c.norms.hidden), **_both(_NO_NORM)),
+    Switch("norms.input, with method eagle", _eagle(lambda c: c.norms.input), **_both(_NO_NORM)),
+    Switch("norms.output, with method eagle", _eagle(lambda c: c.norms.output), **_both(_NO_NORM)),
+    Switch("norms.query_key, with method eagle", _eagle(lambda c: c.norms.query_key), **_both(_NO_NORM)),
+    Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
+           **_both("method eagle reads the target's head: train with head=target")),
+    # EAGLE-3 and 3.1
+    Switch("method eagle3: fusion Concat, entry Wide", lambda s: s.method == "eagle3"),
+    Switch("fusion WeightedSum", _any(lambda c: type(c.fusion) is WeightedSum),
+           **_both("states are concatenated, there are no weights for them")),
+    Switch("entry Narrow, with method eagle3", _eagle3(lambda c: type(c.entry) is Narrow),
+           **_both("the layer reads embedding and feature side by side: use entry Wide")),
+    Switch("norms.embed=false, with method eagle3", _eagle3(lambda c: not c.norms.embed), **_both(_NEEDED)),
+    Switch("norms.hidden=false, with method eagle3", _eagle3(lambda c: not c.norms.hidden), **_both(_NEEDED)),
+    Switch("norms.output=false, with method eagle3", _eagle3(lambda c: not c.norms.output), **_both(_NEEDED)),
+    Switch("norms.aux=each (fc_norm)", _any(lambda c: c.norms.aux == "each"),
+           vllm_since="0.22.0", sglang_since="0.5.12"),
+    Switch("norms.aux=concat (norm_before_fc)", _any(lambda c: c.norms.aux == "concat"),
+           vllm_since="0.18.0", sglang_since="0.5.17"),
+    Switch("norms.residual=normed (norm_before_residual)", _any(lambda c: c.norms.residual == "normed"),
+           sglang="its residual path starts at the raw feature", vllm_since="0.10.1"),
+    Switch("recurrence PostNorm (norm_output)", _eagle3(lambda c: type(c.recurrence) is PostNorm),
+           vllm_since="0.22.0", sglang_since="0.5.12"),
+    Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
+           sglang="its layers have no norms on queries and keys", vllm_since="0.24.0"),
+    Switch("aux_layers of another number than three", _eagle3(lambda c: len(c.aux_layers) != 3),
+           vllm_since="0.22.0", sglang_since="0.5.12"),
+    Switch("draft_vocab_size below the target's", _eagle3(lambda c: c.draft_vocab_size < c.vocab_size)),
+    Switch("a boundary 0 in aux_layers", _eagle3(lambda c: c.aux_layers[0] == 0),
+           sglang="its ids are of layers' outputs: the embeddings have none"),
+    Switch("the last boundary in aux_layers", _eagle3(lambda c: c.aux_layers[-1] == c.num_target_layers),
+           sglang="it captures before a layer: the state after the last one is not reached"),
+    Switch(f"aux_layers not starting at 2, target {' or '.join(SHIFTED_IF_FIRST_IS_ONE)}",
+           _eagle3(lambda c: c.target.get("model_type") in SHIFTED_IF_FIRST_IS_ONE and c.aux_layers[0] != 2),
+           sglang="its ids are shifted for this family only if the first is 1"),
+    Switch("aux states as wide together as the drafter",
+           _eagle3(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
+           sglang="it tells fused states by their width, and would leave fc out"),
+    # any
+    Switch("hidden_size other than the target's", _any(lambda c: c.hidden_size != c.target_hidden_size)),
+    Switch("a trained token embedding",
+           lambda s: s.own_embedding and s.config.hidden_size == s.config.target_hidden_size,
+           sglang="it puts the target's embedding in its place"),
+    Switch("num_layers above 1, with method eagle", _eagle(lambda c: c.num_layers > 1)),
+    Switch("num_layers above 1, with method eagle3", _eagle3(lambda c: c.num_layers > 1),
+           vllm_since="0.11.1", sglang_since="0.5.12"),
+    Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
+           sglang="no config says so, only a flag of the server", vllm_since="0.10.2"),
+    Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
+           vllm="its method eagle counts layer_types from the target's first layer and fails",
+           sglang="no config says so, only a flag of the server"),
+    *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
+      for kind, lacks in rope.KINDS.items()),
+    Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in rope.KINDS), **_both(_UNKNOWN)),
+    Switch("partial_rotary_factor", _any(lambda c: c.rope.get("partial_rotary_factor", 1.0) != 1.0),
+           sglang="it reads the factor elsewhere than in the rope block"),
+    Switch("yarn without original_max_position_embeddings", _any(rope.yarn_without_original),
+           **_both("the length that the factor starts from must be written")),
+    Switch("yarn with attention_factor", _any(rope.yarn_with_attention_factor),
+           sglang="it reads no attention_factor"),
+    Switch("mrope_section and other keys in the rope block", _any(rope.unknown_keys), **_both(_UNKNOWN)),
+    Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),
+)  # fmt: skip
+
+
+def _stock(config: DrafterConfig) -> bool:
+    return (
+        type(config.fusion) in (LastLayer, Concat, WeightedSum)
+        and type(config.entry) in (Narrow, Wide)
+        and type(config.recurrence) in (PreNorm, PostNorm)
+    )
+
+
+def lint(subject: Subject, engine: str) -> Iterator[tuple[Switch, str]]:
+    """Every switch in use that the engine does not honour, and why."""
+    for switch in SWITCHES:
+        if switch.used(subject) and (reason := switch.lacks(engine)):
+            yield switch, reason
+
+
+def needs(subject: Subject, engine: str) -> str | None:
+    """The oldest release of the engine that has every switch in use, as far as that is known."""
+    found = {switch.since(engine) for switch in SWITCHES if switch.used(subject)} - {""}
+    return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
+
+
+def check(subject: Subject, engine: str) -> None:
+    """Refuse what the engine cannot express.
+
+    Raises:
+        NotServable: names each switch, the engine's version and the reason.
+    """
+    if found := list(lint(subject, engine)):
+        told = "; ".join(f"{switch.name}: {reason}" for switch, reason in found)
+        raise NotServable(f"{engine} cannot serve this drafter: {told}")

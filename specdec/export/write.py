@@ -1,0 +1,149 @@
+"""``export``: a drafter as a checkpoint that an engine reads, written whole, verified and hashed, or not at all."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specdec.drafter import Drafter, Narrow
+from specdec.export.adopt import adopt, contradictions, described
+from specdec.export.card import card, quoted
+from specdec.export.checkpoint import CONFIG, FORMAT, OURS, SINGLE, read_checkpoint
+from specdec.export.format import Format, Served
+from specdec.export.formats import FORMATS
+from specdec.export.switches import NotServable, Subject
+from specdec.files import sha256, staged_directory, write_json, write_text
+from specdec.provenance import provenance
+from specdec.target import Target
+
+log = logging.getLogger(__name__)
+
+DRAFT_TOKENS = 3
+
+
+class Exported(NamedTuple):
+    """What an export leaves."""
+
+    directory: Path
+    method: str
+    """``eagle`` or ``eagle3``, as engines call it."""
+    command: str
+    """The line that serves it."""
+
+
+def export_drafter(
+    drafter: Drafter,
+    target: Target,
+    directory: Path | str,
+    format: str = "vllm",
+    *,
+    draft_tokens: int = DRAFT_TOKENS,
+    served_target: str | None = None,
+    evaluation: Path | str | None = None,
+    command: list[str] | None = None,
+) -> Exported:
+    """Write a drafter for a serving engine, in its own dtype.
+
+    Args:
+        target: whose drafter it is; embedding and head that are the target's own are left to it.
+        format: ``vllm``, ``speculators`` or ``sglang``.
+        draft_tokens: drafts a pass, in the line that serves it.
+        served_target: directory or Hub id under which the engine finds the target, if not ``target.source``.
+        evaluation: a directory of ``specdec evaluate``, which the model card quotes.
+        command: the command line, for the record.
+
+    Raises:
+        NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
+        ValueError: the drafter is of another target, or the directory exists or cannot be written.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    if draft_tokens < 1:
+        raise ValueError(f"draft_tokens must be at least 1, not {draft_tokens}")
+    directory, chosen = Path(directory), FORMATS[format]
+    _check_target(drafter, target)
+    subject = subject_of(drafter, target)
+    chosen.check(subject)
+    served = Served(served_target or target.source, _architectures(target), draft_tokens)
+    line = chosen.command(str(directory), subject, served)
+    quote = quoted(evaluation, drafter, target) if evaluation is not None else None
+    tensors = chosen.tensors(drafter, subject)
+    _check_finite(tensors)
+    with staged_directory(directory) as temporary:
+        weights = temporary / SINGLE[0]
+        try:
+            save_file(tensors, weights, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
+        write_json(temporary / CONFIG, chosen.config(subject, served))
+        write_json(temporary / OURS, _record(chosen, subject, sha256(weights), line, command))
+        write_text(temporary / "README.md", card(subject, served, chosen, line, quote))
+        _verify(temporary, drafter, target)
+    return Exported(directory, subject.method, line)
+
+
+def subject_of(drafter: Drafter, target: Target) -> Subject:
+    """What engines differ in, of a drafter and its target."""
+    config, state = drafter.config, drafter.state_dict()
+    bias = state.get("entry.feature_fc.bias")
+    return Subject(
+        config,
+        own_embedding=not _same(state["embed_tokens.weight"], target.embedding_weight()),
+        own_head=not _same(state["lm_head.weight"], target.head_weight()),
+        entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
+    )
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and torch.equal(ours.cpu(), theirs.to("cpu", ours.dtype))
+
+
+def _architectures(target: Target) -> list[str]:
+    return list(target.model.config.architectures or [type(target.model).__name__])
+
+
+def _check_target(drafter: Drafter, target: Target) -> None:
+    config = drafter.config
+    for name, ours, theirs in (
+        ("vocab_size", config.vocab_size, target.vocab_size),
+        ("hidden_size", config.target_hidden_size, target.hidden_size),
+        ("num_layers", config.num_target_layers, target.num_layers),
+    ):
+        if ours != theirs:
+            raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
+    if config.target.get("fingerprint") != target.identity["fingerprint"]:
+        log.warning("this drafter was trained for another target (%s) of the same shape", config.target.get("source"))
+
+
+def _check_finite(tensors: dict[str, Tensor]) -> None:
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
+
+
+def _record(chosen: Format, subject: Subject, digest: str, line: str, command: list[str] | None) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "exported_as": chosen.name,
+        "engine": chosen.engine,
+        "method": subject.method,
+        "serve": line,
+        "weights_sha256": digest,
+        "drafter": subject.config.to_json(),
+        "provenance": provenance(command),
+    }
+
+
+def _verify(directory: Path, drafter: Drafter, target: Target) -> None:
+    """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit."""
+    checkpoint = read_checkpoint(directory)
+    if lost := contradictions(drafter.config, described(checkpoint, target)):
+        raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
+    state = drafter.state_dict()
+    for name, value in adopt(checkpoint, target).state_dict().items():
+        if not torch.equal(value, state[name].cpu()) or value.dtype != state[name].dtype:
+            raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")

@@ -1,0 +1,194 @@
+"""The engine matrix, row by row, and the page that is made of it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specdec.drafter import (
+    Concat,
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
+    LastLayer,
+    Narrow,
+    Norms,
+    PreNorm,
+    WeightedSum,
+    Wide,
+)
+from specdec.export import FORMATS, NotServable, Subject, export_drafter, subject_of
+from specdec.export.page import matrix, renewed
+from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint, needs
+from specdec.target import Target
+from tests.export.made import made_drafter
+from tests.tiny import LAYERS, llama_config, presets, tiny_config, tiny_target
+
+EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
+BARE = EAGLE1.norms
+
+
+def subject(
+    spec: DrafterSpec = EAGLE3,
+    *,
+    own_embedding: bool = False,
+    own_head: bool = True,
+    entry_bias: bool = False,
+    **changes: object,
+) -> Subject:
+    spec = dataclasses.replace(spec, **{name: changes.pop(name) for name in list(changes) if hasattr(spec, name)})
+    config = dataclasses.replace(tiny_config(spec), **changes)
+    return Subject(config, own_embedding, own_head and config.head == "own", entry_bias)
+
+
+def norms(base: Norms, **changes: object) -> Norms:
+    return dataclasses.replace(base, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(Concat):
+    """A part that no engine can know."""
+
+
+def rope(**block: object) -> dict[str, object]:
+    return {"rope_type": "default", "rope_theta": 1e4, **block}
+
+
+YARN = rope(rope_type="yarn", factor=2.0)
+LONG = rope(rope_type="longrope", factor=2.0, short_factor=[1.0] * 6, long_factor=[2.0] * 6)
+DEEPSEEK = {"source": "x", "model_type": "deepseek_v3"}
+CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it, and which engines serve that
+    "fusion LastLayer with entry Wide": (subject(EAGLE1, entry=Wide()), ""),
+    "entry.bias=true, the bias not zero": (subject(EAGLE1, entry_bias=True), "S"),
+    "norms.embed, with method eagle": (subject(EAGLE1, norms=norms(BARE, embed=True)), ""),
+    "norms.hidden, with method eagle": (subject(EAGLE1, norms=norms(BARE, hidden=True)), ""),
+    "norms.input, with method eagle": (subject(EAGLE1, norms=norms(BARE, input=True)), ""),
+    "norms.output, with method eagle": (subject(EAGLE1, norms=norms(BARE, output=True)), ""),
+    "norms.query_key, with method eagle": (subject(EAGLE1, norms=norms(BARE, query_key=True)), ""),
+    "a head of its own, with method eagle": (subject(EAGLE1, head="own"), ""),
+    "attention_window, with method eagle": (subject(EAGLE1, attention_window=16), ""),
+    "num_layers above 1, with method eagle": (subject(EAGLE1, num_layers=2), "VS"),
+    "fusion WeightedSum": (subject(fusion=WeightedSum()), ""),
+    "entry Narrow, with method eagle3": (subject(entry=Narrow()), ""),
+    "norms.embed=false, with method eagle3": (subject(norms=Norms(embed=False)), ""),
+    "norms.hidden=false, with method eagle3": (subject(norms=Norms(hidden=False)), ""),
+    "norms.output=false, with method eagle3": (subject(norms=Norms(output=False)), ""),
+    "norms.aux=each (fc_norm)": (subject(norms=Norms(aux="each")), "VS"),
+    "norms.aux=concat (norm_before_fc)": (subject(norms=Norms(aux="concat")), "VS"),
+    "norms.residual=normed (norm_before_residual)": (subject(norms=Norms(residual="normed")), "V"),
+    "recurrence PostNorm (norm_output)": (subject(presets()["eagle3_1"]), "VS"),
+    "norms.query_key, with method eagle3": (subject(norms=Norms(query_key=True)), "V"),
+    "aux_layers of another number than three": (subject(aux_layers=[1, 2, 3, 4]), "VS"),
+    "draft_vocab_size below the target's": (subject(), "VS"),
+    "a boundary 0 in aux_layers": (subject(aux_layers=[0, 2, 4]), "V"),
+    "the last boundary in aux_layers": (subject(aux_layers=[2, 4, LAYERS]), "V"),
+    "aux_layers not starting at 2": (subject(aux_layers=[3, 4, 5], target=DEEPSEEK), "V"),
+    "aux states as wide together": (subject(aux_layers=[3]), "V"),
+    "hidden_size other than the target's": (subject(hidden_size=24, own_embedding=True), "VS"),
+    "a trained token embedding": (subject(own_embedding=True), "V"),
+    "num_layers above 1, with method eagle3": (subject(num_layers=2), "VS"),
+    "attention_window, with method eagle3": (subject(attention_window=16), "V"),
+    "rope_type default": (subject(), "VS"),
+    "rope_type linear": (subject(rope=rope(rope_type="linear", factor=2.0)), "VS"),
+    "rope_type yarn": (subject(rope=YARN | {"original_max_position_embeddings": 64}), "VS"),
+    "rope_type dynamic": (subject(rope=rope(rope_type="dynamic", factor=2.0)), "V"),
+    "rope_type longrope": (subject(rope=LONG | {"original_max_position_embeddings": 64}), ""),
+    "any other rope_type": (subject(rope=rope(rope_type="proportional")), ""),
+    "partial_rotary_factor": (subject(rope=rope(partial_rotary_factor=0.5)), "V"),
+    "yarn without original_max_position_embeddings": (subject(rope=YARN), ""),
+    "yarn with attention_factor": (
+        subject(rope=YARN | {"original_max_position_embeddings": 64, "attention_factor": 1.1}),
+        "V",
+    ),
+    "mrope_section": (subject(rope=rope(mrope_section=[2, 2, 2])), ""),
+    "parts of your own": (subject(fusion=Mine()), ""),
+    "method eagle: ": (subject(EAGLE1), "VS"),
+    "method eagle3: ": (subject(), "VS"),
+    "rope_type llama3": (
+        subject(rope=rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                          original_max_position_embeddings=64)),
+        "VS",
+    ),
+}  # fmt: skip
+
+
+def row_of(name: str) -> Switch:
+    """The row of that name, or the only one that begins so."""
+    exact = [row for row in SWITCHES if row.name == name]
+    (row,) = exact or [row for row in SWITCHES if row.name.startswith(name)]
+    return row
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_serves_what(name: str) -> None:
+    case, wanted = CASES[name]
+    row = row_of(name)
+    assert row.used(case)
+    found = {engine: [switch.name for switch, _ in lint(case, engine)] for engine in ENGINES}
+    assert found == {engine: [] if letter in wanted else [row.name] for engine, letter in ((VLLM, "V"), (SGLANG, "S"))}
+
+
+def test_every_row_is_tried() -> None:
+    assert {row_of(name).name for name in CASES} == {row.name for row in SWITCHES}
+    assert len({row.name for row in SWITCHES}) == len(SWITCHES) == len(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_row_is_used_by_the_plain_ones_but_their_own(name: str) -> None:
+    plain = {"method eagle: ", "method eagle3: ", "rope_type default", "draft_vocab_size below the target's"}
+    if name not in plain:
+        row = row_of(name)
+        assert not row.used(subject()) and not row.used(subject(EAGLE1))
+
+
+def test_the_oldest_release_that_has_all_of_it() -> None:
+    assert needs(subject(), VLLM) is None
+    assert needs(subject(norms=Norms(aux="concat")), VLLM) == "0.18.0"
+    assert needs(subject(norms=Norms(aux="concat"), num_layers=2), SGLANG) == "0.5.17"
+    assert needs(subject(norms=Norms(aux="each", query_key=True)), VLLM) == "0.24.0"
+    assert FORMATS["speculators"].needs(subject(norms=Norms(aux="each"))) == "0.25.0"
+    assert FORMATS["speculators"].needs(subject(num_layers=2)) == "0.11.1"
+
+
+def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    assert matrix() in page, "run python -m specdec.export.page docs/export.md"
+    assert renewed(page) == page
+    assert renewed(page.replace("(norm_output)", "(norm_input)")) == page
+
+
+def test_a_longer_rope_is_refused_by_its_name(tmp_path: Path) -> None:
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    block = rope(rope_type="longrope", original_max_position_embeddings=64, factor=8.0, **factors)
+    torch.manual_seed(0)
+    target = Target(LlamaForCausalLM(llama_config(rope_parameters=block)))
+    with pytest.raises(NotServable, match=r"vLLM 0\.32\.0 .*rope_type longrope: .*max_model_len"):
+        export_drafter(made_drafter(EAGLE3, target), target, tmp_path / "out")
+
+
+def test_what_is_the_targets_own_is_seen() -> None:
+    target = tiny_target(dtype=torch.float32)
+    eagle1 = made_drafter(EAGLE1, target)
+    assert subject_of(eagle1, target)[1:] == (False, False, False)
+    eagle1.entry.feature_fc.bias[3] = 1e-6
+    eagle1.embed_tokens.weight[0, 0] += 1
+    eagle1.lm_head.weight[0, 0] += 1
+    assert subject_of(eagle1, target)[1:] == (True, True, True)
+    half = made_drafter(EAGLE3, target).to(torch.bfloat16)
+    assert not subject_of(half, target).own_embedding
+
+
+def test_a_config_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
+    target = tiny_target(dtype=torch.float32)
+    spec = dataclasses.replace(EAGLE3, fusion=Mine())
+    drafter = made_drafter(spec, target)
+    assert isinstance(drafter, Drafter) and isinstance(drafter.config, DrafterConfig)
+    with pytest.raises(NotServable, match="parts of your own: no engine knows them"):
+        export_drafter(drafter, target, tmp_path / "out")
+
+
+def test_eagle1_stands_as_its_paper_has_it() -> None:
+    assert isinstance(EAGLE1.fusion, LastLayer) and isinstance(EAGLE1.recurrence, PreNorm)
+    assert subject(EAGLE1).method == "eagle" and subject().method == "eagle3"

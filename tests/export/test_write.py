@@ -1,0 +1,281 @@
+"""What an export leaves on disk, and that it is all or nothing."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from specdec.drafter import DrafterConfig, DrafterSpec, Narrow, Norms
+from specdec.export import FORMATS, export_drafter, names
+from specdec.files import sha256
+from specdec.target import Target
+from tests.export.made import made_drafter
+from tests.export.made import names as files
+from tests.tiny import HIDDEN, VOCAB, largest_file, presets, tiny_target
+
+H = HIDDEN
+SPEC = DrafterSpec(draft_vocab_size=40)
+EAGLE3_1 = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "draft_vocab_size": 40,
+    "hidden_size": H,
+    "target_hidden_size": H,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "rope_theta": 1e4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "num_aux_hidden_states": 3,
+    "num_aux_layers": 3,
+    "eagle_aux_hidden_state_layer_ids": [2, 3, 4],
+    "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": True,
+    "norm_output": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "layer_types": ["full_attention"],
+}
+SHAPES = {
+    "midlayer.self_attn.q_proj.weight": (48, 2 * H),
+    "midlayer.self_attn.k_proj.weight": (24, 2 * H),
+    "midlayer.self_attn.v_proj.weight": (24, 2 * H),
+    "midlayer.self_attn.o_proj.weight": (H, 48),
+    "midlayer.mlp.gate_proj.weight": (48, H),
+    "midlayer.mlp.up_proj.weight": (48, H),
+    "midlayer.mlp.down_proj.weight": (H, 48),
+    "midlayer.post_attention_layernorm.weight": (H,),
+    "midlayer.hidden_norm.weight": (H,),
+    "midlayer.input_layernorm.weight": (H,),
+    "fc.weight": (H, 3 * H),
+    **{f"fc_norm.{n}.weight": (H,) for n in range(3)},
+    "norm.weight": (H,),
+    "lm_head.weight": (40, H),
+    "d2t": (40,),
+    "t2d": (VOCAB,),
+}
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(dtype=torch.float32)
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text())
+
+
+def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(SPEC, target)
+    out = tmp_path / "out"
+    exported = export_drafter(drafter, target, out, served_target="org/target", draft_tokens=5)
+    assert config_of(out) == EAGLE3_1
+    tensors = load_file(out / "model.safetensors")
+    assert {name: tuple(x.shape) for name, x in tensors.items()} == SHAPES
+    ids_D = drafter.vocab.target_ids_D
+    assert tensors["d2t"].dtype == torch.int64 and torch.equal(tensors["d2t"] + torch.arange(40), ids_D)
+    assert tensors["t2d"].dtype == torch.bool and torch.equal(tensors["t2d"].nonzero()[:, 0], ids_D)
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert files(out) == ["README.md", "config.json", "model.safetensors", "specdec.json"]
+    assert exported.method == "eagle3" and exported.directory == out
+    words = shlex.split(exported.command)
+    assert words[:4] == ["vllm", "serve", "org/target", "--speculative-config"]
+    assert json.loads(words[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
+
+
+def test_our_own_record(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(SPEC, target)
+    exported = export_drafter(drafter, target, tmp_path / "out", command=["specdec", "export", "x"])
+    record = json.loads((tmp_path / "out" / "specdec.json").read_text())
+    assert record["weights_sha256"] == sha256(tmp_path / "out" / "model.safetensors")
+    assert DrafterConfig.from_json(record["drafter"]) == drafter.config
+    assert (record["method"], record["engine"], record["serve"]) == ("eagle3", "vLLM 0.32.0", exported.command)
+    assert record["provenance"]["command"] == "specdec export x"
+
+
+def test_eagle1_carries_neither_head_nor_norms(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(presets()["eagle1"], target)
+    exported = export_drafter(drafter, target, tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name for name in tensors if not name.startswith("layers.0.")} == {"fc.weight", "fc.bias"}
+    assert not any("layernorm" in name and "post" not in name for name in tensors)
+    assert config_of(tmp_path / "out")["architectures"] == ["EagleLlamaForCausalLM"]
+    assert '"method": "eagle"' in exported.command
+    assert torch.equal(tensors["fc.weight"][:, :H], drafter.entry.token_fc.weight)
+
+
+def test_a_class_that_the_other_engine_does_not_know(tmp_path: Path, target: Target) -> None:
+    """Where SGLang would draft something else it must not load the drafter at all."""
+    cases = {
+        "both": (SPEC, "LlamaForCausalLMEagle3"),
+        "residual": (DrafterSpec(norms=Norms("each", residual="normed")), "Eagle3LlamaForCausalLM"),
+        "heads": (DrafterSpec(norms=Norms("each", query_key=True)), "Eagle3Qwen3ForCausalLM"),
+        "embeddings": (DrafterSpec(aux_layers=[0, 3]), "Eagle3LlamaForCausalLM"),
+        "two": (DrafterSpec(num_layers=2), "Eagle3LlamaForCausalLM"),
+    }
+    for name, (spec, wanted) in cases.items():
+        export_drafter(made_drafter(spec, target), target, tmp_path / name)
+        assert config_of(tmp_path / name)["architectures"] == [wanted]
+    assert config_of(tmp_path / "heads")["model_type"] == "qwen3"
+    own = made_drafter(SPEC, target, own_embedding=True)
+    export_drafter(own, target, tmp_path / "own")
+    assert config_of(tmp_path / "own")["architectures"] == ["Eagle3LlamaForCausalLM"]
+    assert "embed_tokens.weight" in load_file(tmp_path / "own" / "model.safetensors")
+
+
+def test_a_window_and_further_layers(tmp_path: Path, target: Target) -> None:
+    spec = DrafterSpec(attention_window=16, num_layers=2, draft_vocab_size="all")
+    export_drafter(made_drafter(spec, target), target, tmp_path / "out")
+    config = config_of(tmp_path / "out")
+    assert (config["sliding_window"], config["layer_types"]) == (16, ["sliding_attention"] * 2)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape == (48, H)
+    assert "layers.1.input_layernorm.weight" in tensors and not {"d2t", "t2d"} & set(tensors)
+
+
+def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Target) -> None:
+    exported = export_drafter(made_drafter(DrafterSpec(num_layers=2), target), target, tmp_path / "two", "sglang")
+    tensors = load_file(tmp_path / "two" / "model.safetensors")
+    assert torch.equal(tensors["layers.1.hidden_norm.weight"], tensors["layers.1.input_layernorm.weight"])
+    words = shlex.split(exported.command)
+    assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "4"
+    plain = dataclasses.replace(presets()["eagle1"], entry=Narrow(bias=False))
+    export_drafter(made_drafter(plain, target), target, tmp_path / "one", "sglang")
+    assert not load_file(tmp_path / "one" / "model.safetensors")["fc.bias"].any()
+    assert config_of(tmp_path / "one")["architectures"] == ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
+
+
+def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
+    exported = export_drafter(
+        made_drafter(SPEC, target), target, tmp_path / "out", "speculators", served_target="org/t"
+    )
+    config = config_of(tmp_path / "out")
+    assert "model_type" not in config  # vLLM refuses it there
+    assert "eagle_config" not in config["transformer_layer_config"]  # SGLang's numbers
+    layer = config["transformer_layer_config"]
+    assert (layer["model_type"], layer["num_aux_hidden_states"], layer["vocab_size"]) == ("llama", 3, VOCAB)
+    assert config["speculators_config"]["verifier"] == {"name_or_path": "org/t", "architectures": ["LlamaForCausalLM"]}
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert config["norm_before_residual"] is False and config["fc_norm"] is True and config["norm_output"] is True
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4] and config["draft_vocab_size"] == 40
+    assert exported.command == f"vllm serve {tmp_path / 'out'}"
+    assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_the_card_says_that_nothing_was_measured(tmp_path: Path, target: Target) -> None:
+    exported = export_drafter(made_drafter(SPEC, target), target, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Nothing was measured" in card and exported.command in card and "| Needs at least | 0.22.0 |" in card
+
+
+def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object) -> Path:
+    directory.mkdir()
+    length = {"mean": 2.3456, "low": 2.1, "high": 2.6}
+    result = {"growth": "chain-5", "acceptance_length": length, "prompts": 80, "passes": 1234}
+    metrics = {
+        "results": [result],
+        "target": {"fingerprint": fingerprint},
+        "drafter": {"directory": "runs/a", **drafter},
+        "settings": {"prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128},
+        "provenance": {"date": "2026-01-02"},
+    }
+    (directory / "metrics.json").write_text(json.dumps(metrics))
+    return directory
+
+
+def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(SPEC, target)
+    stored, fingerprint = drafter.config.to_json(), target.identity["fingerprint"]
+    good = evaluation(tmp_path / "good", stored, fingerprint)
+    export_drafter(drafter, target, tmp_path / "out", evaluation=good)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| chain-5 | 2.346 [2.10, 2.60] | 80 | 1234 |" in card and "mt_bench.jsonl" in card and "runs/a" in card
+    for name, wrong, message in (
+        ("a", evaluation(tmp_path / "a", stored, "other"), "of another target"),
+        ("b", evaluation(tmp_path / "b", stored | {"num_layers": 2}, fingerprint), "of another drafter"),
+        ("c", tmp_path / "nowhere", "no such file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export_drafter(drafter, target, tmp_path / f"out-{name}", evaluation=wrong)
+        assert not (tmp_path / f"out-{name}").exists()
+    (good / "metrics.json").write_text("{}")
+    with pytest.raises(ValueError, match="not of specdec evaluate"):
+        export_drafter(drafter, target, tmp_path / "out-d", evaluation=good)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, target: Target) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        export_drafter(made_drafter(SPEC, target), target, tmp_path / "out")
+    assert files(tmp_path) == ["out"] and files(tmp_path / "out") == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(SPEC, target)
+    with largest_file(3000), pytest.raises(ValueError, match=r"out"):
+        export_drafter(drafter, target, tmp_path / "out")
+    assert files(tmp_path) == []
+
+
+def test_what_reads_back_otherwise_is_not_exported(
+    tmp_path: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = made_drafter(SPEC, target)
+    monkeypatch.setitem(names.LAYER, "mlp.gate_proj", "mlp.up_proj")  # a table with a mistake
+    with pytest.raises(ValueError, match=r"lack|otherwise"):
+        export_drafter(drafter, target, tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.setattr(FORMATS["vllm"], "engine", "SGLang 0.5.23")
+    tensors = type(FORMATS["vllm"]).tensors
+
+    def worse(self: object, *args: Any) -> dict[str, torch.Tensor]:
+        made = tensors(FORMATS["vllm"], *args)
+        made["norm.weight"] = made["norm.weight"] + 1e-6
+        return made
+
+    monkeypatch.setattr(type(FORMATS["vllm"]), "tensors", worse)
+    with pytest.raises(ValueError, match=r"norms\.output\.weight reads back otherwise"):
+        export_drafter(drafter, target, tmp_path / "out")
+    assert files(tmp_path) == []
+
+
+def test_weights_that_are_not_finite(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(SPEC, target)
+    drafter.fusion.fc.weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"fc\.weight are not all finite"):
+        export_drafter(drafter, target, tmp_path / "out")
+
+
+def test_another_target(tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = made_drafter(SPEC, target)
+    with pytest.raises(ValueError, match="is for a target of vocab_size 61, in memory has 99"):
+        export_drafter(drafter, tiny_target(vocab_size=99), tmp_path / "out")
+    export_drafter(drafter, tiny_target(seed=4, dtype=torch.float32), tmp_path / "out")
+    assert "trained for another target" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"format": "onnx"}, "unknown format"), ({"draft_tokens": 0}, "at least 1")]
+)
+def test_wrong_arguments(changes: dict[str, Any], message: str, tmp_path: Path, target: Target) -> None:
+    with pytest.raises(ValueError, match=message):
+        export_drafter(made_drafter(SPEC, target), target, tmp_path / "out", **changes)
