@@ -2,10 +2,11 @@
 
 from specdec.decoding.children import Children
 from specdec.decoding.confident_chain import ConfidentChain
-from specdec.decoding.decoder import Generation, PlainDecoder, SpeculativeDecoder, check_length, check_pair
+from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder, check_pair
 from specdec.decoding.growth import Chain, DynamicTree, Growth
 from specdec.decoding.parse import parse_growth
 from specdec.decoding.proposer import Proposer
+from specdec.decoding.request import Generation, Request, check_length
 from specdec.decoding.sampling import Sampling
 from specdec.decoding.static_tree import StaticTree, read_static_tree
 from specdec.decoding.tree import DraftTree
@@ -21,6 +22,7 @@ __all__ = [
     "Growth",
     "PlainDecoder",
     "Proposer",
+    "Request",
     "Sampling",
     "SpeculativeDecoder",
     "StaticTree",

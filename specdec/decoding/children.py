@@ -1,6 +1,6 @@
 """How the drafter's laws become draft tokens.
 
-Legend: K frontier nodes, R children of a node, D draft vocabulary.
+Legend: B sequences, K frontier nodes, R children of a node, D draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -19,30 +19,30 @@ class Children:
     Args:
         rule: whose :meth:`Rule.children` decides.
         temperature: of the drafter, where children are drawn.
-        seed: of the noise.
-        place: where the root stands in the text.
+        seed_B: int64, of each sequence's noise; read only where children are drawn, as is the next.
+        place_B: int64, where the root stands in each text.
     """
 
     rule: Rule
     temperature: float = 1.0
-    seed: int = 0
-    place: int = 0
+    seed_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009  read only
+    place_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009
 
-    def law(self, log_probs_KD: Tensor) -> Tensor:
+    def law(self, log_probs_BKD: Tensor) -> Tensor:
         """What children are found from, and what the rule must be told if they are drawn."""
         if not self.rule.sampled:
-            return log_probs_KD
-        return (log_probs_KD / self.temperature).softmax(-1)
+            return log_probs_BKD
+        return (log_probs_BKD / self.temperature).softmax(-1)
 
-    def find(self, law_KD: Tensor, width: int, level: int) -> Tensor:
-        """The children of nodes at a level of the tree (the root's is 0), in order, (K, width) draft ids."""
-        K, D = law_KD.shape
+    def find(self, law_BKD: Tensor, width: int, level: int) -> Tensor:
+        """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids."""
+        B, K, D = law_BKD.shape
         races = self.rule.races(width)
-        if not races:
-            return self.rule.children(law_KD, width, law_KD.new_empty(K, 0, D))
-        seed_1 = torch.tensor([self.seed], device=law_KD.device)
-        place_1 = torch.tensor([self.place + level], device=law_KD.device)
-        return self.rule.children(law_KD, width, draft_races(seed_1, place_1, K, races, D)[0])
+        race_BKRD = law_BKD.new_empty(B, K, 0, D)
+        if races:
+            race_BKRD = draft_races(self.seed_B, self.place_B + level, K, races, D)
+        found = self.rule.children(law_BKD.flatten(0, 1), width, race_BKRD.flatten(0, 1))
+        return found.unflatten(0, (B, K))
 
 
 LIKELIEST = Children(Greedy())

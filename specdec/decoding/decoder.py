@@ -1,35 +1,25 @@
-"""The host loop: propose, verify, accept, commit.
+"""The host loop: admit prompts, run rounds, read what was committed, hand out answers.
 
-Legend: N tree nodes with the root, P path nodes.
+Legend: B sequences.
 """
 
 import time
-from collections.abc import Collection
-from itertools import pairwise
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
 from specdec.decoding.growth import Growth
-from specdec.decoding.proposer import Proposer
-from specdec.decoding.sampling import Chance, Sampling
+from specdec.decoding.request import Generation, Request, Text, check_length
+from specdec.decoding.room import Room
+from specdec.decoding.round import DraftedRound, PlainRound
+from specdec.decoding.sampling import Sampling
 from specdec.drafter import Drafter
-from specdec.nn.view import View
 from specdec.target import Target
 from specdec.timers import timer
 
 GREEDY = Sampling()
-
-
-class Generation(NamedTuple):
-    """Tokens generated after a prompt, and how."""
-
-    ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
-    seconds: float  # wall time of the whole call, prompt included
-    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
-    draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it
-    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit
+ROOM = 256  # compiled decoders make room for a power of two times so many tokens
 
 
 def check_pair(target: Target, drafter: Drafter) -> None:
@@ -52,61 +42,113 @@ def check_pair(target: Target, drafter: Drafter) -> None:
         )
 
 
-def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None:
-    """Raise ValueError for a request that no decoding can serve."""
-    if not prompt:
-        raise ValueError("the prompt is empty: give at least one token")
-    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
-        raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-    most = target.config.max_position_embeddings
-    if len(prompt) + max_new_tokens > most:
-        raise ValueError(
-            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
-        )
-
-
-def _until_end(ids: list[int], end: Collection[int]) -> list[int]:
-    for index, token in enumerate(ids):
-        if token in end:
-            return ids[: index + 1]
-    return ids
-
-
 class PlainDecoder:
-    """The target alone, on the same static cache: what speculative decoding is compared with."""
+    """The target alone, on the same static cache: what speculative decoding is compared with.
 
-    def __init__(self, target: Target, sampling: Sampling = GREEDY) -> None:
-        self.target, self.sampling = target, sampling
+    Args:
+        batch: B, sequences decoded side by side. Each has its own length, and its tokens are those it has alone.
+        compiled: whether rounds run as fixed, compiled graphs. The first call compiles, and each time room for twice
+            as many tokens is needed another does; weights must not change afterwards.
 
-    @torch.inference_mode()
+    Raises:
+        ValueError: the batch is smaller than one.
+    """
+
+    def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: int = 1, compiled: bool = False) -> None:
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, not {batch}")
+        self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
+        self._rooms: dict[int, Room] = {}
+
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
         """Generate; stops after a token of ``end``.
 
         Args:
             seed: of this text; unread without chance.
         """
-        check_length(self.target, prompt, max_new_tokens)
-        begin = time.perf_counter()
-        chance = Chance(self.sampling, seed, self.target.vocab_size, self.target.device)
-        chance.see(prompt)
-        capacity = len(prompt) + max_new_tokens
-        cache = self.target.new_cache(capacity)
-        feed, length, ids = torch.tensor([prompt], device=self.target.device), 0, []
-        while True:
-            view = View.chain(torch.tensor(length, device=feed.device), feed.shape[1], capacity, cache)
-            out = self.target.forward(feed, view, ())
-            length += feed.shape[1]
-            feed = chance.draw(self.target.logits(out.final_BTH[:, -1:])[0], length)[None]
-            ids.append(int(feed))
-            chance.see(feed[0])
-            if len(ids) == max_new_tokens or ids[-1] in end:
-                return Generation(ids, (), time.perf_counter() - begin)
+        ((_, made),) = self.generate_all([Request(prompt, max_new_tokens, seed)], end)
+        return made
+
+    @torch.inference_mode()
+    def generate_all(self, requests: Sequence[Request], end: Collection[int] = ()) -> Iterator[tuple[int, Generation]]:
+        """Generate after every prompt; yields numbers of requests and what was made of them, as they are done.
+
+        For one caller at a time: a second call ends what is left of the first.
+
+        Raises:
+            ValueError: a request cannot be served; nothing has been generated then.
+        """
+        for request in requests:
+            check_length(self.target, request.prompt, request.max_new_tokens)
+        if not requests:
+            return
+        room = self._room(max(len(request.prompt) + request.max_new_tokens for request in requests))
+        for b in range(self.batch):  # whoever asked last may have left in the middle
+            room.round.sequences.end(b)
+        waiting = deque(Text(number, request, end) for number, request in enumerate(requests))
+        texts: list[Text | None] = [None] * self.batch
+        watch, last = timer(self.target.device), time.perf_counter()
+        while waiting or any(texts):
+            for b in range(self.batch):
+                while texts[b] is None and waiting:
+                    new = waiting.popleft()
+                    new.ids = room.round.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    last = _charge([new], last)
+                    if new.done:
+                        room.round.sequences.end(b)
+                        yield new.number, new.generation(watch)
+                        last = time.perf_counter()
+                    else:
+                        texts[b] = new
+            running = [text for text in texts if text]
+            if not running:
+                continue
+            marks = [watch.mark()]
+            tree = room.draft()
+            marks.append(watch.mark())
+            report = room.verify(tree)
+            marks.append(watch.mark())
+            for b, (count, *fresh) in enumerate(report.tolist()):
+                if text := texts[b]:
+                    text.commit(fresh[:count], marks)
+                    if text.done:
+                        texts[b] = None
+                        room.round.sequences.end(b)
+            last = _charge(running, last)
+            for text in running:
+                if text.done:
+                    yield text.number, text.generation(watch)
+                    last = time.perf_counter()
+
+    def prepare(self, longest: int) -> None:
+        """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
+        if self.compiled:
+            self._room(longest)
+
+    def _new_round(self, longest: int) -> PlainRound:
+        return PlainRound(self.target, self.sampling, longest, self.batch)
+
+    @torch.inference_mode()
+    def _room(self, longest: int) -> Room:
+        if not self.compiled:
+            return Room(self._new_round(longest), compiled=False)
+        most = self.target.most_slots
+        capacity = ROOM
+        while capacity < longest + self._nodes:
+            capacity *= 2
+        if most is not None and capacity > most:
+            capacity = max(most, longest + self._nodes)
+        if capacity not in self._rooms:
+            self._rooms[capacity] = Room(self._new_round(capacity - self._nodes), compiled=True)
+        return self._rooms[capacity]
+
+    @property
+    def _nodes(self) -> int:
+        return PlainRound.nodes
 
 
-class SpeculativeDecoder:
-    """Speculative decoding, one sequence at a time; the output is the target's own.
+class SpeculativeDecoder(PlainDecoder):
+    """Speculative decoding; the output is the target's own.
 
     Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with the
     other rules it has plain decoding's law.
@@ -115,57 +157,33 @@ class SpeculativeDecoder:
         ValueError: drafter and target do not match, or the rule cannot judge such a growth.
     """
 
-    def __init__(self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        growth: Growth,
+        sampling: Sampling = GREEDY,
+        *,
+        batch: int = 1,
+        compiled: bool = False,
+    ) -> None:
         check_pair(target, drafter)
         growth.check(drafter.config.draft_vocab_size)
         growth.check_rule(sampling.acceptance)
-        self.target, self.drafter, self.growth, self.sampling = target, drafter, growth, sampling
-        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
+        super().__init__(target, sampling, batch=batch, compiled=compiled)
+        self.drafter, self.growth = drafter, growth
 
-    @torch.inference_mode()
-    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
-        """Generate; stops after a token of ``end``. See :meth:`PlainDecoder.generate`."""
-        check_length(self.target, prompt, max_new_tokens)
-        begin = time.perf_counter()
-        chance = Chance(self.sampling, seed, self.target.vocab_size, self.target.device)
-        chance.see(prompt)
-        longest = len(prompt) + max_new_tokens
-        capacity = longest + self.growth.nodes_drafted + 1
-        cache = self.target.new_cache(capacity)
-        proposer = Proposer(self.drafter, self.growth, longest + self.growth.depth)
+    def _new_round(self, longest: int) -> PlainRound:
+        return DraftedRound(self.target, self.drafter, self.growth, self.sampling, longest, self.batch)
 
-        feed = torch.tensor([prompt], device=self.target.device)
-        prefix = torch.zeros((), dtype=torch.int64, device=feed.device)
-        out = self.target.forward(feed, View.chain(prefix, len(prompt), capacity, cache), self.layers, self.final_norm)
-        root_1 = chance.draw(self.target.logits(out.final_BTH[:, -1:])[0], len(prompt))
-        chance.see(root_1)
-        new_P, aux_1PNH = torch.cat([feed[0, 1:], root_1]), out.aux_BTNH
-        length, ids, accepted, context = len(prompt), [int(root_1)], [], []
-        watch = timer(feed.device)
-        marks = []
+    @property
+    def _nodes(self) -> int:
+        return self.growth.nodes_drafted + 1
 
-        while len(ids) < max_new_tokens and ids[-1] not in end:
-            context.append(length + 1)
-            marks.append(watch.mark())
-            children = self.sampling.children(seed, length)
-            tree = proposer.propose(root_1, proposer.extend(new_P, aux_1PNH), children)
-            marks.append(watch.mark())
-            ancestors_NN = tree.ancestors_NN()
-            view = View.append(length, ancestors_NN, ancestors_NN.sum(-1) - 1, capacity, cache)
-            out = self.target.forward(tree.tokens_N[None], view, self.layers, self.final_norm)
-            logits_NV = self.target.logits(out.final_BTH)[0]
-            drafts = tree.drafts(self.drafter.vocab)
-            verdict = chance.judge(drafts, ancestors_NN, self.growth.depth + 1, logits_NV, length)
-            path_P = verdict.path_BN[0].nonzero().flatten()
-            new_P = torch.cat([tree.tokens_N[path_P[1:]], verdict.next_B])
-            chance.see(new_P)
-            cache.commit(length, path_P)
-            marks.append(watch.mark())
-            length, root_1, aux_1PNH = length + len(path_P), verdict.next_B, out.aux_BTNH[:, path_P]
-            committed = _until_end(new_P.tolist(), end)
-            accepted.append(len(committed) - 1)
-            ids += committed
-        spans = [1e3 * watch.seconds([span]) for span in pairwise(marks)]
-        seconds = time.perf_counter() - begin
-        draft_ms, verify_ms = tuple(spans[::3]), tuple(spans[1::3])  # every third is the host's, between passes
-        return Generation(ids[:max_new_tokens], tuple(accepted), seconds, tuple(context), draft_ms, verify_ms)
+
+def _charge(texts: Sequence[Text], last: float) -> float:
+    """Share the time since ``last`` among texts; returns now."""
+    now = time.perf_counter()
+    for text in texts:
+        text.seconds += (now - last) / len(texts)
+    return now

@@ -1,11 +1,12 @@
 """The shape of the proposal: a chain, or EAGLE-2's dynamic tree.
 
-Legend: K frontier nodes, Q drafted nodes so far, C candidates, N tree nodes with the root, D draft vocabulary, H width.
+Legend: B sequences, K frontier nodes, Q drafted nodes so far, C candidates, N tree nodes with the root, D draft
+vocabulary, H width.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +20,12 @@ from specdec.drafter import DraftVocab
 class Frontier(NamedTuple):
     """What the drafter says at K nodes: the next features and the law of the next token."""
 
-    h_KH: Tensor
-    log_probs_KD: Tensor  # float32 at least
+    h_BKH: Tensor
+    log_probs_BKD: Tensor  # float32 at least
 
 
 Expand = Callable[[Tensor, Tensor, Tensor, Tensor], Frontier]
-"""(ids_K, h_KH, seen_KQ, depth_Q) -> Frontier: one level of drafting; see View.append for the last two."""
+"""(ids_BK, h_BKH, seen_BKQ, depth_BQ) -> Frontier: one level of drafting; see View.append for the last two."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,12 @@ class Growth:
 
     depth: int = 5
 
+    fixed: ClassVar[bool] = True
+    """Whether every round has the same shape, so that growing can be compiled; else a round may have fewer nodes."""
+
     @property
     def nodes_drafted(self) -> int:
-        """Draft tokens per proposal, the same in every round."""
+        """Draft tokens per proposal, at most."""
         raise TypeError(f"{type(self).__name__} must say how many nodes it proposes")
 
     @property
@@ -58,8 +62,11 @@ class Growth:
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is grown so."""
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        """The proposal after ``root_1``, given what the drafter says there."""
+    def prepare(self, device: torch.device) -> None:
+        """Make what no round changes, before any."""
+
+    def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
+        """The proposal after ``root_B``, given what the drafter says there, with K = 1."""
         raise TypeError(f"{type(self).__name__} must grow")
 
     def __post_init__(self) -> None:
@@ -83,24 +90,34 @@ class Chain(Growth):
     def name(self) -> str:
         return f"chain of {self.depth}"
 
-    def ends(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Whether to stop before ``depth``, given for every draft so far its log-probabilities (1, D) and id (1,)."""
-        return False
+    def over(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
+        """Which sequences stop before ``depth``, (B,) bool, or None: no chain does.
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        device = root_1.device
-        order = torch.arange(self.depth + 1, device=device)
-        tokens, frontier, laws, chosen = [root_1], start, [], []
+        Args:
+            chosen: for every draft so far its log-probabilities (B, D) and id (B,).
+        """
+        return None
+
+    def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
+        order = torch.arange(self.depth + 1, device=root_B.device)
+        tokens, frontier, laws, chosen, overs = [root_B], start, [], [], []
         for level in range(self.depth):
-            laws.append(children.law(frontier.log_probs_KD))
-            chosen.append((frontier.log_probs_KD, children.find(laws[-1], 1, level)[:, 0]))
+            laws.append(children.law(frontier.log_probs_BKD))
+            chosen.append((frontier.log_probs_BKD[:, 0], children.find(laws[-1], 1, level)[:, 0, 0]))
             tokens.append(vocab.to_target(chosen[-1][1]))
-            if level + 1 == self.depth or self.ends(chosen):
+            if (over_B := self.over(chosen)) is not None:
+                overs.append(over_B)
+            if level + 1 == self.depth or (over_B is not None and bool(over_B.all())):
                 break
-            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=device)
-            frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, order[: level + 1])
-        q_ND = torch.cat([*laws, torch.zeros_like(laws[0])]) if children.rule.sampled else None
-        return DraftTree(torch.cat(tokens), (order[: len(tokens)] - 1).clamp(min=0), q_ND)
+            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=root_B.device)
+            frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order[: level + 1])
+        order_N = order[: len(tokens)]
+        parents_BN = (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        if overs:  # what a sequence drafts after its end becomes padding
+            ended_BN = torch.stack([torch.zeros_like(overs[0])] * 2 + overs[:-1], 1).cumsum(1) > 0
+            parents_BN = torch.where(ended_BN, order_N, parents_BN)
+        q_BND = torch.cat([*laws, torch.zeros_like(laws[0])], 1) if children.rule.sampled else None
+        return DraftTree(torch.stack(tokens, 1), parents_BN, q_BND)
 
 
 @dataclass(frozen=True)
@@ -147,30 +164,34 @@ class DynamicTree(Growth):
                 "use a chain or a static tree, or the rule one_hot"
             )
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        k, device = self.top_k, root_1.device
-        first = start.log_probs_KD[-1].topk(k)
-        value_K, ids_K, h_KH = first.values, vocab.to_target(first.indices), start.h_KH[-1:].expand(k, -1)
-        eye_KK = torch.eye(k, dtype=torch.bool, device=device)
-        seen_KQ, candidate_K = eye_KK, torch.arange(k, device=device)
-        tokens, values, parents = [ids_K], [value_K], [torch.full((k,), -1, device=device)]
+    def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
+        k, device = self.top_k, root_B.device
+        first = start.log_probs_BKD[:, 0].topk(k)
+        value_BK, ids_BK, h_BKH = first.values, vocab.to_target(first.indices), start.h_BKH.expand(-1, k, -1)
+        candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)
+        eye_BKK = torch.eye(k, dtype=torch.bool, device=device).expand(len(root_B), k, k)
+        seen_BKQ = eye_BKK
+        tokens, values, parents = [ids_BK], [value_BK], [torch.full_like(ids_BK, -1)]
         for level in range(self.depth - 1):
-            depth_Q = torch.arange(level + 1, device=device).repeat_interleave(k)
-            frontier = expand(ids_K, h_KH, seen_KQ, depth_Q)
-            best = frontier.log_probs_KD.topk(k)
-            value_C = (best.values + value_K[:, None]).flatten()
-            ids_C = vocab.to_target(best.indices).flatten()
+            depth_Q = torch.arange(k * (level + 1), device=device) // k
+            frontier = expand(ids_BK, h_BKH, seen_BKQ, depth_Q)
+            best = frontier.log_probs_BKD.topk(k)
+            value_BC = (best.values + value_BK[..., None]).flatten(1)
+            ids_BC = vocab.to_target(best.indices).flatten(1)
             offset = k + level * k * k
-            tokens.append(ids_C)
-            values.append(value_C)
-            parents.append(candidate_K.repeat_interleave(k))
-            value_K, chosen_K = value_C.topk(k)
-            parent_K = chosen_K // k
-            ids_K, h_KH, candidate_K = ids_C[chosen_K], frontier.h_KH[parent_K], offset + chosen_K
-            seen_KQ = torch.cat([seen_KQ[parent_K], eye_KK], dim=1)
+            tokens.append(ids_BC)
+            values.append(value_BC)
+            parents.append(candidate_BK[..., None].expand(-1, -1, k).flatten(1))
+            value_BK, chosen_BK = value_BC.topk(k)
+            parent_BK = chosen_BK // k
+            ids_BK, candidate_BK = ids_BC.gather(1, chosen_BK), offset + chosen_BK
+            h_BKH = frontier.h_BKH.take_along_dim(parent_BK[..., None], dim=1)
+            seen_BKQ = torch.cat([seen_BKQ.take_along_dim(parent_BK[..., None], dim=1), eye_BKK], dim=2)
         # candidates stand in level order, so a stable sort breaks ties as documented
-        order_C = torch.sort(torch.cat(values), descending=True, stable=True).indices
-        kept_N = order_C[: self.nodes].sort().values
-        parent_N = torch.searchsorted(kept_N, torch.cat(parents)[kept_N]) + 1
-        parent_N[kept_N < k] = 0
-        return DraftTree(torch.cat([root_1, torch.cat(tokens)[kept_N]]), torch.cat([parent_N.new_zeros(1), parent_N]))
+        order_BC = torch.cat(values, 1).sort(dim=-1, descending=True, stable=True).indices
+        kept_BN = order_BC[:, : self.nodes].sort(dim=-1).values
+        parent_BN = torch.searchsorted(kept_BN, torch.cat(parents, 1).gather(1, kept_BN)) + 1
+        parent_BN = torch.where(kept_BN < k, 0, parent_BN)
+        tokens_BN = torch.cat(tokens, 1).gather(1, kept_BN)
+        zero_B1 = torch.zeros_like(root_B)[:, None]
+        return DraftTree(torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ def parse_growth(text: str) -> Growth:
 
 
 def _numbers(cls: type[Growth], text: str, items: list[str]) -> Growth:
-    known = cls.__dataclass_fields__
+    known = {field.name: field for field in fields(cls)}
     arguments: dict[str, Any] = {}
     for item in items:
         name, value = (part.strip() for part in (*item.split("=", 1), "")[:2])

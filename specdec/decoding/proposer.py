@@ -1,6 +1,6 @@
 """The drafter at work: its static cache, and the two ways rows enter it.
 
-Legend: M newly committed tokens, N aux layers, K frontier nodes, Q drafted nodes, H hidden.
+Legend: B sequences, M newly committed tokens, N aux layers, K frontier nodes, Q drafted nodes, H hidden.
 """
 
 import torch
@@ -15,45 +15,62 @@ from specdec.nn.view import View
 
 
 class Proposer:
-    """A drafter, its cache and a growth, for one sequence.
+    """A drafter, its cache and a growth, for B sequences.
 
-    ``length`` counts the committed rows: row i holds the pair of the target's true feature i and token i + 1.
+    Row i of a sequence holds the pair of the target's true feature i and token i + 1.
 
     Args:
         capacity: the longest sequence, drafts excluded.
     """
 
-    def __init__(self, drafter: Drafter, growth: Growth, capacity: int) -> None:
+    def __init__(self, drafter: Drafter, growth: Growth, capacity: int, batch: int = 1) -> None:
         config, weight = drafter.config, drafter.lm_head.weight
         growth.check(config.draft_vocab_size)
+        growth.prepare(weight.device)
         self.drafter, self.growth = drafter, growth
-        self.capacity = capacity + growth.slots
+        self.capacity = capacity + max(growth.slots, growth.depth)  # the latter for padding behind the new rows
         self.cache = StaticCache(
-            config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device
-        )
-        self.length = 0
+            config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device,
+            batch,
+        )  # fmt: skip
 
-    def extend(self, ids_M: Tensor, aux_1MNH: Tensor) -> Frontier:
-        """Commit M tokens with the target's true features, over whatever had been guessed in their rows.
+    def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
+        """The first M tokens of sequence ``b`` that have a feature before them."""
+        view = View.chain(torch.zeros_like(ids_1M[0, :1]), ids_1M.shape[1], self.capacity, self.cache.row(b))
+        self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view)
+
+    def extend(self, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor) -> Frontier:
+        """Commit tokens with the target's true features, over whatever had been guessed in their rows.
 
         Args:
-            ids_M: the tokens that follow each feature; the last of them is the next root.
+            length_B: int64, the rows committed so far.
+            ids_BM: the tokens that follow each feature; the last that counts is the next root.
+            count_B: int64, how many of the M are meant; the rest is padding, whose rows are free again.
         """
-        view = View.chain(self.length, len(ids_M), self.capacity, self.cache)
-        step = self.drafter.step(ids_M[None], self.drafter.fuse(aux_1MNH), view)
-        self.length += len(ids_M)
-        return self._frontier(step.h_BTH[0, -1:], step.normed_BTH[0, -1:])
+        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)
+        step = self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view)
+        last_B11 = (count_B - 1).clamp_min(0)[:, None, None]
+        return self._frontier(step.h_BTH.take_along_dim(last_B11, 1), step.normed_BTH.take_along_dim(last_B11, 1))
 
-    def propose(self, root_1: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
-        """Grow a proposal after the root, from what :meth:`extend` returned."""
-        return self.growth.grow(root_1, start, self._expand, self.drafter.vocab, children)
+    def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
+        """Grow a proposal after the roots, from what :meth:`extend` returned.
 
-    def _expand(self, ids_K: Tensor, h_KH: Tensor, seen_KQ: Tensor, depth_Q: Tensor) -> Frontier:
-        view = View.append(self.length, seen_KQ, depth_Q, self.capacity, self.cache)
-        step = self.drafter.step(ids_K[None], h_KH[None], view)
-        return self._frontier(step.h_BTH[0], step.normed_BTH[0])
+        Args:
+            length_B: int64, the rows committed by now.
+        """
 
-    def _frontier(self, h_KH: Tensor, normed_KH: Tensor) -> Frontier:
-        logits_KD = self.drafter.logits(normed_KH)
-        wide = torch.promote_types(logits_KD.dtype, torch.float32)
-        return Frontier(h_KH, logits_KD.log_softmax(-1, dtype=wide))
+        def expand(ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+            return self.expand(length_B, ids_BK, h_BKH, seen_BKQ, depth_BQ)
+
+        return self.growth.grow(root_B, start, expand, self.drafter.vocab, children)
+
+    def expand(self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+        """One level of drafting; see :data:`Expand`."""
+        view = View.append(length_B, seen_BKQ, depth_BQ, self.capacity, self.cache)
+        step = self.drafter.step(ids_BK, h_BKH, view)
+        return self._frontier(step.h_BTH, step.normed_BTH)
+
+    def _frontier(self, h_BKH: Tensor, normed_BKH: Tensor) -> Frontier:
+        logits_BKD = self.drafter.logits(normed_BKH)
+        wide = torch.promote_types(logits_BKD.dtype, torch.float32)
+        return Frontier(h_BKH, logits_BKD.log_softmax(-1, dtype=wide))

@@ -1,13 +1,11 @@
 """Drawing the target's tokens, plainly and by judging drafts, with noise that depends on seed and place alone.
 
-Legend: B sequences, here one, N tree nodes with the root, V vocabulary.
+Legend: B sequences, N tree nodes with the root, M tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from specdec.decoding.children import Children
@@ -62,62 +60,54 @@ class Sampling(Warp):
         """Whether speculative decoding yields plain decoding's tokens, and not only their law."""
         return not self.acceptance.sampled
 
-    def children(self, seed: int, place: int) -> Children:
-        """How the children of a tree are found whose root stands at ``place``."""
-        return Children(self.acceptance, self.draft_temperature or self.temperature or 1.0, seed, place)
+    def children(self, seed_B: Tensor, place_B: Tensor) -> Children:
+        """How the children of trees are found whose roots stand at ``place_B``."""
+        return Children(self.acceptance, self.draft_temperature or self.temperature or 1.0, seed_B, place_B)
 
 
-class Chance:
-    """The chance in one text: its noise, and the tokens that are in it.
+class Chance(NamedTuple):
+    """The chance in B texts: their noise, and the tokens that are in them."""
 
-    Args:
-        seed: of this text.
-        vocab_size: V.
-    """
+    sampling: Sampling
+    seed_B: Tensor  # int64
+    seen_BV: Tensor  # bool, the tokens of each text; V = 0 where the sampling does not ask
 
-    def __init__(self, sampling: Sampling, seed: int, vocab_size: int, device: torch.device) -> None:
-        self.sampling, self.vocab_size = sampling, vocab_size
-        self.seed_1 = torch.tensor([seed], device=device)
-        self.history_1V = torch.zeros(1, vocab_size, dtype=torch.bool, device=device)
+    @property
+    def plainly_greedy(self) -> bool:
+        """Whether the logits alone decide."""
+        return isinstance(self.sampling.acceptance, Greedy) and not self.sampling.needs_seen
 
-    def see(self, ids: Sequence[int] | Tensor) -> None:
+    def row(self, b: int) -> "Chance":
+        """The chance of one text, in the same memory."""
+        return self._replace(seed_B=self.seed_B[b : b + 1], seen_BV=self.seen_BV[b : b + 1])
+
+    def see(self, ids_BM: Tensor) -> None:
         """Note the prompt, or what was committed."""
         if self.sampling.needs_seen:
-            self.history_1V[0, torch.as_tensor(ids, device=self.history_1V.device)] = True
+            self.seen_BV.scatter_(1, ids_BM, True)
 
-    def draw(self, logits_1V: Tensor, place: int) -> Tensor:
-        """The token at ``place``, (1,) int64."""
-        if self._plainly_greedy:
-            return logits_1V.argmax(-1)
-        law_1V = self.sampling.law(logits_1V, self.history_1V)
+    def draw(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
+        """The tokens at ``place_B``, (B,) int64."""
+        if self.plainly_greedy:
+            return logits_BV.argmax(-1)
+        law_BV = self.sampling.law(logits_BV, self.seen_BV)
         if self.sampling.temperature == 0:
-            return law_1V.argmax(-1)
-        return draw(law_1V, token_races(self.seed_1, self._at(place)[:, None], self.vocab_size)[:, 0])
+            return law_BV.argmax(-1)
+        return draw(law_BV, token_races(self.seed_B, place_B[:, None], logits_BV.shape[-1])[:, 0])
 
-    def judge(self, drafts: Drafts, ancestors_NN: Tensor, levels: int, logits_NV: Tensor, place: int) -> Verdict:
-        """Judge a tree whose root stands at ``place``.
+    def judge(self, drafts: Drafts, ancestors_BNN: Tensor, levels: int, logits_BNV: Tensor, place_B: Tensor) -> Verdict:
+        """Judge trees whose roots stand at ``place_B``.
 
         Args:
             levels: of the deepest path, the root's included.
         """
         sampling, rule = self.sampling, self.sampling.acceptance
-        if self._plainly_greedy:
-            p_1NV = logits_NV[None]
-        else:
-            seen_1NV = None
-            if sampling.needs_seen:
-                seen_1NV = seen(drafts.tokens_BN, ancestors_NN[None], self.history_1V)
-            p_1NV = sampling.law(logits_NV[None], seen_1NV)
-        none = logits_NV.new_empty(0)
+        p_BNV = logits_BNV
+        if not self.plainly_greedy:
+            seen_BNV = seen(drafts.tokens_BN, ancestors_BNN, self.seen_BV) if sampling.needs_seen else None
+            p_BNV = sampling.law(logits_BNV, seen_BNV)
+        none = logits_BNV.new_empty(0)
         noise = Noise(none, none)
         if not isinstance(rule, Greedy):
-            nodes = drafts.tokens_BN.shape[1]
-            noise = acceptance_noise(self.seed_1, self._at(place), nodes, levels, self.vocab_size)
-        return rule.accept(drafts, p_1NV, noise)
-
-    @property
-    def _plainly_greedy(self) -> bool:
-        return isinstance(self.sampling.acceptance, Greedy) and not self.sampling.needs_seen
-
-    def _at(self, place: int) -> Tensor:
-        return torch.tensor([place], device=self.seed_1.device)
+            noise = acceptance_noise(self.seed_B, place_B, drafts.tokens_BN.shape[1], levels, logits_BNV.shape[-1])
+        return rule.accept(drafts, p_BNV, noise)

@@ -1,7 +1,7 @@
 """EAGLE-1's static tree: a fixed set of nodes, whatever the drafter is sure of.
 
-Legend: L nodes of a level, K those of them that are expanded, Q nodes expanded so far, R child ranks, N tree nodes
-with the root, D draft vocabulary, H width.
+Legend: B sequences, L nodes of a level, K those of them that are expanded, Q nodes expanded so far, R child ranks, N
+tree nodes with the root, D draft vocabulary, H width.
 """
 
 import functools
@@ -43,6 +43,7 @@ class StaticTree(Growth):
 
     depth: int = field(init=False)
     paths: tuple[Ranks, ...] = EAGLE1
+    _plans: dict[torch.device, "_Plan"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         paths = _checked(self.paths)
@@ -62,7 +63,7 @@ class StaticTree(Growth):
         return f"static tree of {len(self.paths)} (depth {self.depth})"
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "paths": [list(path) for path in self.paths]}
+        return {"class": type(self).__name__, "depth": self.depth, "paths": [list(path) for path in self.paths]}
 
     def check(self, draft_vocab_size: int) -> None:
         for path in self.paths:
@@ -77,21 +78,27 @@ class StaticTree(Growth):
                 f"{[*gap[:-1], gap[-1] - 1]}, or use the rule one_hot"
             )
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        parents_N, levels = _plan(self.paths, root_1.device)
-        tokens, frontier, q_ND = [root_1], start, None
+    def prepare(self, device: torch.device) -> None:
+        if device not in self._plans:
+            with torch.inference_mode(False):  # it is kept, and not only for inference
+                self._plans[device] = _plan(self.paths, device)
+
+    def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
+        parents_N, levels = self._plans[root_B.device]
+        tokens, frontier, q_BND = [root_B[:, None]], start, None
         if children.rule.sampled:
-            q_ND = start.log_probs_KD.new_zeros(len(parents_N), start.log_probs_KD.shape[-1])
+            law_B1D = start.log_probs_BKD
+            q_BND = law_B1D.new_zeros(len(root_B), len(parents_N), law_B1D.shape[-1])
         for depth, level in enumerate(levels):
-            law_KD = children.law(frontier.log_probs_KD)
-            if q_ND is not None:
-                q_ND[level.expanded_K] = law_KD
-            best_KR = children.find(law_KD, level.ranks, depth)
-            tokens.append(vocab.to_target(best_KR[level.row_L, level.rank_L]))
+            law_BKD = children.law(frontier.log_probs_BKD)
+            if q_BND is not None:
+                q_BND[:, level.expanded_K] = law_BKD
+            best_BKR = children.find(law_BKD, level.ranks, depth)
+            tokens.append(vocab.to_target(best_BKR[:, level.row_L, level.rank_L]))
             if len(level.inner_K):
-                h_KH = frontier.h_KH[level.row_L[level.inner_K]]
-                frontier = expand(tokens[-1][level.inner_K], h_KH, level.seen_KQ, level.depth_Q)
-        return DraftTree(torch.cat(tokens), parents_N, q_ND)
+                h_BKH = frontier.h_BKH[:, level.row_L[level.inner_K]]
+                frontier = expand(tokens[-1][:, level.inner_K], h_BKH, level.seen_KQ, level.depth_Q)
+        return DraftTree(torch.cat(tokens, 1), parents_N.expand(len(root_B), -1), q_BND)
 
 
 def read_static_tree(file: Path | str) -> StaticTree:
@@ -143,30 +150,34 @@ class _Level(NamedTuple):
     depth_Q: Tensor
 
 
-@functools.cache
-def _plan(paths: tuple[Ranks, ...], device: torch.device) -> tuple[Tensor, list[_Level]]:
-    """What no round changes: ``parents_N`` and the levels."""
+class _Plan(NamedTuple):
+    """What no round changes."""
+
+    parents_N: Tensor  # int64
+    levels: list[_Level]
+
+
+def _plan(paths: tuple[Ranks, ...], device: torch.device) -> _Plan:
     number = {path: node for node, path in enumerate(((), *paths))}
     parents = {path[:-1] for path in paths}
     above: list[Ranks] = [()]
     drafted: list[Ranks] = []
     levels = []
-    with torch.inference_mode(False):  # they are kept, and not only for inference
-        index = functools.partial(torch.tensor, dtype=torch.int64, device=device)
-        for depth in range(1, len(paths[-1]) + 1):
-            nodes = [path for path in paths if len(path) == depth]
-            inner = [path for path in nodes if path in parents]
-            drafted += inner
-            seen = [[path[: len(other)] == other for other in drafted] for path in inner]
-            level = _Level(
-                row_L=index([above.index(path[:-1]) for path in nodes]),
-                rank_L=index([path[-1] for path in nodes]),
-                ranks=1 + max(path[-1] for path in nodes),
-                expanded_K=index([number[path] for path in above]),
-                inner_K=index([nodes.index(path) for path in inner]),
-                seen_KQ=torch.tensor(seen, dtype=torch.bool, device=device),
-                depth_Q=index([len(path) - 1 for path in drafted]),
-            )
-            levels.append(level)
-            above = inner
-        return index([0, *(number[path[:-1]] for path in paths)]), levels
+    index = functools.partial(torch.tensor, dtype=torch.int64, device=device)
+    for depth in range(1, len(paths[-1]) + 1):
+        nodes = [path for path in paths if len(path) == depth]
+        inner = [path for path in nodes if path in parents]
+        drafted += inner
+        seen = [[path[: len(other)] == other for other in drafted] for path in inner]
+        level = _Level(
+            row_L=index([above.index(path[:-1]) for path in nodes]),
+            rank_L=index([path[-1] for path in nodes]),
+            ranks=1 + max(path[-1] for path in nodes),
+            expanded_K=index([number[path] for path in above]),
+            inner_K=index([nodes.index(path) for path in inner]),
+            seen_KQ=torch.tensor(seen, dtype=torch.bool, device=device),
+            depth_Q=index([len(path) - 1 for path in drafted]),
+        )
+        levels.append(level)
+        above = inner
+    return _Plan(index([0, *(number[path[:-1]] for path in paths)]), levels)

@@ -85,10 +85,11 @@ class Attention(nn.Module):
         if beside_BTW is not None:
             qkv_BTW = qkv_BTW + beside_BTW
         qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
-        q, k, v = _Part.apply(qkv_BTnd, *rope, self.heads, self.kv_heads)
+        part = _Part.apply if qkv_BTnd.requires_grad else _part
+        q, k, v = part(qkv_BTnd, *rope, self.heads, self.kv_heads)
         q, mask_B1TS = view.wanted(q, 2), view.wanted(view.mask_B1TS, 2)
         if view.cache is None:
             out = attend(q, k, v, mask_B1TS)
         else:
-            out = view.cache.attend(self.layer, q, k, v, mask_B1TS, view.slots_T)
+            out = view.cache.attend(self.layer, q, k, v, mask_B1TS, view.slots_BT)
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -3,6 +3,7 @@
 Legend: B batch, h query heads, g key heads, T new nodes, S key slots, d head width.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from specdec.nn.few_queries import MOST, additive, attend_few
 from specdec.nn.unroll import Keys, UnrollKernel
 
 
@@ -17,7 +19,7 @@ class KVCache(Protocol):
     """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_T: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
     ) -> Tensor:
         """Attention output of the new nodes, shape (B, h, T, d)."""
         ...
@@ -28,12 +30,18 @@ def attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor) ->
     return F.scaled_dot_product_attention(q_BhTd, k_BgSd, v_BgSd, attn_mask=mask_B1TS, enable_gqa=True)
 
 
+def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
+    """Put new keys or values into their slots, in place."""
+    buffer_BgSd.scatter_(2, slots_BT[:, None, :, None].expand_as(new_BgTd), new_BgTd)
+
+
 class StaticCache:
     """Fixed slots, written in place: the cache of decoding.
 
     Args:
         layers: number of attention layers.
         capacity: S, slots per layer.
+        batch: B, sequences side by side.
     """
 
     def __init__(
@@ -44,21 +52,31 @@ class StaticCache:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        batch: int = 1,
     ) -> None:
-        shape = (layers, 1, heads, capacity, head_dim)
+        shape = (layers, batch, heads, capacity, head_dim)
         self.capacity = capacity
         self.keys_LBgSd = torch.zeros(shape, dtype=dtype, device=device)
         self.values_LBgSd = torch.zeros(shape, dtype=dtype, device=device)
 
+    def row(self, b: int) -> "StaticCache":
+        """The cache of one sequence, in the same memory."""
+        one = copy.copy(self)
+        one.keys_LBgSd, one.values_LBgSd = self.keys_LBgSd[:, b : b + 1], self.values_LBgSd[:, b : b + 1]
+        return one
+
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_T: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
     ) -> Tensor:
-        """Write the new keys into ``slots_T`` and attend to every slot that the mask allows."""
-        assert slots_T is not None, "a static cache needs slots: make the view with View.append"
+        """Write the new keys into ``slots_BT`` and attend to every slot that the mask allows."""
+        assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         keys_BgSd, values_BgSd = self.keys_LBgSd[layer], self.values_LBgSd[layer]
-        keys_BgSd.index_copy_(2, slots_T, k_BgTd)
-        values_BgSd.index_copy_(2, slots_T, v_BgTd)
-        return attend(q_BhTd, keys_BgSd, values_BgSd, mask_B1TS)
+        write(keys_BgSd, k_BgTd, slots_BT)
+        write(values_BgSd, v_BgTd, slots_BT)
+        if q_BhTd.shape[2] > MOST:
+            return attend(q_BhTd, keys_BgSd, values_BgSd, mask_B1TS)
+        bias_B1TS = additive(mask_B1TS, q_BhTd.dtype)
+        return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)
 
 
 class UnrollCache:
@@ -76,7 +94,7 @@ class UnrollCache:
         self._layers: list[list[Keys]] = []  # by layer, then by step
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_T: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
         if layer == len(self._layers):

@@ -49,6 +49,8 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
         both = self.gate_up_proj(x)
+        if not both.requires_grad:
+            return self.down_proj(_forward(both))
         product = _Gate.apply(both)
         with remade(product, _forward, both):  # as wide as the rest of the layer, and cheap to make again
             return self.down_proj(product)

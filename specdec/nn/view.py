@@ -20,7 +20,7 @@ class View(NamedTuple):
     positions_BT: Tensor  # int64, RoPE positions
     mask_B1TS: Tensor  # bool, True where the node may attend to the key
     key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
-    slots_T: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
+    slots_BT: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
     asked_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
@@ -46,33 +46,35 @@ class View(NamedTuple):
     def append(
         cls,
         prefix: Tensor | int,
-        seen_TQ: Tensor,
-        depth_Q: Tensor,
+        seen_BTQ: Tensor,
+        depth_BQ: Tensor,
         capacity: int,
         cache: KVCache | None = None,
     ) -> Self:
-        """Nodes appended after a committed prefix in a static cache, batch size 1.
+        """Nodes appended after the committed prefixes in a static cache.
 
         Args:
-            prefix: number of committed slots; slot ``i < prefix`` holds position ``i``. A 0-d or 1-element
-                tensor keeps a compiled graph free of recompilations.
-            seen_TQ: bool, which of the Q nodes drafted since the prefix each new node sees, itself included. The
-                new nodes are the last T columns; column ``j`` lives in slot ``prefix + j``.
-            depth_Q: int64, depth of each drafted node; a node of depth d stands at position ``prefix + d``.
+            prefix: number of committed slots, of every sequence (B,) or of all; slot ``i < prefix`` holds position
+                ``i``. A tensor keeps a compiled graph free of recompilations.
+            seen_BTQ: bool, which of the Q nodes drafted since the prefix each new node sees, itself included. The
+                new nodes are the last T columns; column ``j`` lives in slot ``prefix + j``. As for the next, a first
+                dimension of one, or none, stands for all sequences.
+            depth_BQ: int64, depth of each drafted node; a node of depth d stands at position ``prefix + d``.
             capacity: S, the number of slots of the cache.
         """
-        new, drafted = seen_TQ.shape
-        device = seen_TQ.device
-        first_1 = torch.as_tensor(prefix, device=device).reshape(1)
+        new, drafted = seen_BTQ.shape[-2:]
+        device = seen_BTQ.device
+        first_B1 = torch.as_tensor(prefix, device=device).reshape(-1, 1)
         columns_S = torch.arange(capacity, device=device)
-        node_S = (columns_S - first_1).clamp(0, drafted - 1)
-        is_node_S = (columns_S >= first_1) & (columns_S < first_1 + drafted)
-        mask_TS = (columns_S < first_1) | (is_node_S & seen_TQ.index_select(1, node_S))
-        slots_T = first_1 + torch.arange(drafted - new, drafted, device=device)
-        positions_Q = first_1 + depth_Q
-        key_positions_S = torch.where(is_node_S, positions_Q.index_select(0, node_S), columns_S)
-        positions_BT = positions_Q[None, drafted - new :]
-        return cls(positions_BT, mask_TS[None, None], key_positions_S[None], slots_T, cache)
+        node_BS = (columns_S - first_B1).clamp(0, drafted - 1)
+        is_node_BS = (columns_S >= first_B1) & (columns_S < first_B1 + drafted)
+        seen_BTS = seen_BTQ.view(-1, new, drafted).take_along_dim(node_BS[:, None], dim=2)
+        mask_BTS = (columns_S < first_B1)[:, None] | (is_node_BS[:, None] & seen_BTS)
+        slots_BT = first_B1 + torch.arange(drafted - new, drafted, device=device)
+        positions_BQ = first_B1 + depth_BQ
+        key_positions_BS = torch.where(is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S)
+        positions_BT, slots_BT = (x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT))
+        return cls(positions_BT, mask_BTS[:, None], key_positions_BS, slots_BT, cache)
 
     @classmethod
     def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:
@@ -95,7 +97,7 @@ class View(NamedTuple):
         return self._replace(
             positions_BT=self.positions_BT.gather(1, nodes_BM),
             mask_B1TS=self.mask_B1TS.take_along_dim(rows_B1M1, dim=2),
-            slots_T=None,
+            slots_BT=None,
             asked_BM=None,
         )
 

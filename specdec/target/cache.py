@@ -1,14 +1,16 @@
 """The target's keys, in slots that a draft tree can fill and an acceptance can tidy.
 
-Legend: g key heads, T new nodes, P accepted nodes, S key slots, d head width.
+Legend: B sequences, g key heads, T new nodes, P path nodes, S key slots, d head width.
 """
 
-from typing import Any
+import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec.nn.cache import write
 from specdec.nn.view import View
 
 
@@ -16,39 +18,47 @@ class TargetCache(Cache):
     """Fixed slots for every layer, sliding ones too: the window is in the mask, so a commit can move any slot.
 
     Hugging Face's attention layers take it as ``past_key_values``. Buffers are made at a layer's first write,
-    since families differ in heads and widths from layer to layer. Batch size 1.
+    since families differ in heads and widths from layer to layer.
 
     Args:
         capacity: S, slots per layer.
+        batch: B, sequences side by side.
     """
 
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"a cache needs at least one slot, not {capacity}")
+    def __init__(self, capacity: int, batch: int = 1) -> None:
+        if min(capacity, batch) < 1:
+            raise ValueError(f"a cache needs at least one slot and one sequence, not {capacity} and {batch}")
         super().__init__(layers=[])
-        self.capacity = capacity
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._slots_T = torch.empty(0, dtype=torch.int64)
+        self.capacity, self.batch = capacity, batch
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of all sequences, also in a row of the cache
+        self._rows = slice(0, batch)
+        self._slots_BT = torch.empty(0, dtype=torch.int64)
         self._columns = capacity
 
-    def place(self, view: View) -> int:
-        """Aim the next forward's keys at ``view.slots_T``; returns how many key columns it has to look at.
+    def row(self, b: int) -> Self:
+        """The cache of one sequence, in the same memory."""
+        one = copy.copy(self)
+        one._rows = slice(b, b + 1)
+        return one
 
-        A view sees nothing beyond its last slot, so on the CPU the empty rest is cut off. Elsewhere, knowing the
-        last slot would stall the device: all S columns stay, and shapes stay fixed for compilation.
+    def place(self, view: View) -> int:
+        """Aim the next forward's keys at ``view.slots_BT``; returns how many key columns it has to look at.
+
+        A view sees nothing beyond its last slot, so on the CPU the empty rest is cut off. Elsewhere, and in compiled
+        code, knowing the last slot would stall the device: all S columns stay, and shapes stay fixed.
 
         Raises:
             ValueError: the view was made for another capacity, without slots, or does not fit (CPU).
         """
-        if view.slots_T is None or view.mask_B1TS.shape[-1] != self.capacity:
+        if view.slots_BT is None or view.mask_B1TS.shape[-1] != self.capacity:
             raise ValueError(
                 f"the view has {view.mask_B1TS.shape[-1]} key columns and the cache {self.capacity} slots: "
                 "make the view with View.append or View.chain and the cache's capacity"
             )
-        self._slots_T = view.slots_T
+        self._slots_BT = view.slots_BT
         self._columns = self.capacity
-        if view.slots_T.device.type == "cpu":
-            self._columns = int(view.slots_T[-1]) + 1
+        if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._columns = int(view.slots_BT.max()) + 1
             if self._columns > self.capacity:
                 raise ValueError(f"slot {self._columns - 1} is beyond the cache's {self.capacity} slots")
         return self._columns
@@ -56,32 +66,33 @@ class TargetCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of T nodes, (1, g, T, d) each; returns the columns to attend to."""
+        """Write the keys and values of T nodes, (B, g, T, d) each; returns the columns to attend to."""
         if layer_idx not in self._buffers:
             self._buffers[layer_idx] = (self._empty(key_states), self._empty(value_states))
-        keys_1gSd, values_1gSd = self._buffers[layer_idx]
-        keys_1gSd.index_copy_(2, self._slots_T, key_states)
-        values_1gSd.index_copy_(2, self._slots_T, value_states)
-        return keys_1gSd[:, :, : self._columns], values_1gSd[:, :, : self._columns]
+        keys_BgSd, values_BgSd = (buffer[self._rows] for buffer in self._buffers[layer_idx])
+        write(keys_BgSd, key_states, self._slots_BT)
+        write(values_BgSd, value_states, self._slots_BT)
+        return keys_BgSd[:, :, : self._columns], values_BgSd[:, :, : self._columns]
 
-    def _empty(self, like_1gTd: Tensor) -> Tensor:
-        shape = (*like_1gTd.shape[:2], self.capacity, like_1gTd.shape[3])
-        return torch.zeros(shape, dtype=like_1gTd.dtype, device=like_1gTd.device)
+    def _empty(self, like_BgTd: Tensor) -> Tensor:
+        shape = (self.batch, like_BgTd.shape[1], self.capacity, like_BgTd.shape[3])
+        return torch.zeros(shape, dtype=like_BgTd.dtype, device=like_BgTd.device)
 
-    def commit(self, prefix: int | Tensor, path_P: Tensor) -> None:
-        """Move slot ``prefix + path_P[j]`` to slot ``prefix + j`` in every layer; what lies beyond is free again.
+    def commit(self, prefix_B: Tensor, path_BP: Tensor) -> None:
+        """Move slot ``prefix + path[j]`` to slot ``prefix + j`` in every layer; what lies beyond is free again.
 
         Args:
-            prefix: number of committed slots before the tree.
-            path_P: int64, the accepted nodes from the root on, as indices into the tree.
+            prefix_B: int64, number of committed slots before the tree.
+            path_BP: int64, the accepted nodes from the root on, as indices into the tree; ``path[j]`` is ``j`` where
+                the path has ended.
         """
-        order_P = torch.arange(path_P.shape[0], device=path_P.device)
-        if path_P.device.type == "cpu" and torch.equal(path_P, order_P):
+        order_P = torch.arange(path_BP.shape[1], device=path_BP.device)
+        if path_BP.device.type == "cpu" and not torch.compiler.is_compiling() and bool((path_BP == order_P).all()):
             return
-        from_P, to_P = path_P + prefix, order_P + prefix
+        from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
         for pair in self._buffers.values():
-            for buffer in pair:
-                buffer.index_copy_(2, to_P, buffer.index_select(2, from_P))
+            for buffer in (whole[self._rows] for whole in pair):
+                write(buffer, buffer.take_along_dim(from_BP[:, None, :, None], dim=2), to_BP)
 
     def __repr__(self) -> str:
-        return f"TargetCache(capacity={self.capacity})"
+        return f"TargetCache(capacity={self.capacity}, batch={self.batch})"

@@ -1,4 +1,4 @@
-"""Hooks for one forward: each layer gets the mask it needs, and the states that were asked for are kept.
+"""Hooks on the layers: each gets the mask it needs, and the states that were asked for are kept.
 
 Boundary ``b`` is the residual stream after ``b`` layers: 0 the embeddings, L the last layer's output *before* the
 final norm. It is Hugging Face's index into ``hidden_states``, except that theirs is already normed at L.
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec.nn.few_queries import additive
 from specdec.nn.view import View
 from specdec.target.anatomy import Anatomy
 
@@ -43,53 +44,48 @@ def _allowed(view: View, columns: int, window: int | None) -> Tensor:
 
 
 def _additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor | None:
-    if allowed_B1TS.shape[2] == 1 and allowed_B1TS.device.type == "cpu" and bool(allowed_B1TS.all()):
+    few = allowed_B1TS.shape[0] == allowed_B1TS.shape[2] == 1
+    if few and allowed_B1TS.device.type == "cpu" and not torch.compiler.is_compiling() and bool(allowed_B1TS.all()):
         return None
-    blocked = torch.finfo(dtype).min  # not -inf: a row of it would make NaN of the whole softmax
-    return allowed_B1TS.new_zeros(allowed_B1TS.shape, dtype=dtype).masked_fill_(~allowed_B1TS, blocked)
+    return additive(allowed_B1TS, dtype)
 
 
-@contextlib.contextmanager
-def capture(
-    anatomy: Anatomy, masks: Sequence[Tensor | None], boundaries: Collection[int]
-) -> Iterator[dict[int, Tensor]]:
-    """While the block runs, hand out ``masks`` and fill the yielded mapping with the states at ``boundaries``.
+class Tape:
+    """What one forward hands to the layers and keeps of them; between forwards the hooks do nothing.
 
-    The hooks leave with the block, so whoever else uses the model never meets them.
+    The hooks stay on the model, since ``torch.compile`` cannot follow hooks that come and go; whoever else uses the
+    model does not notice them.
     """
-    states: dict[int, Tensor] = {}
-    handles = []
-    try:
-        for i, (layer, mask) in enumerate(zip(anatomy.layers, masks, strict=True)):
-            kept = states if i in boundaries else None
-            hook = partial(_enter_layer, i, kept, mask, anatomy.mask_argument)
-            handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-        if len(anatomy.layers) in boundaries:
-            tap = partial(_enter_norm, len(anatomy.layers), states)
-            handles.append(anatomy.final_norm.register_forward_pre_hook(tap))
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._masks: Sequence[Tensor | None] = ()
+        self._boundaries: Collection[int] = ()
+        self._states: dict[int, Tensor] = {}
+        for i, layer in enumerate(anatomy.layers):
+            layer.register_forward_pre_hook(partial(self._enter_layer, i, anatomy.mask_argument), with_kwargs=True)
+        anatomy.final_norm.register_forward_pre_hook(partial(self._enter_norm, len(anatomy.layers)))
 
-def _enter_layer(
-    boundary: int,
-    states: dict[int, Tensor] | None,
-    mask: Tensor | None,
-    mask_argument: int,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if states is not None:
-        states[boundary] = args[0] if args else kwargs["hidden_states"]
-    if len(args) > mask_argument:
-        args = (*args[:mask_argument], mask, *args[mask_argument + 1 :])
-    else:
-        kwargs["attention_mask"] = mask
-    return args, kwargs
+    @contextlib.contextmanager
+    def running(self, masks: Sequence[Tensor | None], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:
+        """While the block runs, hand out ``masks`` and fill the yielded mapping with the states at ``boundaries``."""
+        self._masks, self._boundaries, self._states = masks, boundaries, {}
+        try:
+            yield self._states
+        finally:
+            self._masks, self._boundaries, self._states = (), (), {}
 
+    def _enter_layer(
+        self, boundary: int, mask_argument: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self._masks:
+            return None
+        if boundary in self._boundaries:
+            self._states[boundary] = args[0] if args else kwargs["hidden_states"]
+        mask = self._masks[boundary]
+        if len(args) > mask_argument:
+            return (*args[:mask_argument], mask, *args[mask_argument + 1 :]), kwargs
+        return args, {**kwargs, "attention_mask": mask}
 
-def _enter_norm(boundary: int, states: dict[int, Tensor], module: nn.Module, args: tuple[Any, ...]) -> None:
-    states[boundary] = args[0]  # a family that also norms its embeddings comes by twice: the last visit counts
+    def _enter_norm(self, boundary: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if boundary in self._boundaries:  # a family that also norms its embeddings comes by twice: the last counts
+            self._states[boundary] = args[0]

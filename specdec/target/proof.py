@@ -123,7 +123,7 @@ def _cached(target: "Target", ids_1T: Tensor, expected_1TV: Tensor) -> None:
     )
     accepted = PREFIX + len(path_P)
     _same(target, "verifying a tree", run(nodes_1Q, view)[:, path_P], expected_1TV[:, PREFIX:accepted])
-    cache.commit(PREFIX, path_P)
+    cache.commit(torch.tensor([PREFIX], device=device), path_P[None])
     _same(target, "going on after a commit", chain(accepted, accepted + 1), expected_1TV[:, accepted : accepted + 1])
     _same(target, "and further", chain(accepted + 1, LENGTH), expected_1TV[:, accepted + 1 :])
 

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.nn.view import View
 from specdec.target.anatomy import dissect, rope_limit
+from specdec.target.attention import use_few_queries
 from specdec.target.cache import TargetCache
-from specdec.target.capture import capture, layer_masks
+from specdec.target.capture import Tape, layer_masks
 from specdec.target.fingerprint import fingerprint
 from specdec.target.head import Head
 from specdec.target.loading import load_model
@@ -55,8 +56,10 @@ class Target:
         self.source, self.revision = source, revision
         self._tokenizer = tokenizer
         self._anatomy = dissect(model)
+        use_few_queries(model)
         self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
         self._rope_limit = rope_limit(self.config)
+        self._tape = Tape(self._anatomy)
 
     @classmethod
     def load(
@@ -163,7 +166,7 @@ class Target:
 
         Args:
             view: its cache is None (training: ``View.packed``), or a :class:`TargetCache`, whose slots
-                ``view.slots_T`` the new keys are written to (``View.append``, ``View.chain``; B = 1).
+                ``view.slots_BT`` the new keys are written to (``View.append``, ``View.chain``).
             layers: boundaries 0..L. L lies before the final norm,
             final_norm: except if this is true: EAGLE-1's feature.
 
@@ -184,7 +187,8 @@ class Target:
             raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
         masks = layer_masks(view, columns, self._anatomy.windows, self.dtype)
         last = self.num_layers
-        with self._own_dtype(), capture(self._anatomy, masks, {b for b in layers if b < last or not final_norm}) as h:
+        kept = frozenset(b for b in layers if b < last or not final_norm)
+        with self._own_dtype(), self._tape.running(masks, kept) as h:
             final_BTH = self._anatomy.decoder(
                 input_ids=ids_BT,
                 attention_mask=view.mask_B1TS,  # four dimensions, so the family makes none; each layer gets its own
@@ -206,10 +210,10 @@ class Target:
         with self._own_dtype():
             return self._head(final_BTH, rows_D)
 
-    def new_cache(self, capacity: int) -> TargetCache:
-        """An empty cache of ``capacity`` slots."""
+    def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
+        """An empty cache of ``capacity`` slots for each of ``batch`` sequences."""
         self._check_length(capacity)
-        return TargetCache(capacity)
+        return TargetCache(capacity, batch)
 
     def prove(self) -> None:
         """Check on a short text that taps, head, packing and tree verification agree with the model itself.
@@ -218,6 +222,11 @@ class Target:
             ValueError: something does not; the message says what, and by how much.
         """
         prove(self)
+
+    @property
+    def most_slots(self) -> int | None:
+        """The most slots that a cache of it can have; None for any number."""
+        return self._rope_limit
 
     def _check_length(self, length: int) -> None:
         if self._rope_limit is not None and length > self._rope_limit:

@@ -1,14 +1,14 @@
 """Growing over any law, without a drafter: what a growth asks for is checked, and its tree is read as paths.
 
-Legend: K frontier nodes, Q drafted nodes, D draft vocabulary, H width.
+Legend: B sequences, K frontier nodes, Q drafted nodes, D draft vocabulary, H width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.decoding import DraftTree, Growth
+from specdec.decoding import Children, DraftTree, Growth
 from specdec.decoding.children import LIKELIEST
 from specdec.decoding.growth import Frontier
 from specdec.drafter import DraftVocab
@@ -16,48 +16,81 @@ from tests.decoding.trees import path_to
 
 Path = tuple[int, ...]  # target ids after the root
 Law = Callable[[Path], Tensor]
-ROOT = 7
+ROOT = 7  # of the first sequence; one more for each of the next
 
 
 class Oracle:
-    """A drafter whose log-probabilities are any function of the path; its feature is the number of a path.
+    """A drafter whose log-probabilities are any function of the path, one for each sequence.
 
-    It checks what growing tells the drafter: which nodes each new node sees, and how deep all of them are.
+    Its feature is the number of a path. It checks what growing tells the drafter: which nodes each new node sees, and
+    how deep all of them are.
     """
 
-    def __init__(self, law: Law) -> None:
-        self.law = law
+    def __init__(self, laws: Sequence[Law]) -> None:
+        self.laws = laws
         self.paths: list[Path] = []
-        self.levels: list[list[Path]] = []
+        self.all_levels: list[list[list[Path]]] = [[] for _ in laws]
 
-    def frontier(self, paths: list[Path]) -> Frontier:
+    @property
+    def levels(self) -> list[list[Path]]:
+        """What was expanded for the only sequence, level by level."""
+        (levels,) = self.all_levels
+        return levels
+
+    def frontier(self, paths: list[list[Path]]) -> Frontier:
+        """What is said at the nodes of every sequence."""
         first = len(self.paths)
-        self.paths += paths
-        numbers = torch.arange(first, first + len(paths), dtype=torch.float64)
-        return Frontier(numbers[:, None], torch.stack([self.law(path) for path in paths]))
+        self.paths += [path for own in paths for path in own]
+        numbers = torch.arange(first, len(self.paths), dtype=torch.float64).view(len(paths), -1, 1)
+        said = [torch.stack([law(path) for path in own]) for law, own in zip(self.laws, paths, strict=True)]
+        return Frontier(numbers, torch.stack(said))
 
-    def __call__(self, ids_K: Tensor, h_KH: Tensor, seen_KQ: Tensor, depth_Q: Tensor) -> Frontier:
-        new = [(*self.paths[int(h)], int(token)) for token, h in zip(ids_K, h_KH[:, 0], strict=True)]
-        self.levels.append(new)
-        drafted = [path for level in self.levels for path in level]
-        assert depth_Q.tolist() == [len(path) - 1 for path in drafted]
-        assert seen_KQ.tolist() == [[path == mine[: len(path)] for path in drafted] for mine in new]
-        return self.frontier(new)
+    def __call__(self, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+        B, (K, Q) = len(self.laws), seen_BKQ.shape[-2:]
+        assert ids_BK.shape == (B, K) and h_BKH.shape == (B, K, 1)
+        seen_BKQ, depth_BQ = seen_BKQ.expand(B, K, Q), depth_BQ.expand(B, Q)
+        new_B = []
+        for b, levels in enumerate(self.all_levels):
+            new = [(*self.paths[int(h)], int(token)) for token, h in zip(ids_BK[b], h_BKH[b, :, 0], strict=True)]
+            levels.append(new)
+            drafted = [path for level in levels for path in level]
+            assert depth_BQ[b].tolist() == [len(path) - 1 for path in drafted]
+            assert seen_BKQ[b].tolist() == [[path == mine[: len(path)] for path in drafted] for mine in new]
+            new_B.append(new)
+        return self.frontier(new_B)
+
+
+def grow_batch(
+    growth: Growth, laws: Sequence[Law], vocab: DraftVocab, children: Children = LIKELIEST, first: int = ROOT
+) -> tuple[DraftTree, Oracle]:
+    """Trees of as many sequences as there are laws, after the roots ``first``, ``first + 1`` ..."""
+    oracle = Oracle(laws)
+    start = oracle.frontier([[()]] * len(laws))
+    growth.prepare(torch.device("cpu"))
+    root_B = torch.arange(first, first + len(laws))
+    return growth.grow(root_B, start, oracle, vocab, children), oracle
 
 
 def grow(growth: Growth, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
-    oracle = Oracle(law)
-    start = oracle.frontier([()])
-    return growth.grow(torch.tensor([ROOT]), start, oracle, vocab, LIKELIEST), oracle
+    """The tree of a single sequence."""
+    return grow_batch(growth, [law], vocab)
 
 
-def paths_of(tree: DraftTree) -> list[Path]:
-    """The path of every node but the root, after checking that the tree is one, in level order."""
-    tokens, parents = tree.tokens_N.tolist(), tree.parents_N.tolist()
-    assert tree.tokens_N.dtype == tree.parents_N.dtype == torch.int64
-    assert tokens[0] == ROOT and parents[0] == 0
-    assert all(parent < node for node, parent in enumerate(parents) if node)
-    paths = [tuple(tokens[i] for i in path_to(node, parents)[1:]) for node in range(1, len(tokens))]
+def paths_of(tree: DraftTree, b: int = 0, padding: int = 0) -> list[Path]:
+    """The path of every node but the root, after checking that the tree is one, in level order.
+
+    Args:
+        b: which sequence.
+        padding: nodes at the end that are none.
+    """
+    assert tree.tokens_BN.dtype == tree.parents_BN.dtype == torch.int64
+    assert tree.tokens_BN.shape == tree.parents_BN.shape
+    tokens, parents = tree.tokens_BN[b].tolist(), tree.parents_BN[b].tolist()
+    assert tokens[0] == ROOT + b and parents[0] == 0
+    nodes = len(tokens) - padding
+    assert parents[nodes:] == list(range(nodes, len(parents)))
+    assert all(parents[node] < node for node in range(1, nodes))
+    paths = [tuple(tokens[i] for i in path_to(node, parents)[1:]) for node in range(1, nodes)]
     assert len(set(paths)) == len(paths), "a node twice"
     assert [len(path) for path in paths] == sorted(len(path) for path in paths)
     return paths

@@ -7,10 +7,21 @@ import torch
 
 from specdec.decoding import Chain, ConfidentChain, PlainDecoder, Sampling, SpeculativeDecoder
 from specdec.decoding.children import Children
-from specdec.decoding.rules import WithoutReplacement
-from tests.decoding.oracle import ROOT, draft_vocab, grow, paths_of, random_law
+from specdec.decoding.rules import Greedy, Rule, WithoutReplacement
+from specdec.drafter import DraftVocab
+from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, grow_batch, paths_of, random_law
 from tests.perfect import markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, tiny_target
+
+
+def length_of(law: Law, whole: Path, vocab: DraftVocab, threshold: float) -> int:
+    """How many drafts of the whole chain there are up to the first doubt, with the one that brings it."""
+    ids, value = vocab.target_ids_D.tolist(), 0.0
+    for length, token in enumerate(whole, start=1):
+        value += float(law(whole[: length - 1])[ids.index(token)])
+        if value < (math.log(threshold) if threshold else -math.inf):
+            return length
+    return len(whole)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.01, 0.1, 0.3, 0.9])
@@ -19,16 +30,11 @@ def test_it_is_the_chain_up_to_its_first_doubt(seed: int, threshold: float) -> N
     law, vocab = random_law(seed, 5), draft_vocab(5)
     whole, _ = grow(Chain(6), law, vocab)
     tree, oracle = grow(ConfidentChain(6, threshold), law, vocab)
-    (path,) = [path for path in paths_of(tree) if len(path) == len(tree.tokens_N) - 1]
-    assert tree.tokens_N.tolist() == whole.tokens_N[: len(tree.tokens_N)].tolist()
-    value, wanted = 0.0, 0
-    ids = vocab.target_ids_D.tolist()
-    for token in whole.tokens_N[1:].tolist():
-        value += float(law(path[:wanted])[ids.index(token)])
-        wanted += 1
-        if value < (math.log(threshold) if threshold else -math.inf):
-            break
-    assert len(path) == wanted and len(oracle.levels) == wanted - 1 and tree.tokens_N[0] == ROOT
+    path = paths_of(tree)[-1]
+    assert len(path) == tree.tokens_BN.shape[1] - 1
+    assert [ROOT, *path] == whole.tokens_BN[0, : len(path) + 1].tolist()
+    wanted = length_of(law, paths_of(whole)[-1], vocab, threshold)
+    assert len(path) == wanted and len(oracle.levels) == wanted - 1
 
 
 def test_thresholds_matter() -> None:
@@ -36,20 +42,42 @@ def test_thresholds_matter() -> None:
 
     def lengths(threshold: float) -> set[int]:
         trees = [grow(ConfidentChain(6, threshold), random_law(seed, 5), vocab)[0] for seed in range(9)]
-        return {len(tree.tokens_N) - 1 for tree in trees}
+        return {tree.tokens_BN.shape[1] - 1 for tree in trees}
 
     assert lengths(0.0) == {6} and lengths(0.99) == {1} and len(lengths(0.1)) > 2
 
 
 def test_drawn_chains_tell_the_law_of_every_node_but_the_last() -> None:
     law, vocab = random_law(3, 5), draft_vocab(5)
-    start = grow(Chain(1), law, vocab)[1].frontier([()])
-    tree = ConfidentChain(1, 0.5).grow(
-        torch.tensor([ROOT]), start, lambda *_: start, vocab, Children(WithoutReplacement(), seed=4)
-    )
-    assert tree.q_ND is not None and tree.q_ND.shape == (2, 5)
-    torch.testing.assert_close(tree.q_ND[0], law(()).exp())
-    assert tree.q_ND[1].eq(0).all()
+    drawn = Children(WithoutReplacement(), seed_B=torch.tensor([4]))
+    tree, _ = grow_batch(ConfidentChain(1, 0.5), [law], vocab, drawn)
+    assert tree.q_BND is not None and tree.q_BND.shape == (1, 2, 5)
+    torch.testing.assert_close(tree.q_BND[0, 0], law(()).exp())
+    assert tree.q_BND[0, 1].eq(0).all()
+
+
+@pytest.mark.parametrize("rule", [Greedy(), WithoutReplacement()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_chains_of_a_batch_end_where_each_does(first: int, rule: Rule) -> None:
+    """Drafting goes on until the last has ended; what the others have drafted by then is padding."""
+    growth, vocab, batch = ConfidentChain(6, 0.1), draft_vocab(5), 6
+    laws = [random_law(first + b, 5) for b in range(batch)]
+    noise = torch.arange(batch) + 50, torch.arange(batch) * 2
+    tree, oracle = grow_batch(growth, laws, vocab, Children(rule, 1.0, *noise))
+    N, lengths = tree.tokens_BN.shape[1], []
+    for b, law in enumerate(laws):
+        own = Children(rule, 1.0, *(x[b : b + 1] for x in noise))
+        alone, _ = grow_batch(growth, [law], vocab, own, ROOT + b)
+        nodes = alone.tokens_BN.shape[1]
+        assert len(paths_of(tree, b, padding=N - nodes)) == nodes - 1
+        assert torch.equal(tree.tokens_BN[b, :nodes], alone.tokens_BN[0])
+        assert torch.equal(tree.parents_BN[b, :nodes], alone.parents_BN[0])
+        if rule.sampled:
+            assert tree.q_BND is not None and alone.q_BND is not None and tree.q_BND.shape == (batch, N, 5)
+            torch.testing.assert_close(tree.q_BND[b, : nodes - 1], alone.q_BND[0, : nodes - 1], rtol=0, atol=1e-15)
+        lengths.append(nodes - 1)
+    assert max(lengths) == N - 1 and len(set(lengths)) > 1
+    assert [len(levels) for levels in oracle.all_levels] == [N - 2] * batch
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
@@ -61,6 +89,7 @@ def test_decoding_stays_lossless(sampling: Sampling) -> None:
     ]
     for target, drafter in pairs:
         decoder = SpeculativeDecoder(target, drafter, ConfidentChain(5, 0.3), sampling)
+        assert not decoder.growth.fixed
         made = decoder.generate([3, 4, 5], 30, seed=2)
         assert made.ids == PlainDecoder(target, sampling).generate([3, 4, 5], 30, seed=2).ids
         assert max(made.accepted) <= 5

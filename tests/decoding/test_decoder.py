@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specdec.decoding import Chain, DynamicTree, Generation, Growth, PlainDecoder, SpeculativeDecoder, check_pair
-from specdec.decoding.proposer import Proposer
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
+from tests.decoding.drafting import Drafting
 from tests.perfect import disturb, markov_target, perfect_drafter, successors
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
@@ -44,7 +44,8 @@ def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
         with torch.no_grad():
             ids.append(int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     made = PlainDecoder(target).generate(PROMPT, 12)
-    assert made.ids == ids[3:] and made.accepted == () and made.seconds > 0
+    assert made.ids == ids[3:] and made.seconds > 0
+    assert made.accepted == (0,) * 11 and made.context == tuple(range(4, 15))  # the prefill gave the first
     assert len(set(made.ids)) > 3
 
 
@@ -65,11 +66,11 @@ def test_a_perfect_drafter_speaks_the_targets_own_law() -> None:
     wanted_TV = MARKOV.model(ids_1T, use_cache=False).logits[0].log_softmax(-1)
     for spec in EVERYTHING.values():
         drafter = perfect_drafter(MARKOV, spec)
-        config, proposer = drafter.config, Proposer(drafter, Chain(1), 20)
+        config, proposer = drafter.config, Drafting(drafter, Chain(1), 20)
         view = View.packed(torch.zeros_like(ids_1T))
         aux_1TNH = MARKOV.forward(ids_1T, view, config.aux_layers, config.aux_final_norm).aux_BTNH
-        start = proposer.extend(ids_1T[0, 1:], aux_1TNH[:, :-1])
-        assert (start.log_probs_KD[0] - wanted_TV[-1]).abs().max() < 1e-4  # the eps of the norms on the way
+        start = proposer.commit(ids_1T[:, 1:], aux_1TNH[:, :-1])
+        assert (start.log_probs_BKD[0, 0] - wanted_TV[-1]).abs().max() < 1e-4  # the eps of the norms on the way
 
 
 def test_disturbing_it_costs_acceptance_but_no_token() -> None:

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.decoding import Chain, DynamicTree, Growth
-from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, paths_of, random_law, seeded
+from specdec.decoding import Chain, Children, DynamicTree, Growth, StaticTree
+from specdec.decoding.rules import Greedy, Rule, WithoutReplacement, WithReplacement
+from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, grow_batch, paths_of, random_law, seeded
+
+STATIC = StaticTree(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)))
 
 
 def quantised_law(seed: int, size: int) -> Law:
@@ -115,8 +118,8 @@ def test_a_chain_is_the_greedy_rollout(depth: int) -> None:
         path: Path = ()
         for _ in range(depth):
             path = (*path, int(vocab.target_ids_D[law(path).argmax()]))
-        assert tree.tokens_N.tolist() == [ROOT, *path]
-        assert tree.parents_N.tolist() == [0, *range(depth)]
+        assert tree.tokens_BN.tolist() == [[ROOT, *path]]
+        assert tree.parents_BN.tolist() == [[0, *range(depth)]]
         assert len(oracle.levels) == depth - 1  # the last token is not expanded
 
 
@@ -124,7 +127,7 @@ def test_a_tree_of_one_branch_is_the_chain() -> None:
     law, vocab = random_law(3, 6), draft_vocab(6)
     tree, _ = grow(DynamicTree(depth=4, top_k=1, nodes=4), law, vocab)
     chain, _ = grow(Chain(4), law, vocab)
-    assert torch.equal(tree.tokens_N, chain.tokens_N) and torch.equal(tree.parents_N, chain.parents_N)
+    assert torch.equal(tree.tokens_BN, chain.tokens_BN) and torch.equal(tree.parents_BN, chain.parents_BN)
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -132,9 +135,49 @@ def test_a_tree_of_one_branch_is_the_chain() -> None:
 def test_what_a_growth_announces_is_what_it_takes(shape: Shape) -> None:
     for growth in (shape.growth, Chain(shape.growth.depth)):
         tree, oracle = grow(growth, random_law(shape.seed, shape.vocab_size), draft_vocab(shape.vocab_size))
-        assert len(tree.tokens_N) == growth.nodes_drafted + 1
+        assert tree.tokens_BN.shape == (1, growth.nodes_drafted + 1)
         assert sum(map(len, oracle.levels)) == growth.slots
         assert max(map(len, paths_of(tree))) <= growth.depth
+
+
+def rules_for(growth: Growth) -> list[Rule]:
+    """One that takes likely children, and those that draw them, where the growth lets them and siblings differ."""
+    if isinstance(growth, DynamicTree):
+        return [Greedy()]
+    return [Greedy(), WithoutReplacement(), *([WithReplacement()] if isinstance(growth, Chain) else [])]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(shapes(), st.integers(1, 4), st.sampled_from(["chain", "static", "dynamic"]))
+def test_each_sequence_of_a_batch_grows_what_it_grows_alone(shape: Shape, batch: int, kind: str) -> None:
+    """Drawn children too: the noise is the sequence's own, wherever in the batch it stands."""
+    growth: Growth = {"chain": Chain(shape.growth.depth), "static": STATIC}.get(kind, shape.growth)
+    size = max(shape.vocab_size, 3)
+    laws, vocab = [random_law(shape.seed + b, size) for b in range(batch)], draft_vocab(size)
+    seed_B, place_B = torch.arange(batch) * 3 + shape.seed, torch.arange(batch) * 11 + 2
+    for rule in rules_for(growth):
+        tree, _ = grow_batch(growth, laws, vocab, Children(rule, 0.9, seed_B, place_B))
+        for b, law in enumerate(laws):
+            own = Children(rule, 0.9, seed_B[b : b + 1], place_B[b : b + 1])
+            alone, _ = grow_batch(growth, [law], vocab, own, ROOT + b)
+            assert torch.equal(tree.tokens_BN[b], alone.tokens_BN[0])
+            assert torch.equal(tree.parents_BN[b], alone.parents_BN[0])
+            if alone.q_BND is None or tree.q_BND is None:
+                assert tree.q_BND is alone.q_BND is None and not rule.sampled
+            else:
+                torch.testing.assert_close(tree.q_BND[b], alone.q_BND[0], rtol=0, atol=1e-15)
+
+
+def test_sequences_of_a_batch_differ() -> None:
+    """By their laws, and where children are drawn, by seed and place too; else equality would say nothing."""
+    vocab, one = draft_vocab(9), random_law(1, 9)
+    for growth in (Chain(4), STATIC, DynamicTree(depth=3, top_k=3, nodes=9)):
+        tree, _ = grow_batch(growth, [one, random_law(2, 9)], vocab)
+        assert paths_of(tree) != paths_of(tree, 1)
+    for growth in (Chain(6), STATIC):
+        noise = torch.tensor([1, 1, 2]), torch.tensor([3, 4, 3])
+        tree, _ = grow_batch(growth, [one] * 3, vocab, Children(WithoutReplacement(), 2.0, *noise))
+        assert len({tuple(row[1:]) for row in tree.tokens_BN.tolist()}) == 3
 
 
 def test_parameters_are_described() -> None:

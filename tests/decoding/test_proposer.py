@@ -10,6 +10,7 @@ from specdec.decoding import Chain, DraftTree, DynamicTree, Growth
 from specdec.decoding.growth import Frontier
 from specdec.decoding.proposer import Proposer
 from specdec.drafter import Drafter, DrafterSpec
+from tests.decoding.drafting import Drafting
 from tests.decoding.trees import path_to
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter
 
@@ -18,30 +19,28 @@ GROWTHS = [Chain(4), DynamicTree(depth=3, top_k=3, nodes=8)]
 SPECS = presets() | {"two_layers": DrafterSpec(draft_vocab_size=40, num_layers=2)}
 
 
-def text(drafter: Drafter, length: int = LENGTH, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Tokens (length + 1,) and the true features (1, length, N, H) of all but the last."""
+def text(drafter: Drafter, length: int = LENGTH, seed: int = 0, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Tokens (batch, length + 1) and the true features (batch, length, N, H) of all but the last."""
     generator = torch.Generator().manual_seed(seed)
-    aux = torch.randn(1, length, len(drafter.config.aux_layers), HIDDEN, generator=generator, dtype=torch.float64)
-    return torch.randint(0, VOCAB, (length + 1,), generator=generator), aux
+    shape = (batch, length, len(drafter.config.aux_layers), HIDDEN)
+    aux = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randint(0, VOCAB, (batch, length + 1), generator=generator), aux
 
 
-def extend(proposer: Proposer, ids: Tensor, aux: Tensor, until: int) -> Frontier:
+def extend(proposer: Drafting, ids: Tensor, aux: Tensor, until: int) -> Frontier:
     """Commit the rows that are missing up to ``until``."""
-    return proposer.extend(ids[proposer.length + 1 : until + 1], aux[:, proposer.length : until])
+    length = int(proposer.length_B)
+    return proposer.commit(ids[:, length + 1 : until + 1], aux[:, length:until])
 
 
-def fresh(drafter: Drafter, growth: Growth, ids: Tensor, aux: Tensor, until: int) -> tuple[Proposer, DraftTree]:
-    proposer = Proposer(drafter, growth, LENGTH)
+def fresh(drafter: Drafter, growth: Growth, ids: Tensor, aux: Tensor, until: int) -> tuple[Drafting, DraftTree]:
+    proposer = Drafting(drafter, growth, LENGTH)
     start = extend(proposer, ids, aux, until)
-    return proposer, proposer.propose(ids[until : until + 1], start)
-
-
-def rows(proposer: Proposer) -> Tensor:
-    return torch.cat([proposer.cache.keys_LBgSd, proposer.cache.values_LBgSd])[..., : proposer.length, :]
+    return proposer, proposer.draft(ids[:, until], start)
 
 
 def assert_same(tree: DraftTree, wanted: DraftTree) -> None:
-    assert torch.equal(tree.tokens_N, wanted.tokens_N) and torch.equal(tree.parents_N, wanted.parents_N)
+    assert torch.equal(tree.tokens_BN, wanted.tokens_BN) and torch.equal(tree.parents_BN, wanted.parents_BN)
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
@@ -50,42 +49,97 @@ def test_rounds_of_drafting_leave_no_trace(name: str, growth: Growth) -> None:
     """Commits of every size after drafts: rows, law and proposal are those of a cache that never drafted."""
     drafter = tiny_drafter(SPECS[name])
     ids, aux = text(drafter)
-    proposer = Proposer(drafter, growth, LENGTH)
+    proposer = Drafting(drafter, growth, LENGTH)
     for until in (1, 2, 5, 6, 11, 15, 20):
         start = extend(proposer, ids, aux, until)
-        tree = proposer.propose(ids[until : until + 1], start)
+        tree = proposer.draft(ids[:, until], start)
         clean, wanted = fresh(drafter, growth, ids, aux, until)
-        assert proposer.length == clean.length == until
-        assert (rows(proposer) - rows(clean)).abs().max() < 1e-12
+        assert proposer.rows().shape[-2] == until
+        assert (proposer.rows() - clean.rows()).abs().max() < 1e-12
         assert_same(tree, wanted)
-        assert tree.tokens_N[0] == ids[until]
+        assert tree.tokens_BN[0, 0] == ids[0, until]
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
 def test_garbage_beyond_the_committed_rows_is_never_seen(growth: Growth) -> None:
     drafter = tiny_drafter(presets()["eagle3_1"])
     ids, aux = text(drafter)
-    proposer = Proposer(drafter, growth, LENGTH)
+    proposer = Drafting(drafter, growth, LENGTH)
     for until in (7, 9):
-        proposer.cache.keys_LBgSd[..., proposer.length :, :] = 1e3
-        proposer.cache.values_LBgSd[..., proposer.length :, :] = -1e3
+        proposer.cache.keys_LBgSd[..., int(proposer.length_B) :, :] = 1e3
+        proposer.cache.values_LBgSd[..., int(proposer.length_B) :, :] = -1e3
         start = extend(proposer, ids, aux, until)
         proposer.cache.keys_LBgSd[..., until:, :] = 1e3
         proposer.cache.values_LBgSd[..., until:, :] = -1e3
-        tree = proposer.propose(ids[until : until + 1], start)
+        tree = proposer.draft(ids[:, until], start)
         clean, wanted = fresh(drafter, growth, ids, aux, until)
-        assert (rows(proposer) - rows(clean)).abs().max() < 1e-12
+        assert (proposer.rows() - clean.rows()).abs().max() < 1e-12
         assert_same(tree, wanted)
 
 
 def test_proposing_twice_gives_the_same_and_keeps_the_rows() -> None:
     drafter = tiny_drafter(presets()["eagle3"])
     ids, aux = text(drafter)
-    proposer = Proposer(drafter, GROWTHS[1], LENGTH)
+    proposer = Drafting(drafter, GROWTHS[1], LENGTH)
     start = extend(proposer, ids, aux, 8)
-    before = rows(proposer).clone()
-    assert_same(proposer.propose(ids[8:9], start), proposer.propose(ids[8:9], start))
-    assert torch.equal(rows(proposer), before)
+    before = proposer.rows().clone()
+    assert_same(proposer.draft(ids[:, 8], start), proposer.draft(ids[:, 8], start))
+    assert torch.equal(proposer.rows(), before)
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
+@pytest.mark.parametrize("name", SPECS)
+def test_a_prefill_is_the_first_extension(name: str, growth: Growth) -> None:
+    """Into the row of its sequence, and no other."""
+    drafter = tiny_drafter(SPECS[name])
+    ids, aux = text(drafter)
+    proposer = Drafting(drafter, growth, LENGTH, batch=3)
+    proposer.prefill(1, ids[:, 1:9], aux[:, :8])
+    proposer.length_B = torch.tensor([0, 8, 0])
+    clean, _ = fresh(drafter, growth, ids, aux, 8)
+    assert (proposer.rows(1) - clean.rows()).abs().max() < 1e-12
+    for b in (0, 2):
+        assert not proposer.cache.row(b).keys_LBgSd.any() and not proposer.cache.row(b).values_LBgSd.any()
+
+
+LENGTHS = (3, 0, 11, 6)  # the second sequence is nobody's
+
+
+@pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
+@pytest.mark.parametrize("name", SPECS)
+def test_each_sequence_of_a_ragged_batch_is_as_alone(name: str, growth: Growth) -> None:
+    """Three rounds of commits of different sizes; what is padded behind a count leaves no trace."""
+    drafter = tiny_drafter(SPECS[name])
+    B, P = len(LENGTHS), growth.depth + 1
+    ids, aux = text(drafter, batch=B)
+    proposer, rubbish = Drafting(drafter, growth, LENGTH, B), torch.Generator().manual_seed(3)
+    for b, length in enumerate(LENGTHS):
+        if length > 1:
+            proposer.prefill(b, ids[b : b + 1, 1:length], aux[b : b + 1, : length - 1])
+    proposer.length_B = torch.tensor(LENGTHS).sub(1).clamp(min=0)
+    for counts in ((1, 0, 1, 1), (2, 0, P, 1), (1, 0, 2, P)):
+        count_B = torch.tensor(counts)
+        ids_BP = torch.randint(0, VOCAB, (B, P), generator=rubbish)
+        aux_BPNH = torch.randn(B, P, *aux.shape[2:], generator=rubbish, dtype=torch.float64) * 100
+        for b, (first, count) in enumerate(zip(proposer.length_B.tolist(), counts, strict=True)):
+            ids_BP[b, :count] = ids[b, first + 1 : first + count + 1]
+            aux_BPNH[b, :count] = aux[b, first : first + count]
+        start = proposer.commit(ids_BP, aux_BPNH, count_B)
+        assert start.h_BKH.shape[:2] == start.log_probs_BKD.shape[:2] == (B, 1)
+        tree = proposer.draft(ids.gather(1, proposer.length_B[:, None])[:, 0], start)
+        assert tree.tokens_BN.shape == (B, growth.nodes_drafted + 1)
+        for b, until in enumerate(proposer.length_B.tolist()):
+            if b == 1:
+                assert until == 0
+                continue
+            alone = Drafting(drafter, growth, LENGTH)
+            wanted = extend(alone, ids[b : b + 1], aux[b : b + 1], until)
+            torch.testing.assert_close(start.h_BKH[b], wanted.h_BKH[0], rtol=0, atol=1e-11)
+            torch.testing.assert_close(start.log_probs_BKD[b], wanted.log_probs_BKD[0], rtol=0, atol=1e-11)
+            torch.testing.assert_close(proposer.rows(b), alone.rows(), rtol=0, atol=1e-11)
+            own = alone.draft(ids[b : b + 1, until], wanted)
+            assert torch.equal(tree.tokens_BN[b], own.tokens_BN[0])
+            assert torch.equal(tree.parents_BN[b], own.parents_BN[0])
 
 
 @pytest.mark.parametrize("name", list(presets()))
@@ -96,13 +150,13 @@ def test_a_committed_row_is_the_pair_of_its_feature_and_the_next_token(name: str
         for position in range(6):
             other_ids, other_aux = ids.clone(), aux.clone()
             if part == "ids":
-                other_ids[position + 1] = (ids[position + 1] + 1) % VOCAB
+                other_ids[0, position + 1] = (ids[0, position + 1] + 1) % VOCAB
             else:
                 other_aux[:, position] += 1
-            a, b = Proposer(drafter, Chain(1), 6), Proposer(drafter, Chain(1), 6)
+            a, b = Drafting(drafter, Chain(1), 6), Drafting(drafter, Chain(1), 6)
             extend(a, ids, aux, 6)
             extend(b, other_ids, other_aux, 6)
-            changed = (rows(a) != rows(b)).flatten(0, 2).any(0).any(-1)
+            changed = (a.rows() != b.rows()).flatten(0, 2).any(0).any(-1)
             assert changed.nonzero().flatten().tolist() == [position]
 
 
@@ -113,17 +167,17 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
     ids, aux = text(drafter)
     growth = DynamicTree(depth=4, top_k=3, nodes=24)
     _, tree = fresh(drafter, growth, ids, aux, 9)
-    parents, tokens = tree.parents_N.tolist(), tree.tokens_N
+    parents, tokens = tree.parents_BN[0].tolist(), tree.tokens_BN[0]
 
     def law(path: list[int]) -> Tensor:
         """The law after the nodes of ``path``, on a cache of its own, one node after another."""
-        proposer = Proposer(drafter, Chain(len(path) + 1), LENGTH)
+        proposer = Drafting(drafter, Chain(len(path) + 1), LENGTH)
         frontier = extend(proposer, ids, aux, 9)
         for depth in range(len(path)):
             seen = torch.ones(1, depth + 1, dtype=torch.bool)
-            node = tokens[path[depth : depth + 1]]
-            frontier = proposer._expand(node, frontier.h_KH, seen, torch.arange(depth + 1))
-        return frontier.log_probs_KD[0]
+            node = tokens[path[depth : depth + 1]][None]
+            frontier = proposer.expand(proposer.length_B, node, frontier.h_BKH, seen, torch.arange(depth + 1))
+        return frontier.log_probs_BKD[0, 0]
 
     laws = {parent: law(path_to(parent, parents)[1:]) for parent in set(parents)}
     for node in range(1, len(tokens)):
@@ -143,14 +197,17 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
 def test_the_capacity_is_used_to_the_last_slot(growth: Growth) -> None:
     drafter = tiny_drafter(presets()["eagle3"])
     ids, aux = text(drafter)
-    proposer = Proposer(drafter, growth, LENGTH)
-    start = extend(proposer, ids, aux, LENGTH)
-    tree = proposer.propose(ids[LENGTH:], start)
-    assert proposer.capacity == LENGTH + growth.slots
-    roomy = Proposer(drafter, growth, LENGTH + 9)
-    assert_same(tree, roomy.propose(ids[LENGTH:], extend(roomy, ids, aux, LENGTH)))
-    if growth.slots:
-        assert bool(proposer.cache.keys_LBgSd[..., -1, :].any())
+    proposer, again = Drafting(drafter, growth, LENGTH), growth.depth + 1
+    extend(proposer, ids, aux, LENGTH - 1)
+    # as a round has it: one row that counts, and padding up to the deepest path's length
+    start = proposer.commit(ids[:, -1:].expand(-1, again), aux[:, -1:].expand(-1, again, -1, -1), torch.tensor([1]))
+    padded = bool(proposer.cache.keys_LBgSd[..., -1, :].any())
+    tree = proposer.draft(ids[:, LENGTH], start)
+    assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)
+    roomy = Drafting(drafter, growth, LENGTH + 9)
+    assert_same(tree, roomy.draft(ids[:, LENGTH], extend(roomy, ids, aux, LENGTH)))
+    assert padded == (growth.depth >= growth.slots)
+    assert bool(proposer.cache.keys_LBgSd[..., -1, :].any())
 
 
 def test_the_top_k_may_be_the_whole_draft_vocabulary() -> None:
@@ -158,7 +215,7 @@ def test_the_top_k_may_be_the_whole_draft_vocabulary() -> None:
     drafter = tiny_drafter(spec)
     ids, aux = text(drafter)
     _, tree = fresh(drafter, DynamicTree(depth=2, top_k=3, nodes=12), ids, aux, 5)
-    assert sorted(tree.tokens_N[1:4].tolist()) == drafter.vocab.target_ids_D.tolist()
+    assert sorted(tree.tokens_BN[0, 1:4].tolist()) == drafter.vocab.target_ids_D.tolist()
     with pytest.raises(ValueError, match="top_k 4 is more than the draft vocabulary of 3"):
         Proposer(drafter, DynamicTree(depth=2, top_k=4, nodes=12), LENGTH)
 
@@ -167,10 +224,10 @@ def test_the_top_k_may_be_the_whole_draft_vocabulary() -> None:
 def test_values_are_compared_in_float32_at_least(dtype: torch.dtype) -> None:
     drafter = tiny_drafter(presets()["eagle3_1"], dtype=dtype)
     ids, aux = text(drafter)
-    proposer = Proposer(drafter, GROWTHS[1], LENGTH)
+    proposer = Drafting(drafter, GROWTHS[1], LENGTH)
     start = extend(proposer, ids, aux.to(dtype), 4)
-    assert proposer.cache.keys_LBgSd.dtype == start.h_KH.dtype == dtype
-    assert start.log_probs_KD.dtype == torch.promote_types(dtype, torch.float32)
-    assert float(start.log_probs_KD.exp().sum()) == pytest.approx(1, abs=1e-5)
-    tree = proposer.propose(ids[4:5], start)
-    assert len(tree.tokens_N) == 9
+    assert proposer.cache.keys_LBgSd.dtype == start.h_BKH.dtype == dtype
+    assert start.log_probs_BKD.dtype == torch.promote_types(dtype, torch.float32)
+    assert float(start.log_probs_BKD.exp().sum()) == pytest.approx(1, abs=1e-5)
+    tree = proposer.draft(ids[:, 4], start)
+    assert tree.tokens_BN.shape == (1, 9)

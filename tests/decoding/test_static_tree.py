@@ -15,8 +15,9 @@ from torch import Tensor
 from specdec.decoding import Chain, DraftTree, Growth, PlainDecoder, SpeculativeDecoder, StaticTree, read_static_tree
 from specdec.decoding.children import Children
 from specdec.decoding.growth import Expand, Frontier
-from specdec.decoding.proposer import Proposer
+from specdec.decoding.rules import ancestors
 from specdec.drafter import Drafter, DrafterSpec, DraftVocab
+from tests.decoding.drafting import Drafting
 from tests.decoding.oracle import ROOT, draft_vocab, grow, paths_of, random_law
 from tests.perfect import FAMILIES, disturb, markov_target, perfect_drafter
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, tiny_target
@@ -71,7 +72,7 @@ def test_every_node_is_the_token_of_its_rank_at_its_parent(nodes: list[Ranks], s
             path = (*path, int(vocab.target_ids_D[sorted(range(7), key=lambda token: -row[token])[rank]]))
         wanted.append(path)
     assert paths_of(tree) == wanted
-    assert len(tree.tokens_N) == growth.nodes_drafted + 1 == len(nodes) + 1
+    assert tree.tokens_BN.shape == (1, growth.nodes_drafted + 1) == (1, len(nodes) + 1)
     inner = {node[:-1] for node in nodes} - {()}
     assert sum(map(len, oracle.levels)) == growth.slots == len(inner)
     assert len(oracle.levels) == growth.depth - 1 == max(map(len, nodes)) - 1  # the deepest are not expanded
@@ -87,14 +88,17 @@ def test_trees_of_the_same_nodes_are_equal(nodes: list[Ranks], others: list[Rank
     assert (tree == StaticTree(tuple(others))) == (set(nodes) == set(others))
 
 
-def propose(drafter: Drafter, growth: Growth, room: int = LENGTH) -> tuple[Proposer, DraftTree]:
-    """A proposal after LENGTH random committed rows."""
+def propose(drafter: Drafter, growth: Growth, room: int = LENGTH) -> tuple[Drafting, DraftTree]:
+    """A proposal after LENGTH random committed rows, the last of them with as much padding as rounds have."""
     generator = torch.Generator().manual_seed(1)
     count = len(drafter.config.aux_layers)
     aux = torch.randn(1, LENGTH, count, HIDDEN, generator=generator, dtype=torch.float64)
-    ids = torch.randint(0, VOCAB, (LENGTH + 1,), generator=generator)
-    proposer = Proposer(drafter, growth, room)
-    return proposer, proposer.propose(ids[-1:], proposer.extend(ids[1:], aux))
+    ids = torch.randint(0, VOCAB, (1, LENGTH + 1), generator=generator)
+    proposer = Drafting(drafter, growth, room)
+    proposer.commit(ids[:, 1:-1], aux[:, :-1])
+    again = 1 + growth.depth
+    start = proposer.commit(ids[:, -1:].expand(-1, again), aux[:, -1:].repeat(1, again, 1, 1), torch.tensor([1]))
+    return proposer, proposer.draft(ids[:, -1], start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +111,15 @@ class Alone(Growth):
     def slots(self) -> int:
         return len(self.ranks)
 
-    def grow(self, root_1: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
-        tokens, frontier = [root_1], start
+    def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
+        tokens, frontier = [root_B], start
         for place, rank in enumerate(self.ranks):
-            order_D = frontier.log_probs_KD[0].argsort(descending=True)
-            tokens.append(vocab.to_target(order_D[rank : rank + 1]))
+            order_BD = frontier.log_probs_BKD[:, 0].argsort(descending=True)
+            tokens.append(vocab.to_target(order_BD[:, rank]))
             if place + 1 < len(self.ranks):
                 seen_1Q = torch.ones(1, place + 1, dtype=torch.bool)
-                frontier = expand(tokens[-1], frontier.h_KH, seen_1Q, torch.arange(place + 1))
-        return DraftTree(torch.cat(tokens), torch.arange(-1, len(self.ranks)).clamp(min=0))
+                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, torch.arange(place + 1))
+        return DraftTree(torch.stack(tokens, 1), torch.arange(-1, len(self.ranks)).clamp(min=0)[None])
 
 
 @pytest.mark.parametrize("growth", TREES.values(), ids=TREES)
@@ -123,11 +127,11 @@ class Alone(Growth):
 def test_a_drafters_tree_is_what_it_says_along_every_path_alone(name: str, growth: StaticTree) -> None:
     drafter = tiny_drafter(SPECS[name])
     _, tree = propose(drafter, growth)
-    seen_NN = tree.ancestors_NN()
+    seen_NN = ancestors(tree.parents_BN)[0]
     for node, path in enumerate(growth.paths, start=1):
         _, alone = propose(drafter, Alone(ranks=path))
-        assert tree.tokens_N[seen_NN[node]].tolist() == alone.tokens_N.tolist(), path
-    assert len(set(tree.tokens_N.tolist())) > 1
+        assert tree.tokens_BN[0, seen_NN[node]].tolist() == alone.tokens_BN[0].tolist(), path
+    assert len(set(tree.tokens_BN[0].tolist())) > 1
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -137,7 +141,7 @@ def test_a_static_chain_is_the_chain(name: str, depth: int) -> None:
     growth = StaticTree(tuple((0,) * length for length in range(1, depth + 1)))
     _, tree = propose(drafter, growth)
     _, chain = propose(drafter, Chain(depth))
-    assert torch.equal(tree.tokens_N, chain.tokens_N) and torch.equal(tree.parents_N, chain.parents_N)
+    assert torch.equal(tree.tokens_BN, chain.tokens_BN) and torch.equal(tree.parents_BN, chain.parents_BN)
     assert (growth.depth, growth.slots, growth.nodes_drafted) == (depth, Chain(depth).slots, depth)
 
 
@@ -145,13 +149,13 @@ def test_a_static_chain_is_the_chain(name: str, depth: int) -> None:
 def test_the_capacity_is_used_to_the_last_slot_and_committed_rows_stay(growth: StaticTree) -> None:
     drafter = tiny_drafter(presets()["eagle3_1"])
     proposer, tree = propose(drafter, growth)
-    assert proposer.capacity == LENGTH + growth.slots
+    assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)
     assert bool(proposer.cache.keys_LBgSd[..., -1, :].any())
     roomy, same = propose(drafter, growth, LENGTH + 9)
-    assert torch.equal(tree.tokens_N, same.tokens_N)
+    assert torch.equal(tree.tokens_BN, same.tokens_BN)
     clean, _ = propose(drafter, Chain(1))
     for other in (proposer, roomy):
-        assert torch.equal(other.cache.keys_LBgSd[..., :LENGTH, :], clean.cache.keys_LBgSd[..., :LENGTH, :])
+        torch.testing.assert_close(other.rows(), clean.rows(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -190,8 +194,8 @@ def test_a_tree_grown_in_inference_serves_outside_of_it() -> None:
     with torch.inference_mode():
         inside, _ = grow(growth, law, draft_vocab(8))
     outside, _ = grow(growth, law, draft_vocab(8))
-    assert paths_of(inside) == paths_of(outside) and not outside.parents_N.is_inference()
-    assert int(inside.tokens_N[0]) == ROOT
+    assert paths_of(inside) == paths_of(outside) and not outside.parents_BN.is_inference()
+    assert int(inside.tokens_BN[0, 0]) == ROOT
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_ranks_fit_the_draft_vocabulary() -> None:
     with pytest.raises(ValueError, match=r"path \[0, 5\] goes beyond the draft vocabulary of 5"):
         growth.check(5)
     drafter = tiny_drafter(dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=6))
-    assert len(propose(drafter, growth)[1].tokens_N) == 3
+    assert propose(drafter, growth)[1].tokens_BN.shape == (1, 3)
     with pytest.raises(ValueError, match=r"path \[6\] goes beyond the draft vocabulary of 6"):
         SpeculativeDecoder(tiny_target(), drafter, StaticTree(((6,),)))
 

@@ -1,44 +1,71 @@
-"""Ancestors are the transitive closure of parents."""
+"""Ancestors are the transitive closure of parents, and padding changes nothing."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.decoding.tree import DraftTree
+from specdec.decoding import DraftTree
+from specdec.decoding.rules import ancestors
+from tests.decoding.oracle import draft_vocab
 from tests.decoding.trees import parent_lists, path_to
 
 
-def ancestors(parents: list[int]) -> torch.Tensor:
-    return DraftTree(torch.zeros(len(parents), dtype=torch.int64), torch.tensor(parents)).ancestors_NN()
-
-
-def assert_closure(parents: list[int]) -> None:
-    seen_NN = ancestors(parents)
-    assert seen_NN.dtype == torch.bool and seen_NN.shape == (len(parents), len(parents))
-    for node in range(len(parents)):
-        assert seen_NN[node].nonzero().flatten().tolist() == path_to(node, parents)
+def assert_closure(parents: list[list[int]]) -> None:
+    seen_BNN, N = ancestors(torch.tensor(parents)), len(parents[0])
+    assert seen_BNN.dtype == torch.bool and seen_BNN.shape == (len(parents), N, N)
+    for own, seen_NN in zip(parents, seen_BNN, strict=True):
+        for node in range(N):
+            assert seen_NN[node].nonzero().flatten().tolist() == path_to(node, own)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(parent_lists())
-def test_ancestors_are_the_transitive_closure_of_any_tree(parents: list[int]) -> None:
-    assert_closure(parents)
+@given(st.lists(parent_lists(), min_size=1, max_size=3))
+def test_ancestors_are_the_transitive_closure_of_any_trees(parents: list[list[int]]) -> None:
+    """The smaller ones of a batch are padded."""
+    most = max(map(len, parents))
+    assert_closure([own + list(range(len(own), most)) for own in parents])
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(1, 70))
 def test_a_chain_sees_everything_before(length: int) -> None:
-    assert torch.equal(ancestors([max(0, i - 1) for i in range(length)]), torch.ones(length, length).tril().bool())
+    seen_1NN = ancestors(torch.tensor([[max(0, i - 1) for i in range(length)]]))
+    assert torch.equal(seen_1NN, torch.ones(1, length, length).tril().bool())
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65])
 def test_rounds_suffice_around_powers_of_two(length: int) -> None:
-    assert ancestors([max(0, i - 1) for i in range(length)]).sum() == length * (length + 1) // 2
+    chain = [max(0, i - 1) for i in range(length)]
+    assert ancestors(torch.tensor([chain])).sum() == length * (length + 1) // 2
 
 
 def test_branches_do_not_see_each_other() -> None:
-    seen_NN = ancestors([0, 0, 0, 1, 2, 3])
+    seen_1NN = ancestors(torch.tensor([[0, 0, 0, 1, 2, 3]]))
     expected = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]
-    assert [row.nonzero().flatten().tolist() for row in seen_NN] == expected
-    assert (seen_NN.sum(-1) - 1).tolist() == [0, 1, 1, 2, 2, 3]  # what decoding takes as depth
+    assert [row.nonzero().flatten().tolist() for row in seen_1NN[0]] == expected
+    assert (seen_1NN.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 2, 3]]  # what decoding takes as depth
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_padding_is_behind_and_its_own_parent(drawn: bool) -> None:
+    tokens_BN, parents_BN = torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([[0, 0, 1], [0, 0, 0]])
+    q_BND = torch.rand(2, 3, 4) if drawn else None
+    tree = DraftTree(tokens_BN, parents_BN, q_BND)
+    assert tree.padded(3) is tree
+    padded = tree.padded(5)
+    assert torch.equal(padded.tokens_BN[:, :3], tokens_BN) and torch.equal(padded.parents_BN[:, :3], parents_BN)
+    assert padded.parents_BN[:, 3:].tolist() == [[3, 4]] * 2
+    assert padded.tokens_BN.shape == (2, 5) and padded.tokens_BN.dtype == padded.parents_BN.dtype == torch.int64
+    if q_BND is None:
+        assert padded.q_BND is None
+    else:
+        assert padded.q_BND is not None and padded.q_BND.shape == (2, 5, 4)
+        assert torch.equal(padded.q_BND[:, :3], q_BND) and not padded.q_BND[:, 3:].any()
+
+
+def test_what_a_rule_judges() -> None:
+    tree, vocab = DraftTree(torch.tensor([[5, 6]]), torch.tensor([[0, 0]]), torch.rand(1, 2, 3)), draft_vocab(3)
+    drafts = tree.drafts(vocab)
+    assert drafts.tokens_BN is tree.tokens_BN and drafts.parents_BN is tree.parents_BN
+    assert drafts.q_BND is tree.q_BND and drafts.ids_D is vocab.target_ids_D

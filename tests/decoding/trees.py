@@ -11,8 +11,8 @@ def parent_lists(draw: st.DrawFn, most: int = 24) -> list[int]:
 
 
 def path_to(node: int, parents: list[int]) -> list[int]:
-    """Nodes from the root to ``node``, both included."""
+    """Nodes from the root to ``node``, both included; of padding, which is its own parent, itself."""
     path = [node]
-    while path[-1] != 0:
+    while parents[path[-1]] != path[-1]:
         path.append(parents[path[-1]])
     return path[::-1]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.nn.cache import StaticCache, UnrollCache, attend
+from specdec.nn.few_queries import MOST
 from specdec.nn.flex import Merged
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.nn.view import View
@@ -74,11 +75,12 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
     if level < drafted:
         views.append(View.append(prefix, sight(tree)[level:], depth_Q, capacity))
     for view in views:
-        slots = view.slots_T
-        assert slots is not None
+        assert view.slots_BT is not None
+        slots = view.slots_BT[0]
         for layer in (0, 1):  # the second layer holds other keys
             sign = 1.0 if layer == 0 else -1.0
-            got = cache.attend(layer, q[:, :, slots], sign * k[:, :, slots], v[:, :, slots], view.mask_B1TS, slots)
+            new = q[:, :, slots], sign * k[:, :, slots], v[:, :, slots]
+            got = cache.attend(layer, *new, view.mask_B1TS, view.slots_BT)
             if layer == 0:
                 torch.testing.assert_close(got, want[:, :, slots], rtol=0, atol=1e-12)
     for layer, sign in ((0, 1.0), (1, -1.0)):
@@ -87,19 +89,67 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
     assert bool((cache.keys_LBgSd[..., total:, :] == 7).all())
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 99))
+def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new: int, seed: int) -> None:
+    """Sequences of different lengths, and what else is in the slots is nobody's."""
+    B, h, g, capacity = len(prefixes), 4, 2, 12
+    batched = StaticCache(1, g, capacity, d, torch.float64, batch=B)
+    q, k, v = (random(B, heads, new, d, seed=seed + i) for i, heads in enumerate((h, g, g)))
+    old_k, old_v = random(B, g, capacity, d, seed=seed + 3), random(B, g, capacity, d, seed=seed + 4)
+    batched.keys_LBgSd[0], batched.values_LBgSd[0] = old_k, old_v
+    view = View.chain(torch.tensor(prefixes), new, capacity)
+    got = batched.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
+    for b, prefix in enumerate(prefixes):
+        one, own = slice(b, b + 1), View.chain(prefix, new, capacity)
+        alone = StaticCache(1, g, capacity, d, torch.float64)
+        alone.keys_LBgSd[0], alone.values_LBgSd[0] = old_k[one], old_v[one]
+        wanted = alone.attend(0, q[one], k[one], v[one], own.mask_B1TS, own.slots_BT)
+        torch.testing.assert_close(got[one], wanted, rtol=0, atol=1e-12)
+        assert torch.equal(batched.row(b).keys_LBgSd, alone.keys_LBgSd)
+        assert torch.equal(batched.row(b).values_LBgSd, alone.values_LBgSd)
+        assert torch.equal(batched.keys_LBgSd[0, b, :, prefix : prefix + new], k[b])
+
+
+def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
+    cache = StaticCache(2, 1, 5, d, torch.float64, batch=3)
+    row, view = cache.row(1), View.chain(2, 2, 5)
+    assert row.capacity == 5 and row.keys_LBgSd.shape == row.values_LBgSd.shape == (2, 1, 1, 5, d)
+    k, v = random(1, 1, 2, d, seed=1), random(1, 1, 2, d, seed=2)
+    row.attend(1, random(1, 1, 2, d), k, v, view.mask_B1TS, view.slots_BT)
+    for buffer, new in ((cache.keys_LBgSd, k), (cache.values_LBgSd, v)):
+        assert torch.equal(buffer[1, 1, :, 2:4], new[0])
+        buffer[1, 1, :, 2:4] = 0
+        assert not buffer.any()  # and nothing else was written
+    assert not row.keys_LBgSd.any() and len(cache.keys_LBgSd[0]) == 3
+
+
+def test_few_and_many_queries_meet_keys_alike() -> None:
+    """At the number where one way of counting gives way to the other."""
+    T = MOST + 1
+    view = View.chain(3, T, T + 5)
+    q, k, v = random(1, 4, T, d), random(1, 2, T, d, seed=1), random(1, 2, T, d, seed=2)
+    whole = StaticCache(1, 2, T + 5, d, torch.float64)
+    many = whole.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
+    few = whole.attend(0, q[:, :, :MOST], k, v, view.mask_B1TS[:, :, :MOST], view.slots_BT)
+    torch.testing.assert_close(few, many[:, :, :MOST], rtol=0, atol=1e-12)
+    keys, values = (x[0].clone() for x in (whole.keys_LBgSd, whole.values_LBgSd))
+    torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
+
+
 def test_static_cache_shape_dtype_and_slots() -> None:
     cache = StaticCache(3, 2, 10, d, torch.bfloat16)
     assert cache.keys_LBgSd.shape == cache.values_LBgSd.shape == (3, 1, 2, 10, d)
     assert cache.keys_LBgSd.dtype == cache.values_LBgSd.dtype == torch.bfloat16 and cache.capacity == 10
     view = View.packed(torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(AssertionError, match=r"View\.append"):
-        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.mask_B1TS, view.slots_T)
+        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.mask_B1TS, view.slots_BT)
 
 
 def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
     cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
-    with pytest.raises(IndexError):
-        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.mask_B1TS, view.slots_T)
+    with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
+        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.mask_B1TS, view.slots_BT)
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:

@@ -22,7 +22,7 @@ def packings(draw: st.DrawFn) -> list[list[int]]:
 @given(packings())
 def test_packed_is_causal_inside_each_run(rows: list[list[int]]) -> None:
     view = View.packed(torch.tensor(rows))
-    assert view.slots_T is None and view.cache is None
+    assert view.slots_BT is None and view.cache is None
     assert view.mask_B1TS.dtype == torch.bool and view.positions_BT.dtype == torch.int64
     assert torch.equal(view.key_positions_BS, view.positions_BT)
     for b, row in enumerate(rows):
@@ -42,13 +42,20 @@ def test_packed_positions_restart_and_padding_sees_itself() -> None:
     assert view.mask_B1TS[1, 0, 4].tolist() == [False] * 4 + [True, False, False]  # number 4 came back: a new run
 
 
+def row(view: View, b: int) -> View:
+    """One sequence's part of a batch's view; each field has one for every sequence."""
+    assert view.slots_BT is not None
+    assert len(view.positions_BT) == len(view.mask_B1TS) == len(view.key_positions_BS) == len(view.slots_BT) > b
+    return View(*(x[b : b + 1] for x in view[:4]))
+
+
 def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -> None:
     drafted, depths = len(tree.parents), tree.depths
     columns = list(range(prefix)) + [prefix + d for d in depths] + list(range(prefix + drafted, capacity))
     assert view.key_positions_BS.tolist() == [columns]
     nodes = range(drafted - new, drafted)
-    assert view.slots_T is not None
-    assert view.slots_T.tolist() == [prefix + node for node in nodes]
+    assert view.slots_BT is not None and view.slots_BT.dtype == torch.int64
+    assert view.slots_BT.tolist() == [[prefix + node for node in nodes]]
     assert view.positions_BT.tolist() == [[prefix + depths[node] for node in nodes]]
     assert view.mask_B1TS.shape == (1, 1, new, capacity) and view.mask_B1TS.dtype == torch.bool
     for row, node in enumerate(nodes):
@@ -67,11 +74,49 @@ def test_append_sees_prefix_and_ancestors(tree: Tree, prefix: int, spare: int, d
     check_append(View.append(given_as, seen_TQ, depth_Q, capacity), prefix, tree, new, capacity)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 6), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 3))
+def test_a_batch_of_appends_is_each_of_them_alone(
+    data: st.DataObject, drafted: int, prefixes: list[int], spare: int
+) -> None:
+    """Prefixes and trees differ; or one tree, given without a batch or with a batch of one, serves all."""
+    new = data.draw(st.integers(1, drafted))
+    capacity = max(prefixes) + drafted + spare
+    size = trees(drafted, drafted)
+    shared = data.draw(st.sampled_from(["", "tree", "batch of one"]))
+    grown = [data.draw(size)] * len(prefixes) if shared else [data.draw(size) for _ in prefixes]
+    seen_BTQ = torch.stack([sight(tree)[drafted - new :] for tree in grown])
+    depth_BQ = torch.tensor([tree.depths for tree in grown])
+    if shared:
+        seen_BTQ, depth_BQ = seen_BTQ[:1], depth_BQ[:1]
+    if shared == "tree":
+        seen_BTQ, depth_BQ = seen_BTQ[0], depth_BQ[0]
+    view = View.append(torch.tensor(prefixes), seen_BTQ, depth_BQ, capacity)
+    for b, (prefix, tree) in enumerate(zip(prefixes, grown, strict=True)):
+        check_append(row(view, b), prefix, tree, new, capacity)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data(), st.integers(1, 6), st.integers(0, 6), st.integers(1, 3))
+def test_one_prefix_serves_a_batch_of_trees(data: st.DataObject, drafted: int, prefix: int, batch: int) -> None:
+    grown = [data.draw(trees(drafted, drafted)) for _ in range(batch)]
+    seen_BTQ, depth_BQ = torch.stack([sight(tree) for tree in grown]), torch.tensor([tree.depths for tree in grown])
+    view = View.append(prefix, seen_BTQ, depth_BQ, prefix + drafted)
+    for b, tree in enumerate(grown):
+        check_append(row(view, b), prefix, tree, drafted, prefix + drafted)
+
+
 @pytest.mark.parametrize("prefix", [0, 3, torch.tensor([3])])
 @pytest.mark.parametrize("length", [1, 4])
 def test_chain_is_a_tree_without_branches(prefix: int | Tensor, length: int) -> None:
     tree = Tree([None, *range(length - 1)])
     check_append(View.chain(prefix, length, 9), int(prefix), tree, length, 9)
+
+
+def test_chains_of_a_batch_start_where_each_ends() -> None:
+    view = View.chain(torch.tensor([0, 3, 5]), 4, 9)
+    for b, prefix in enumerate((0, 3, 5)):
+        check_append(row(view, b), prefix, Tree([None, 0, 1, 2]), 4, 9)
 
 
 def test_the_cache_travels_along() -> None:
@@ -100,7 +145,7 @@ def check_within(view: View, window: int) -> None:
     narrow = view.within(window)
     assert [[row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.mask_B1TS] == sees(view, window)
     assert narrow.mask_B1TS.shape == view.mask_B1TS.shape
-    for name in ("positions_BT", "key_positions_BS", "slots_T", "cache"):
+    for name in ("positions_BT", "key_positions_BS", "slots_BT", "cache"):
         assert getattr(narrow, name) is getattr(view, name)
 
 

@@ -157,21 +157,29 @@ def test_the_drafter_is_handed_the_features_of_training(
     drafter = disturb(perfect_drafter(target, SPECS[name], sharpness=2.0), 0.8)
     handed: list[tuple[Tensor, Tensor]] = []
     paths: list[list[int]] = []
-    original_extend, original_commit = Proposer.extend, TargetCache.commit
+    original_prefill, original_extend, original_commit = Proposer.prefill, Proposer.extend, TargetCache.commit
 
-    def extend(self: Proposer, ids_M: Tensor, aux_1MNH: Tensor) -> Frontier:
-        assert self.length == sum(len(ids) for ids, _ in handed)
-        handed.append((ids_M, aux_1MNH))
-        return original_extend(self, ids_M, aux_1MNH)
+    def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
+        assert b == 0 and not handed
+        handed.append((ids_1M[0], aux_1MNH))
+        original_prefill(self, b, ids_1M, aux_1MNH)
 
-    def commit(self: TargetCache, prefix: int, path_P: Tensor) -> None:
-        paths.append(path_P.tolist())
-        original_commit(self, prefix, path_P)
+    def extend(self: Proposer, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor) -> Frontier:
+        assert length_B.tolist() == [sum(len(ids) for ids, _ in handed)]
+        handed.append((ids_BM[0, : int(count_B)].clone(), aux_BMNH[:, : int(count_B)].clone()))
+        return original_extend(self, length_B, ids_BM, aux_BMNH, count_B)
 
+    def commit(self: TargetCache, prefix_B: Tensor, path_BP: Tensor) -> None:
+        paths.append(path_BP[0].tolist())
+        original_commit(self, prefix_B, path_BP)
+
+    monkeypatch.setattr(Proposer, "prefill", prefill)
     monkeypatch.setattr(Proposer, "extend", extend)
     monkeypatch.setattr(TargetCache, "commit", commit)
     made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 40)
-    assert [len(path) - 1 for path in paths] == list(made.accepted)
+    for path, count in zip(paths, made.accepted, strict=True):
+        assert path[count + 1 :] == list(range(count + 1, growth.depth + 1))  # behind its end: the nodes' numbers
+        del path[count + 1 :]
     strayed = sum(path != list(range(len(path))) for path in paths)
     assert strayed == 0 if isinstance(growth, Chain) else strayed >= 2
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.growth import Chain
-from specdec.decoding.proposer import Proposer
 from specdec.drafter import Concat, Drafter, DrafterSpec
 from specdec.training.ttt import ttt_unroll
+from tests.decoding.drafting import Drafting
 from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_drafter, variants
 
 LENGTH, STEPS = 8, 3
@@ -44,16 +44,17 @@ def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> fl
     gap = 0.0
     for anchor in range(length - 1):
         first = documents.index(documents[anchor])
-        proposer = Proposer(drafter, Chain(steps), length)
-        frontier = proposer.extend(ids[0, first + 1 : anchor + 2], aux[:, first : anchor + 1])
+        proposer = Drafting(drafter, Chain(steps), length)
+        frontier = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
         for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
-            gap = max(gap, float((frontier.log_probs_KD[0] - want).abs().max()))
+            gap = max(gap, float((frontier.log_probs_BKD[0, 0] - want).abs().max()))
             token = anchor + 2 + k
             if token >= length or documents[token] != documents[anchor]:
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
-            frontier = proposer._expand(ids[0, token : token + 1], frontier.h_KH, seen, torch.arange(k + 1))
+            depth_Q = torch.arange(k + 1)
+            frontier = proposer.expand(proposer.length_B, ids[:, token : token + 1], frontier.h_BKH, seen, depth_Q)
     return gap
 
 

@@ -1,12 +1,14 @@
-"""Masks per layer, and hooks that leave again."""
+"""Masks per layer, and hooks that do nothing between forwards."""
+
+import contextlib
 
 import pytest
 import torch
 
 from specdec.nn.view import View
 from specdec.target.anatomy import dissect
-from specdec.target.capture import capture, layer_masks
-from tests.target.zoo import LAYERS, make
+from specdec.target.capture import Tape, layer_masks
+from tests.target.zoo import LAYERS, make, own_logits, tokens
 
 
 def test_windows_measure_positions_not_slots() -> None:
@@ -32,19 +34,55 @@ def test_a_single_node_that_sees_all_needs_no_mask() -> None:
     assert narrow is not None and (narrow[0, 0] == 0).int().tolist() == [[0, 0, 0, 1, 1]]
 
 
-def test_hooks_leave_even_when_the_block_fails() -> None:
-    model = make("llama")
+def test_a_batch_has_a_mask_for_each_sequence() -> None:
+    """Also for single nodes that see all there is: another sequence may be longer."""
+    view = View.chain(torch.tensor([4, 2]), 1, 8)
+    full, narrow = layer_masks(view, 5, (None, 2), torch.float32)
+    assert full is not None and (full[:, 0, 0] == 0).int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert narrow is not None and (narrow[:, 0, 0] == 0).int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 0, 0]]
 
-    def count() -> int:
-        return sum(len(m._forward_pre_hooks) for m in model.modules())
 
-    def fail() -> None:
-        with capture(dissect(model), [None] * LAYERS, {0, LAYERS}):
-            raise KeyError(count())
+@pytest.mark.parametrize("fails", [False, True])
+def test_between_forwards_the_hooks_do_nothing(fails: bool) -> None:
+    """The model's own forward is what it was, masks of its own and all; also if the last one broke off."""
+    model, ids_1T = make("mistral"), tokens(12)
+    own_1TV = own_logits(model, ids_1T)
+    tape = Tape(dissect(model))
+    assert torch.equal(own_logits(model, ids_1T), own_1TV)
+    blind = torch.eye(12, dtype=torch.float64).log()[None, None]  # nobody sees but itself
+    with contextlib.suppress(KeyError), tape.running([blind] * LAYERS, {0, LAYERS}) as states:
+        assert not torch.allclose(own_logits(model, ids_1T), own_1TV)
+        assert set(states) == {0, LAYERS}
+        if fails:
+            raise KeyError
+    assert torch.equal(own_logits(model, ids_1T), own_1TV)
+    assert set(states) == {0, LAYERS}  # what was kept is the caller's, and nothing came after
+    assert not any((tape._masks, tape._boundaries, tape._states))
 
-    with pytest.raises(KeyError, match=str(LAYERS + 1)):
-        fail()
-    assert count() == 0
+
+def test_only_the_states_asked_for_are_kept() -> None:
+    model, ids_1T = make("llama"), tokens(9)
+    tape = Tape(dissect(model))
+    with torch.no_grad():
+        own = model(input_ids=ids_1T, output_hidden_states=True)
+    for asked in ((), (2,), (LAYERS, 0), range(LAYERS + 1)):
+        with tape.running(layer_masks(View.chain(0, 9, 9), 9, (None,) * LAYERS, torch.float64), asked) as states:
+            last = own_logits(model, ids_1T)
+        torch.testing.assert_close(last, own.logits, rtol=0, atol=1e-12)
+        assert set(states) == set(asked)
+        for boundary, state in states.items():
+            got = model.model.norm(state) if boundary == LAYERS else state
+            torch.testing.assert_close(got, own.hidden_states[boundary], rtol=0, atol=1e-12)
+
+
+def test_tapes_of_one_model_do_not_meet() -> None:
+    """As when a target is wrapped twice."""
+    model, ids_1T = make("llama"), tokens(6)
+    mine, other = Tape(dissect(model)), Tape(dissect(model))
+    masks = layer_masks(View.chain(0, 6, 6), 6, (None,) * LAYERS, torch.float64)
+    with mine.running(masks, {1}) as states:
+        own_logits(model, ids_1T)
+    assert set(states) == {1} and not other._states
 
 
 @pytest.mark.parametrize("by_place", [True, False])
@@ -57,6 +95,13 @@ def test_a_mask_reaches_the_layer_however_the_family_passes_it(by_place: bool) -
 
     anatomy = dissect(make("llama"))._replace(layers=torch.nn.ModuleList([Layer()]), mask_argument=2)
     state, given, own = torch.ones(1), torch.zeros(2), torch.zeros(3)
-    with capture(anatomy, [given], {0}) as states:
-        seen = anatomy.layers[0](state, 5, own) if by_place else anatomy.layers[0](state, 5, attention_mask=own)
-    assert seen is given and states[0] is state
+    tape = Tape(anatomy)
+
+    def run() -> object:
+        return anatomy.layers[0](state, 5, own) if by_place else anatomy.layers[0](state, 5, attention_mask=own)
+
+    with tape.running([given], {0}) as states:
+        assert run() is given and states[0] is state
+    assert run() is own
+    with tape.running([None], ()) as states:
+        assert run() is None and not states

@@ -95,7 +95,7 @@ def verify_and_commit(target: Target, parents: list[int], prefix: int, seed: int
         own_1TV = own_logits(target.model, torch.cat([ids_1P, nodes_Q[None, path_P]], dim=1))
         assert_close(logits_1QV[:, path_P], own_1TV[:, prefix:])
     path_P = seen_QQ[int(depth_Q.argmax())].nonzero()[:, 0]
-    cache.commit(prefix, path_P)
+    cache.commit(torch.tensor([prefix]), path_P[None])
     text_1T = torch.cat([ids_1P, nodes_Q[None, path_P], rest_1R], dim=1)
     committed = prefix + len(path_P)
     own_1TV = own_logits(target.model, text_1T)
@@ -108,6 +108,35 @@ def verify_and_commit(target: Target, parents: list[int], prefix: int, seed: int
 @families
 def test_tree_verification_and_commit(family: str) -> None:
     verify_and_commit(Target(make(family)), [0, 0, 0, 1, 2, 2, 4, 4, 6], prefix=8, seed=5)
+
+
+@families
+def test_sequences_of_a_batch_are_as_alone(family: str) -> None:
+    """Prompts of different lengths, trees and paths of their own, and the tokens after each path."""
+    target = Target(make(family))
+    parents, prefixes = ([0, 0, 0, 1, 2, 4], [0, 0, 1, 2, 0, 3], [0, 0, 1, 1, 1, 0]), (9, 2, 6)
+    prompts, nodes_BQ = [tokens(n, n) for n in prefixes], torch.cat([tokens(6, seed) for seed in (21, 22, 23)])
+    rest_BR = torch.cat([tokens(3, seed) for seed in (31, 32, 33)])
+    cache = target.new_cache(max(prefixes) + 6 + 3, 3)
+    for b, ids_1P in enumerate(prompts):
+        target(ids_1P, View.chain(0, ids_1P.shape[1], cache.capacity, cache.row(b)), ())
+    seen_BQQ = torch.stack([ancestors(own) for own in parents])
+    depth_BQ, length_B = seen_BQQ.sum(-1) - 1, torch.tensor(prefixes)
+    view = View.append(length_B, seen_BQQ, depth_BQ, cache.capacity, cache)
+    aux_BQNH, final_BQH = target(nodes_BQ, view, [0, 2])
+    assert aux_BQNH.shape == (3, 6, 2, WIDTH)
+    paths = [seen_BQQ[b, int(depth_BQ[b].argmax())].nonzero()[:, 0] for b in range(3)]
+    most = max(map(len, paths))
+    own_texts = [torch.cat([prompts[b], nodes_BQ[b : b + 1, paths[b]], rest_BR[b : b + 1]], dim=1) for b in range(3)]
+    for b, path_P in enumerate(paths):
+        own_1TV = own_logits(target.model, own_texts[b])[:, prefixes[b] : prefixes[b] + len(path_P)]
+        assert_close(target.logits(final_BQH[b : b + 1, path_P]), own_1TV)
+    filled = [torch.cat([path_P, torch.arange(len(path_P), most)]) for path_P in paths]
+    cache.commit(length_B, torch.stack(filled))
+    length_B = length_B + torch.tensor([len(path_P) for path_P in paths])
+    logits_B3V = target.logits(target(rest_BR, View.chain(length_B, 3, cache.capacity, cache), ()).final_BTH)
+    for b, text_1T in enumerate(own_texts):
+        assert_close(logits_B3V[b : b + 1], own_logits(target.model, text_1T)[:, -3:])
 
 
 @st.composite
@@ -205,7 +234,7 @@ def test_the_wrapped_model_is_left_as_it_was() -> None:
     with pytest.raises(RuntimeError):
         target(ids_1T, broken, [1, LAYERS])
     target.logits(target(ids_1T, packed(12), [0, LAYERS]).final_BTH, torch.tensor([3]))
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()) == LAYERS + 1  # at rest
     assert not any("forward" in vars(m) for m in model.modules())
     assert torch.equal(own_logits(model, ids_1T), own_1TV)
     pickle.dumps(target)  # to worker processes

@@ -1,0 +1,64 @@
+"""Functions of fixed shapes, compiled once. With the pieces of training, the only calls of ``torch.compile``."""
+
+import contextlib
+import itertools
+import logging
+import time
+import types
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+import torch._inductor.config
+
+from specdec.nn.products import fast_products
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_number = itertools.count()
+
+
+def _options(device: torch.device) -> dict[str, Any]:
+    """On a CPU the weights are packed for their products and the graph runs without Python; on a GPU as CUDA graphs.
+
+    Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
+    """
+    own = {"freezing": True, "cpp_wrapper": True} if device.type == "cpu" else {"triton.cudagraphs": True}
+    return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+
+
+class Compiled(Generic[P, R]):
+    """A function that is compiled at its first call, for the shapes it has there, and never again.
+
+    Torch keeps the kernels it built in its own cache on disk; a later process builds them faster. The weights must not
+    change afterwards: on a CPU the graph holds copies of them, packed.
+
+    Args:
+        what: for the log, since compilation takes long.
+        rows: rows of the products inside; with a single one, float32 products are left to torch's own choice.
+
+    Raises:
+        RuntimeError: a later call has other shapes; torch says which.
+    """
+
+    def __init__(self, function: Callable[P, R], what: str, device: torch.device, rows: int) -> None:
+        self.what, self.many, self.freezing = what, rows > 1, device.type == "cpu"
+        # torch counts graphs by code object, so that each function needs one of its own
+        code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
+        own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
+        self._call: Callable[P, R] = torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
+        self._ready = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        with fast_products() if self.many else contextlib.nullcontext():
+            if self._ready:
+                return self._call(*args, **kwargs)
+            log.info("compiling %s: this takes a minute or so", self.what)
+            begin = time.perf_counter()
+            with torch._inductor.config.patch(freezing=self.freezing):  # the option alone comes too late
+                out = self._call(*args, **kwargs)
+            log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
+            self._ready = True
+            return out

@@ -1,0 +1,73 @@
+"""What is asked of a decoder, and what it answers."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from specdec.target import Target
+from specdec.timers import Timer
+
+
+class Request(NamedTuple):
+    """A text to go on with."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    seed: int = 0  # of this text; unread without chance
+
+
+class Generation(NamedTuple):
+    """Tokens generated after a prompt, and how."""
+
+    ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
+    accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
+    seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
+    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
+    draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
+    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
+
+
+def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None:
+    """Raise ValueError for a request that no decoding can serve."""
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
+        raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    most = target.config.max_position_embeddings
+    if len(prompt) + max_new_tokens > most:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
+        )
+
+
+class Text:
+    """A request on its way to a generation."""
+
+    def __init__(self, number: int, request: Request, end: Collection[int]) -> None:
+        self.number, self.request, self.end = number, request, end
+        self.ids: list[int] = []
+        self.seconds = 0.0
+        self.accepted: list[int] = []
+        self.context: list[int] = []
+        self.marks: list[list[Any]] = []  # per pass: before drafting, before the pass, after it
+
+    @property
+    def done(self) -> bool:
+        return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
+
+    def commit(self, ids: list[int], marks: list[Any]) -> None:
+        """Take what a target pass gave, up to an end token."""
+        ended = next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))
+        self.context.append(len(self.request.prompt) + len(self.ids))
+        self.accepted.append(ended - 1)
+        self.marks.append(marks)
+        self.ids += ids[:ended]
+
+    def generation(self, watch: Timer) -> Generation:
+        """What came of it."""
+        draft_ms, verify_ms = (
+            tuple(1e3 * watch.seconds([(marks[part], marks[part + 1])]) for marks in self.marks) for part in (0, 1)
+        )
+        ids = self.ids[: self.request.max_new_tokens]
+        return Generation(ids, tuple(self.accepted), self.seconds, tuple(self.context), draft_ms, verify_ms)

@@ -1,0 +1,118 @@
+"""One round of B sequences: propose, verify, accept, commit. No part of it waits for the device.
+
+Legend: B sequences, N tree nodes with the root, P path nodes at most, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.decoding.growth import Growth
+from specdec.decoding.proposer import Proposer
+from specdec.decoding.rules import Drafts, ancestors
+from specdec.decoding.sampling import Sampling
+from specdec.decoding.sequences import Sequences
+from specdec.decoding.tree import DraftTree
+from specdec.drafter import Drafter
+from specdec.nn.view import View
+from specdec.target import Target
+
+
+class PlainRound:
+    """A target pass for each token: a tree of the root alone.
+
+    Args:
+        longest: tokens of the longest sequence, prompt and answer.
+    """
+
+    nodes, path = 1, 1
+    drafts_fixed = False  # whether drafting has the same shape in every round, and is worth a graph
+    layers: tuple[int, ...] = ()
+    final_norm = False
+
+    def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
+        self.target = target
+        self.capacity = longest + self.nodes
+        self.sequences = Sequences.empty(target, sampling, self.capacity, batch, self.path, len(self.layers))
+
+    def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
+        """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
+        sequences, target = self.sequences, self.target
+        cache, chance = sequences.cache.row(b), sequences.chance.row(b)
+        ids_1T = torch.tensor([prompt], device=target.device)
+        zero_1 = torch.zeros_like(ids_1T[0, :1])
+        view = View.chain(zero_1, len(prompt), self.capacity, cache)
+        out = target.forward(ids_1T, view, self.layers, self.final_norm)
+        chance.seed_B.fill_(seed)
+        chance.seen_BV.zero_()
+        chance.see(ids_1T)
+        root_1 = chance.draw(target.logits(out.final_BTH[:, -1:])[:, 0], zero_1 + len(prompt))
+        chance.see(root_1[None])
+        sequences.begin(b, len(prompt), root_1, out.aux_BTNH[0, -1:])
+        self._prefill_drafter(b, ids_1T[:, 1:], out.aux_BTNH[:, :-1])
+        return root_1
+
+    def draft(self) -> DraftTree:
+        """What to verify."""
+        root_B1 = self.sequences.root_B[:, None].clone()  # the roots change while the tree is verified
+        return DraftTree(root_B1, torch.zeros_like(root_B1))
+
+    def verify(self, tree: DraftTree) -> Tensor:
+        """Verify and commit; (B, 1 + P) int64: how many tokens were committed, and the tokens."""
+        sequences = self.sequences
+        length_B, tokens_BN = sequences.length_B, tree.tokens_BN
+        ancestors_BNN = ancestors(tree.parents_BN)
+        view = View.append(length_B, ancestors_BNN, ancestors_BNN.sum(-1) - 1, self.capacity, sequences.cache)
+        out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
+        logits_BNV = self.target.logits(out.final_BTH)
+        verdict = sequences.chance.judge(self._drafts(tree), ancestors_BNN, self.path, logits_BNV, length_B)
+        order_P = torch.arange(self.path, device=tokens_BN.device)
+        taken_B = verdict.path_BN.sum(-1)
+        nodes_BP = _in_order(verdict.path_BN, order_P)
+        after_BP = tokens_BN.gather(1, nodes_BP)[:, 1:]
+        next_B1 = verdict.next_B[:, None]
+        fresh_BP = torch.where(order_P < taken_B[:, None] - 1, torch.cat([after_BP, next_B1], 1), next_B1)
+        count_B = taken_B * sequences.live_B
+        sequences.advance(nodes_BP, count_B, fresh_BP, out.aux_BTNH)
+        return torch.cat([count_B[:, None], fresh_BP], 1)
+
+    def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
+        """The same for the drafter, up to the token before the root."""
+
+    def _drafts(self, tree: DraftTree) -> Drafts:
+        return Drafts(tree.tokens_BN, tree.parents_BN)
+
+
+class DraftedRound(PlainRound):
+    """A target pass for each draft tree."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling, longest: int, batch: int = 1
+    ) -> None:
+        self.nodes, self.path, self.drafts_fixed = growth.nodes_drafted + 1, growth.depth + 1, growth.fixed
+        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
+        super().__init__(target, sampling, longest, batch)
+        self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
+
+    def draft(self) -> DraftTree:
+        sequences = self.sequences
+        length_B, count_B = sequences.length_B, sequences.count_B
+        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPNH, count_B)
+        children = sequences.chance.sampling.children(sequences.chance.seed_B, length_B)
+        return self.proposer.propose(length_B, sequences.root_B, start, children)
+
+    def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
+        if ids_1M.shape[1]:
+            self.proposer.prefill(b, ids_1M, aux_1MNH)
+
+    def _drafts(self, tree: DraftTree) -> Drafts:
+        return tree.drafts(self.proposer.drafter.vocab)
+
+
+def _in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
+    """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, as far as there are any."""
+    B, N = path_BN.shape
+    P = len(order_P)
+    step_BN = torch.where(path_BN, path_BN.cumsum(-1) - 1, P)  # those off the path go to a column past the end
+    rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
+    nodes_BN = torch.arange(N, device=path_BN.device).expand(B, N)
+    return rest_BW.scatter(1, step_BN, nodes_BN)[:, :P]

@@ -1,0 +1,31 @@
+"""Attention of a few queries over many keys, as decoding has it.
+
+Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d head width.
+"""
+
+import torch
+from torch import Tensor
+
+MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
+
+
+def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zero where the mask allows, the least finite number elsewhere: -inf would make NaN of a row without keys."""
+    return torch.zeros_like(allowed_B1TS, dtype=dtype).masked_fill(~allowed_B1TS, torch.finfo(dtype).min)
+
+
+def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
+    """Scaled dot-product attention as two plain products, (B, h, T, d); the heads of a group share their keys' pass.
+
+    Args:
+        bias_B1TS: added to the scaled products.
+    """
+    B, h, T, d = q_BhTd.shape
+    g = k_BgSd.shape[1]
+    grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
+    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1)
+    if bias_B1TS is not None:
+        scores = scores + bias_B1TS[:, :, None]
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
+    out: Tensor = weights.view(B, g, h // g * T, -1) @ v_BgSd
+    return out.reshape(B, h, T, -1)  # values may be narrower than keys

@@ -1,0 +1,164 @@
+"""One round: what a tree that is written by hand earns, and what it leaves for the next.
+
+Legend: B sequences, N tree nodes with the root, P path nodes at most.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.decoding import Chain, ConfidentChain, DraftTree, DynamicTree, PlainDecoder, Sampling
+from specdec.decoding.round import DraftedRound, PlainRound, _in_order
+from specdec.drafter import Drafter
+from tests.decoding.trees import parent_lists, path_to
+from tests.perfect import markov_target, perfect_drafter
+from tests.tiny import presets, tiny_drafter, tiny_target
+
+TARGET = tiny_target()
+GREEDY = Sampling()
+TREE = DynamicTree(depth=3, top_k=3, nodes=7)
+PROMPTS = [[3, 4, 5], [9], [7, 50, 2, 31, 19]]
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    return PlainDecoder(TARGET).generate(prompt, count).ids
+
+
+ANSWERS = [answer(prompt, 12) for prompt in PROMPTS]
+
+
+def new_round(batch: int = 1, drafter: Drafter | None = None) -> DraftedRound:
+    """With room for forty tokens, and for a tree of seven nodes whose paths have at most three."""
+    return DraftedRound(TARGET, drafter or tiny_drafter(presets()["eagle3"]), TREE, GREEDY, 40, batch)
+
+
+def begun(round_: PlainRound, only: tuple[int, ...] = (0, 1, 2)) -> None:
+    for b in only:
+        assert round_.prefill(b, PROMPTS[b], 0).tolist() == ANSWERS[b][:1]
+
+
+def tree_of(texts: list[list[int]], right: list[int]) -> DraftTree:
+    """Nodes 0, 3, 4 and 6 are a text of four tokens, as far as so many drafts may be right; all else is wrong."""
+    tokens = []
+    for (root, *true), count in zip(texts, right, strict=True):
+        wrong = [(token + 1) % 61 for token in true]
+        drafts = true[:count] + wrong[count:]
+        tokens.append([root, wrong[0], (wrong[0] + 1) % 61, *drafts[:2], wrong[1], drafts[2]])
+    return DraftTree(torch.tensor(tokens), torch.tensor([[0, 0, 0, 0, 3, 3, 4]] * len(tokens)))
+
+
+def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() -> None:
+    """Paths that leave the first branch, of three lengths; the next pass shows that the keys have moved."""
+    round_, right = new_round(3), [0, 2, 3]
+    begun(round_)
+    report = round_.verify(tree_of([own[:4] for own in ANSWERS], right))
+    assert report.shape == (3, 1 + 4) and report.dtype == torch.int64
+    sequences = round_.sequences
+    for b, ((count, *fresh), drafts) in enumerate(zip(report.tolist(), right, strict=True)):
+        assert count == drafts + 1 and fresh[:count] == ANSWERS[b][1 : count + 1]
+        assert set(fresh[count:]) <= {fresh[count - 1]}  # padding
+        assert int(sequences.length_B[b]) == len(PROMPTS[b]) + count and int(sequences.count_B[b]) == count
+        assert int(sequences.root_B[b]) == ANSWERS[b][count]
+        ids = [*PROMPTS[b], *ANSWERS[b][:count]]
+        whole = DraftedRound(TARGET, round_.proposer.drafter, Chain(1), GREEDY, 40)
+        assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
+        torch.testing.assert_close(sequences.aux_BPNH[b, count - 1], whole.sequences.aux_BPNH[0, 0], rtol=0, atol=1e-10)
+    roots_B1 = sequences.root_B[:, None]
+    again = round_.verify(DraftTree(roots_B1, torch.zeros_like(roots_B1)).padded(7)).tolist()
+    assert [row[:2] for row in again] == [[1, ANSWERS[b][drafts + 2]] for b, drafts in enumerate(right)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8), Sampling(repetition_penalty=1.5)], ids=str)
+def test_padding_changes_no_verdict(sampling: Sampling) -> None:
+    reports = []
+    for nodes in (7, 8, 12):
+        round_ = DraftedRound(TARGET, tiny_drafter(presets()["eagle3"]), TREE, sampling, 40, 3)
+        for b in range(3):
+            round_.prefill(b, PROMPTS[b], b)
+        texts = [[int(root), *own[1:4]] for root, own in zip(round_.sequences.root_B, ANSWERS, strict=True)]
+        reports.append([round_.verify(tree_of(texts, [3, 1, 2]).padded(nodes)).tolist()])
+        roots_B1 = round_.sequences.root_B[:, None]
+        reports[-1].append(round_.verify(DraftTree(roots_B1, torch.zeros_like(roots_B1)).padded(nodes)).tolist())
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_one_that_is_not_live_takes_part_in_nothing() -> None:
+    """Nothing is reported of it, it does not grow, and the others are as they are without it."""
+    round_, full = new_round(3), new_round(3)
+    begun(round_, (0, 2))
+    begun(full)
+    for _ in range(3):
+        tree = round_.draft()
+        report, wanted = round_.verify(tree), full.verify(full.draft())
+        assert torch.equal(report[[0, 2]], wanted[[0, 2]]) and int(report[1, 0]) == 0 < int(wanted[1, 0])
+        sequences = round_.sequences
+        assert (bool(sequences.live_B[1]), int(sequences.length_B[1]), int(sequences.count_B[1])) == (False, 0, 0)
+        assert bool(sequences.aux_BPNH.isfinite().all())
+
+
+def test_one_begins_while_others_are_under_way() -> None:
+    """In a slot that another has left full: it is as alone, and nobody else notices."""
+    round_, undisturbed = new_round(3), new_round(3)
+    begun(round_)
+    begun(undisturbed)
+    for each in (round_, undisturbed):
+        for _ in range(4):
+            each.verify(each.draft())
+    round_.sequences.end(1)
+    before = [x[[0, 2]].clone() for x in round_.sequences[1:-1] if isinstance(x, Tensor)]
+    assert round_.prefill(1, PROMPTS[0], 0).tolist() == ANSWERS[0][:1]
+    after = [x[[0, 2]] for x in round_.sequences[1:-1] if isinstance(x, Tensor)]
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    alone, got, wanted = new_round(), [], []
+    begun(alone, (0,))
+    for _ in range(4):
+        tree, own = round_.draft(), alone.draft()
+        assert torch.equal(tree.tokens_BN[1], own.tokens_BN[0]) and torch.equal(tree.parents_BN[1], own.parents_BN[0])
+        report, others = round_.verify(tree), undisturbed.verify(undisturbed.draft())
+        assert torch.equal(report[[0, 2]], others[[0, 2]])
+        got += report[1, 1 : 1 + int(report[1, 0])].tolist()
+        wanted += alone.verify(own)[0, 1:2].tolist()
+    assert got[: len(wanted)] == wanted == ANSWERS[0][1:5]
+
+
+def test_plain_rounds_are_trees_of_the_root_alone() -> None:
+    round_ = PlainRound(TARGET, GREEDY, 20, 3)
+    begun(round_)
+    assert (round_.nodes, round_.path, round_.drafts_fixed, round_.capacity) == (1, 1, True, 21)
+    for step in range(1, 4):
+        tree = round_.draft()
+        assert tree.tokens_BN.tolist() == [[own[step - 1]] for own in ANSWERS] and not tree.parents_BN.any()
+        assert round_.verify(tree).tolist() == [[1, own[step]] for own in ANSWERS]
+
+
+def test_a_round_knows_the_shape_of_its_growth() -> None:
+    round_ = new_round()
+    assert (round_.nodes, round_.path, round_.drafts_fixed, round_.capacity) == (8, 4, True, 48)
+    assert round_.sequences.fresh_BP.shape == (1, 4)
+    confident = DraftedRound(TARGET, round_.proposer.drafter, ConfidentChain(4), GREEDY, 20)
+    assert (confident.nodes, confident.path, confident.drafts_fixed) == (5, 5, False)
+
+
+def test_of_a_perfect_drafter_every_sequence_takes_all() -> None:
+    target = markov_target()
+    round_ = DraftedRound(target, perfect_drafter(target, presets()["eagle1"]), Chain(3), GREEDY, 40, 2)
+    for b, prompt in enumerate(([3, 4, 5], [8])):
+        round_.prefill(b, prompt, 0)
+    for _ in range(3):
+        assert round_.verify(round_.draft())[:, 0].tolist() == [4, 4]
+    assert round_.sequences.length_B.tolist() == [15, 13]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.data(), st.lists(parent_lists(9), min_size=1, max_size=4), st.integers(0, 3))
+def test_paths_in_order(data: st.DataObject, trees: list[list[int]], spare: int) -> None:
+    """Their nodes from the root on; behind the end each place's own number, as far as there are nodes."""
+    N = max(map(len, trees))
+    paths = [path_to(data.draw(st.integers(0, len(parents) - 1)), parents) for parents in trees]
+    most = max(map(len, paths)) + spare
+    path_BN = torch.tensor([[node in path for node in range(N)] for path in paths])
+    found = _in_order(path_BN, torch.arange(most))
+    assert found.dtype == torch.int64
+    assert found.tolist() == [path + [min(j, N - 1) for j in range(len(path), most)] for path in paths]
