@@ -5,7 +5,7 @@ import logging
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
@@ -37,11 +37,13 @@ def main(argv: list[str]) -> int:
     parser = ArgumentParser(prog="specdec quickstart", description=__doc__, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--out", type=str | None, default=None, help="run directory; by default runs/quickstart")
     parser.add_argument("--seed", type=int, default=0, help="of the drafter's training")
+    parser.add_argument("--compile", type=Literal["on", "off"], default="on", help="evaluate with compiled graphs")
     args = parse(parser, argv)
-    return quickstart(Path(args.out) if args.out else runs_folder() / "quickstart", args.seed)
+    out = Path(args.out) if args.out else runs_folder() / "quickstart"
+    return quickstart(out, args.seed, compiled=args.compile == "on")
 
 
-def quickstart(out: Path, seed: int) -> int:
+def quickstart(out: Path, seed: int, compiled: bool = True) -> int:
     """Build the target, train, evaluate, and say what came of it. What is there already is used again."""
     console, begin = Console(), time.monotonic()
     plan: dict[str, Any] = {"quickstart": 1, "seed": seed, "growths": list(GROWTHS), "new_tokens": NEW_TOKENS}
@@ -53,6 +55,7 @@ def quickstart(out: Path, seed: int) -> int:
     fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]
     prompts = out / "prompts.jsonl"
     evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts), "--growth", *GROWTHS, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]  # fmt: skip # noqa: E501
+    evaluate_args += [] if compiled else ["--compile", "off"]
     commands = [["specdec", "pretrain"], ["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
 
@@ -72,8 +75,9 @@ def quickstart(out: Path, seed: int) -> int:
         for name in FILES:  # of an evaluation that was cut off
             (out / name).unlink(missing_ok=True)
         metrics = evaluate(
-            TargetSource(), out / "drafter", [prompts], GROWTHS, out, max_new_tokens=NEW_TOKENS, command=commands[2]
-        )
+            TargetSource(), out / "drafter", [prompts], GROWTHS, out,
+            max_new_tokens=NEW_TOKENS, compiled=compiled, command=commands[2],
+        )  # fmt: skip
     console.rule("specdec quickstart")
     console.print(
         _closing(out, target, metrics, time.monotonic() - begin), soft_wrap=True, highlight=False, markup=False

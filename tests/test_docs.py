@@ -45,7 +45,10 @@ def commands(
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
     more = {
         "fit": ["--config", "small.yaml"],
-        "evaluate": ["--target", str(target_directory), "--max_new_tokens", "8", "--growth", "chain", "--out", "out"],
+        "evaluate": [
+            *("--target", str(target_directory), "--max_new_tokens", "8", "--compile", "off"),
+            *("--growth", "chain", "--out", "out"),
+        ],
     }
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, name).exists()])  # of another test

@@ -39,7 +39,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--out", str(out)]) == 0
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     metrics = json.loads((out / "metrics.json").read_text())
     assert [result["growth"] for result in metrics["results"]] == ["chain of 5", "tree of 12 (depth 6, top 2)"]
     for result in metrics["results"]:
@@ -55,18 +55,18 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     assert "tokens per target pass" in capsys.readouterr().out
 
     before = {path: path.stat().st_mtime_ns for path in (out / "metrics.json", out / "drafter" / "config.json")}
-    assert main(["quickstart", "--out", str(out)]) == 0
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert "tokens per target pass" in capsys.readouterr().out
 
 
 def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--out", str(out)]) == 0
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     drafter = (out / "drafter" / "model.safetensors").read_bytes()
     for name in ("DONE.json", "metrics.json"):
         (out / name).unlink()
-    assert main(["quickstart", "--out", str(out)]) == 0
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     assert (out / "drafter" / "model.safetensors").read_bytes() == drafter
     assert (out / "metrics.json").is_file()
 
@@ -79,14 +79,14 @@ def test_somebody_elses_directory_is_left_alone(
     out.mkdir()
     for name, text in held.items():
         (out / name).write_text(text)
-    assert main(["quickstart", "--out", str(out)]) == 2
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 2
     assert "choose another --out" in capsys.readouterr().err
     assert {path.name for path in out.iterdir()} == set(held)
 
 
 def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--out", str(out)]) == 0
+    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     pretrain, fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
     assert pretrain == ["specdec", "pretrain"]
     again = small_world / "again"

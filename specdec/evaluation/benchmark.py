@@ -1,12 +1,22 @@
-"""Decode prompts plainly and with every growth, side by side in one process."""
+"""Decode prompts plainly, with every growth and with every baseline, side by side in one process."""
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from specdec.decoding import Generation, Growth, PlainDecoder, Sampling, SpeculativeDecoder, check_length, check_pair
+from specdec.decoding import (
+    Generation,
+    Growth,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    check_length,
+    check_pair,
+)
 from specdec.drafter import Drafter
+from specdec.evaluation.baselines import Baseline
 from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
@@ -15,7 +25,15 @@ from specdec.target import Target
 log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
-Decoder = PlainDecoder | SpeculativeDecoder
+WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
+
+
+class Decoder(Protocol):
+    """What decodes."""
+
+    def generate_all(self, requests: Sequence[Request], end: frozenset[int]) -> Iterator[tuple[int, Generation]]:
+        """The generations with the numbers of their requests, in any order."""
+        ...
 
 
 class Turn(NamedTuple):
@@ -43,14 +61,18 @@ def benchmark(
     system: str | None = None,
     thinking: bool | None = None,
     plain: bool = True,
+    baselines: Sequence[Baseline] = (),
+    batch: int = 1,
+    compiled: bool = False,
     on_turn: Callable[[Turn], None] = lambda turn: None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
 ) -> list[list[Answer]]:
-    """Answers of every growth, batch size 1.
+    """Answers of every growth, then of every baseline; those have no passes.
 
-    The decoders take turns on each prompt, so that a machine that slows down slows them alike. Each decoder runs
-    once, untimed, before the first prompt. The next turn of a conversation builds on the target's plain answer. Every
-    turn has a seed of its own, the same for all decoders, so that a rule that repeats plain decoding can be seen to.
+    The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, so that a
+    machine that slows down slows them alike. Each decoder runs once, untimed, before the first prompt, and compiles
+    untimed. The next turn of a conversation builds on the target's plain answer. Every turn has a seed of its own, the
+    same for all decoders, so that a rule that repeats plain decoding can be seen to.
 
     A prompt is left out, and the log says so, if one of its turns cannot be decoded: it is too long, the chat template
     refuses it, or no tokens are left of it.
@@ -59,66 +81,102 @@ def benchmark(
         system: system prompt of all conversations.
         thinking: the chat template's ``enable_thinking``; None leaves it to the template.
         plain: decode plainly too, for speed-up and identity; False saves that time.
+        batch: sequences that our decoders decode side by side; 1 for latencies.
+        compiled: whether our decoders run as compiled graphs.
 
     Raises:
         ValueError: drafter and target do not match, the target has no chat template and a prompt needs one, ``system``
-            or ``thinking`` does not apply to a prompt, or every prompt is left out; the message names the prompt.
+            or ``thinking`` does not apply to a prompt, a baseline cannot serve the target, or every prompt is left
+            out; the message names the prompt.
     """
     check_pair(target, drafter)
     if not growths:
         raise ValueError("no growth given: name at least one, as chain")
-    baseline = PlainDecoder(target, sampling)
-    decoders: list[Decoder] = [SpeculativeDecoder(target, drafter, growth, sampling) for growth in growths]
+    ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
+    for growth in growths:
+        ours.append(SpeculativeDecoder(target, drafter, growth, sampling, batch=batch, compiled=compiled))
+    run = _Run(target, max_new_tokens, sampling.seed, ours, [one.decoder(target, sampling) for one in baselines])
     conversations = [Conversation(prompt, target.tokenizer, system, thinking) for prompt in prompts]
     # all of them before anything is decoded in vain
-    first = [_next_ids(conversation, target, max_new_tokens) for conversation in conversations]
-    _check_thinking([one for one, ids in zip(conversations, first, strict=True) if isinstance(ids, list)], thinking)
-    end = target.eos_token_ids
-    warm_up = min(WARM_UP_TOKENS, max_new_tokens)
-    answers: list[list[Answer]] = [[] for _ in growths]
+    talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
+    _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)], thinking)
+    depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
+    same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
     skipped: list[Skipped] = []
-    turns = 0
-    for conversation, begin in zip(conversations, first, strict=True):
-        prompt, ids = conversation.prompt, begin
-        own: list[list[Answer]] = [[] for _ in growths]
-        while isinstance(ids, list):
-            with _named(prompt):
-                if turns == 0:
-                    for decoder in (baseline, *decoders) if plain else decoders:
-                        decoder.generate(ids, warm_up, end)
-                seed = sampling.seed + (turns << 32)
-                reference = baseline.generate(ids, max_new_tokens, end, seed) if plain else None
-                made = [decoder.generate(ids, max_new_tokens, end, seed) for decoder in decoders]
-            for growth, out, generation in zip(growths, own, made, strict=True):
-                out.append(_answer(prompt, growth, generation, reference, sampling.repeatable))
-            turns += 1
-            best = reference or made[0]
-            conversation.add_answer(best.ids)
-            ids = _next_ids(conversation, target, max_new_tokens)
-            tokens = sum(len(generation.ids) for generation in made) + (len(reference.ids) if reference else 0)
-            on_turn(Turn(tokens, not isinstance(ids, list)))
-        if isinstance(begin, Skipped):
-            on_turn(Turn(0, True))
-        if isinstance(ids, Skipped):
-            skipped.append(ids)
-            on_skip(ids)
-            continue
-        for out, more in zip(answers, own, strict=True):
-            out.extend(more)
+    answers: list[list[Answer]] = [[] for _ in depths]
+    size = batch * WAVE if batch > 1 else 1
+    for start in range(0, len(talks), size):
+        wave = talks[start : start + size]
+        run.wave(wave, on_turn)
+        for talk in wave:
+            if isinstance(talk.ids, Skipped):
+                skipped.append(talk.ids)
+                on_skip(talk.ids)
+                continue
+            for made in talk.turns:
+                reference, others = (made[0], made[1:]) if plain else (None, made)
+                for out, generation, depth, alike in zip(answers, others, depths, same, strict=True):
+                    out.append(_answer(talk.conversation.prompt, depth, generation, reference, alike))
     _check_skipped(skipped, len(prompts))
     return answers
 
 
-def _next_ids(conversation: Conversation, target: Target, max_new_tokens: int) -> list[int] | Skipped | None:
-    """The next turn's ids, None after the last, or why it cannot be decoded."""
-    prompt_id = conversation.prompt.prompt_id
-    try:
-        ids = conversation.next_ids()
-        if ids is not None:
-            check_length(target, ids, max_new_tokens)
-    except ValueError as error:
-        return Skipped(prompt_id, str(error).removeprefix(f"prompt {prompt_id}: "))
-    return ids
+class _Talk:
+    """A conversation on its way; ``ids`` are the next turn's, None after the last, or why it cannot be decoded."""
+
+    def __init__(self, number: int, conversation: Conversation, ids: list[int] | Skipped | None) -> None:
+        self.number, self.conversation, self.ids = number, conversation, ids
+        self.turns: list[list[Generation]] = []  # of each, what every decoder made
+
+
+class _Run:
+    """The decoders at work; the first makes the answers that conversations go on with."""
+
+    def __init__(
+        self, target: Target, most: int, seed: int, ours: Sequence[PlainDecoder], others: Sequence[Decoder]
+    ) -> None:
+        self.target, self.most, self.seed, self.ours, self.others = target, most, seed, ours, others
+        self.warm = False
+
+    def next_ids(self, conversation: Conversation) -> list[int] | Skipped | None:
+        """The next turn's ids, None after the last, or why it cannot be decoded."""
+        prompt_id = conversation.prompt.prompt_id
+        try:
+            ids = conversation.next_ids()
+            if ids is not None:
+                check_length(self.target, ids, self.most)
+        except ValueError as error:
+            return Skipped(prompt_id, str(error).removeprefix(f"prompt {prompt_id}: "))
+        return ids
+
+    def wave(self, talks: Sequence[_Talk], on_turn: Callable[[Turn], None]) -> None:
+        """Hold conversations, turn by turn."""
+        for talk in talks:
+            if isinstance(talk.ids, Skipped):
+                on_turn(Turn(0, True))
+        while live := [talk for talk in talks if isinstance(talk.ids, list)]:
+            for talk, made in zip(live, self._turn(live), strict=True):
+                talk.turns.append(made)
+                talk.conversation.add_answer(made[0].ids)
+                talk.ids = self.next_ids(talk.conversation)
+                on_turn(Turn(sum(len(one.ids) for one in made), not isinstance(talk.ids, list)))
+
+    def _turn(self, talks: Sequence[_Talk]) -> list[list[Generation]]:
+        prompts = [talk.ids for talk in talks if isinstance(talk.ids, list)]
+        seeds = [self.seed + (talk.number << 44) + (len(talk.turns) << 32) for talk in talks]
+        requests = [Request(ids, self.most, seed) for ids, seed in zip(prompts, seeds, strict=True)]
+        everybody: list[Decoder] = [*self.ours, *self.others]
+        end = self.target.eos_token_ids
+        with _named(talks):
+            for decoder in self.ours:
+                decoder.prepare(max(map(len, prompts)) + self.most)
+            if not self.warm:
+                short = [Request(prompts[0], min(WARM_UP_TOKENS, self.most))]
+                for one in everybody:
+                    list(one.generate_all(short, end))
+                self.warm = True
+            found = [dict(one.generate_all(requests, end)) for one in everybody]
+        return [[made[number] for made in found] for number in range(len(talks))]
 
 
 def _check_thinking(conversations: Sequence[Conversation], thinking: bool | None) -> None:
@@ -138,20 +196,21 @@ def _check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
 
 
 @contextlib.contextmanager
-def _named(prompt: Prompt) -> Iterator[None]:
+def _named(talks: Sequence[_Talk]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
+        names = ", ".join(talk.conversation.prompt.prompt_id for talk in talks)
+        raise ValueError(f"prompt {names}: {error}") from error
 
 
-def _answer(prompt: Prompt, growth: Growth, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
+def _answer(prompt: Prompt, depth: int, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
     return Answer(
         prompt_id=prompt.prompt_id,
         category=prompt.category,
         tokens=len(made.ids),
         accepted=made.accepted,
-        drafted=(growth.depth,) * len(made.accepted),
+        drafted=(depth,) * len(made.accepted),
         seconds=made.seconds,
         plain_seconds=plain.seconds if plain else 0.0,
         plain_tokens=len(plain.ids) if plain else 0,

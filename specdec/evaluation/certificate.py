@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding import Growth, PlainDecoder, Sampling, SpeculativeDecoder
+from specdec.decoding import Growth, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter
 from specdec.files import sha256, write_json
 from specdec.nn.view import View
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
+TOGETHER = 32
 SUSPECT = 1e-6  # a p-value below it fails
 
 
@@ -82,27 +83,36 @@ def check_greedy(
     growth: Growth,
     prompts: Sequence[list[int]],
     max_new_tokens: int,
-    on_prompt: Callable[[], None] = lambda: None,
+    *,
+    batch: int = 1,
+    compiled: bool = False,
 ) -> GreedyCheck:
-    """Decode every prompt plainly and speculatively, without an end token, and compare all tokens."""
-    plain, decoder = PlainDecoder(target), SpeculativeDecoder(target, drafter, growth)
-    tokens, ties, wrong = 0, list[Difference](), list[Difference]()
-    for number, prompt in enumerate(prompts):
-        wanted = plain.generate(prompt, max_new_tokens).ids
-        done = 0
-        while done < len(wanted):
-            made = decoder.generate([*prompt, *wanted[:done]], len(wanted) - done).ids
-            agreed = next((i for i, pair in enumerate(zip(made, wanted[done:], strict=True)) if pair[0] != pair[1]), -1)
-            if agreed < 0:
-                break
-            done += agreed
-            gap, allowed = _choice(target, [*prompt, *wanted[:done]])
-            found = Difference(number, done, made[agreed], wanted[done], gap, allowed)
+    """Decode every prompt plainly and speculatively, without an end token, and compare all tokens.
+
+    Plain decoding is the eager one; ``batch`` and ``compiled`` are speculative decoding's.
+    """
+    asked = [Request(prompt, max_new_tokens) for prompt in prompts]
+    plain = {number: made.ids for number, made in PlainDecoder(target, batch=batch).generate_all(asked)}
+    decoder = SpeculativeDecoder(target, drafter, growth, batch=batch, compiled=compiled)
+    ties, wrong = list[Difference](), list[Difference]()
+    left = [(number, 0) for number in range(len(prompts))]  # and how many tokens of it are compared
+    while left:
+        rest = [Request([*prompts[n], *plain[n][:done]], max_new_tokens - done) for n, done in left]
+        made = dict(decoder.generate_all(rest))
+        further = []
+        for index, (number, done) in enumerate(left):
+            pairs = zip(made[index].ids, plain[number][done:], strict=True)
+            agreed = next((i for i, (token, wanted) in enumerate(pairs) if token != wanted), None)
+            if agreed is None:
+                continue
+            at = done + agreed
+            gap, allowed = _choice(target, [*prompts[number], *plain[number][:at]])
+            found = Difference(number, at, made[index].ids[agreed], plain[number][at], gap, allowed)
             (ties if gap <= allowed else wrong).append(found)
-            done += 1
-        tokens += len(wanted)
-        on_prompt()
-    return GreedyCheck(growth.name, tokens, tuple(ties), tuple(wrong))
+            if at + 1 < max_new_tokens:
+                further.append((number, at + 1))
+        left = further
+    return GreedyCheck(growth.name, len(prompts) * max_new_tokens, tuple(ties), tuple(wrong))
 
 
 def check_sampled(
@@ -117,8 +127,9 @@ def check_sampled(
 ) -> SampledCheck:
     """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed."""
     sampling = replace(sampling, top_k=vocabulary, temperature=sampling.temperature or 1.0)
-    decoder = SpeculativeDecoder(target, drafter, growth, sampling)
-    counts = Counter(tuple(decoder.generate(prompt, length, seed=sampling.seed + run).ids) for run in range(runs))
+    decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=min(runs, TOGETHER))
+    requests = [Request(prompt, length, sampling.seed + run) for run in range(runs)]
+    counts = Counter(tuple(made.ids) for _, made in decoder.generate_all(requests))
     law = _continuations(target, sampling, prompt, length)
     cells = [(counts[path], p * runs) for path, p in law.items() if p * runs >= LEAST_EXPECTED]
     rare = sum(counts[path] for path in law) - sum(seen for seen, _ in cells), runs - sum(wanted for _, wanted in cells)
@@ -182,9 +193,13 @@ def certify(
     max_new_tokens: int,
     runs: int,
     seed: int = 0,
+    batch: int = 1,
+    compiled: bool = False,
     on_check: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Check every growth greedily on all prompts, and sampled, by every rule that can judge it, after the first one.
+
+    The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side.
 
     Returns:
         The statement, JSON-ready: ``holds``, and what every check found.
@@ -192,7 +207,7 @@ def certify(
     checks: list[GreedyCheck | SampledCheck] = []
     for growth in growths:
         on_check(f"{growth.name}, greedy")
-        checks.append(check_greedy(target, drafter, growth, prompts, max_new_tokens))
+        checks.append(check_greedy(target, drafter, growth, prompts, max_new_tokens, batch=batch, compiled=compiled))
         for rule in ("one_hot", "with_replacement", "without_replacement"):
             sampling = Sampling(temperature=1.0, rule=rule, seed=seed)
             try:

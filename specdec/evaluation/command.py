@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser
@@ -20,14 +20,16 @@ from specdec.compose import new_run
 from specdec.decoding import Growth, Sampling, parse_growth
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
+from specdec.evaluation.baselines import parse_baseline
 from specdec.evaluation.benchmark import Skipped, Turn, benchmark
 from specdec.evaluation.certificate import certify, write_certificate
 from specdec.evaluation.conversation import Conversation, template_sha256
 from specdec.evaluation.plot import plot
 from specdec.evaluation.prompts import Prompt, load_prompts
 from specdec.evaluation.record import Answer, write_answers
-from specdec.evaluation.report import print_results, summary, write_metrics, write_report
+from specdec.evaluation.report import print_results, write_metrics, write_report
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
+from specdec.evaluation.summary import baseline_summary, summary
 from specdec.files import staged
 from specdec.imports import flags
 from specdec.provenance import provenance
@@ -39,7 +41,7 @@ PLOT = "report.png"
 ANSWERS = "answers.jsonl"
 CERTIFICATE = "certificate.json"
 FILES = ("metrics.json", "report.md", PLOT, ANSWERS, CERTIFICATE)
-TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop; batch size 1"
+TIMED = "the whole call of each decoder: prompt, drafting, verification and host loop, without compilation"
 
 
 def parser() -> ArgumentParser:
@@ -57,6 +59,9 @@ def parser() -> ArgumentParser:
     out.add_argument("--system", type=str | None, default=None, help="system prompt of all conversations")
     out.add_argument("--thinking", type=bool | None, default=None, help="the chat template's enable_thinking; the template's own choice if not given")  # fmt: skip # noqa: E501
     out.add_argument("--plain", type=bool, default=True, help="decode plainly too, for speed-up and identity")
+    out.add_argument("--batch_size", type=int, default=1, help="sequences decoded side by side; 1 measures latency")
+    out.add_argument("--compile", type=Literal["on", "off"], default="on", help="run rounds as compiled graphs, which take a minute to build")  # fmt: skip # noqa: E501
+    out.add_argument("--baselines", type=str, nargs="*", default=[], help="plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5, assisted:DIR")  # fmt: skip # noqa: E501
     out.add_argument("--certify", type=int, default=0, help="write a certificate of losslessness, with so many draws for each sampled check; 0 writes none")  # fmt: skip # noqa: E501
     out.add_argument("--device", type=str, default="cpu")
     out.add_argument("--out", type=str | None, default=None, help="directory for the results; no older ones in it")
@@ -84,6 +89,9 @@ def main(argv: list[str]) -> int:
         system=args.system,
         thinking=args.thinking,
         plain=args.plain,
+        batch=args.batch_size,
+        compiled=args.compile == "on",
+        baselines=args.baselines,
         certify_runs=args.certify,
         device=args.device,
         command=["specdec", "evaluate", *flags(), *argv],
@@ -110,6 +118,9 @@ def evaluate(
     system: str | None = None,
     thinking: bool | None = None,
     plain: bool = True,
+    batch: int = 1,
+    compiled: bool = False,
+    baselines: Sequence[str] = (),
     certify_runs: int = 0,
     device: str = "cpu",
     command: list[str] | None = None,
@@ -130,7 +141,7 @@ def evaluate(
             raise ValueError(f"{out / name} exists already and is never overwritten: choose another --out")
     if certify_runs < 0:
         raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {certify_runs}")
-    chosen = [parse_growth(text) for text in growths]
+    chosen, others = [parse_growth(text) for text in growths], [parse_baseline(text) for text in baselines]
     prompts = load_prompts(prompt_files, limit, layouts)
     drafter = load(drafter_directory)
     target = source.load(device)
@@ -145,8 +156,10 @@ def evaluate(
     with _whole(out):
         answers = _decode(
             target, drafter, chosen, prompts, max_new_tokens,
-            sampling=sampling, system=system, thinking=thinking, plain=plain, on_skip=skipped.append,
+            sampling=sampling, system=system, thinking=thinking, plain=plain, batch=batch, compiled=compiled,
+            baselines=others, on_skip=skipped.append,
         )  # fmt: skip
+        answers, theirs = answers[: len(chosen)], answers[len(chosen) :]
         results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
         context: dict[str, Any] = {
             "target": dict(target.identity),
@@ -160,12 +173,15 @@ def evaluate(
                 "thinking": thinking,
                 "chat_template_sha256": template_sha256(target.tokenizer, prompts),
                 "device": device,
+                "batch_size": batch,
+                "compiled": compiled,
                 "sampling": {**asdict(sampling), "rule": type(sampling.acceptance).__name__},
                 "drafter_made_for_this_target": trained_for == found,
                 "seconds_cover": TIMED,
                 "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
                 "torch_threads": torch.get_num_threads(),
             },
+            "baselines": [baseline_summary(one.name, a) for one, a in zip(others, theirs, strict=True)],
             "skipped": [one._asdict() for one in skipped],
             "provenance": provenance(command),
         }
@@ -176,7 +192,7 @@ def evaluate(
             ]
             statement = certify(
                 target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
-                max_new_tokens=max_new_tokens, runs=certify_runs, seed=sampling.seed,
+                max_new_tokens=max_new_tokens, runs=certify_runs, seed=sampling.seed, batch=batch, compiled=compiled,
                 on_check=lambda check: log.info("certifying: %s", check),
             )  # fmt: skip
             context["certified"] = statement["holds"]

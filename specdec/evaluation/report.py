@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.metrics import Group, decoding_metrics
-from specdec.evaluation.record import Answer
-from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED, Interval
+from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import write_json, write_text
 
 _FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
@@ -35,55 +32,6 @@ _DEFINITIONS = f"""\
 """
 
 
-def summary(growth_name: str, growth_config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
-    """All statistics of one growth, JSON-ready; a number that was not measured is None.
-
-    Raises:
-        ValueError: the answers hold no target pass.
-    """
-    metrics = decoding_metrics(sorted({answer.category for answer in answers if answer.category is not None}))
-    metrics.update(answers)
-    found = metrics.compute()
-    if found["acceptance_length"] is None:
-        raise ValueError("no target pass to take statistics of: decode at least one prompt, with more new tokens")
-    return {
-        "growth": growth_name,
-        "growth_config": growth_config,
-        "prompts": len({answer.prompt_id for answer in answers}),
-        "answers": len(answers),
-        "tokens": sum(answer.tokens for answer in answers),
-        "passes": sum(len(answer.accepted) for answer in answers),
-        **{name: _json(found[name]) for name in _AS_FOUND},
-        **_speedup(found["speedup"]),
-        "speedup_per_prompt": _json(found["speedup_per_prompt"]),
-        "pass_time": _json(found["pass_time"]),
-        "identical_outputs": sum(answer.identical is True for answer in answers),
-        "compared_outputs": sum(answer.identical is not None for answer in answers),
-        "by_category": {group.name: _group(group) | _speedup(group.speedup) for group in found["by_category"]},
-        "by_context": {group.name: _group(group) for group in found["by_context"]},
-    }
-
-
-_AS_FOUND = (
-    "acceptance_length", "accepted_drafts", "draft_acceptance_rate", "accepted_per_position", "histogram",
-    "tokens_per_second",
-)  # fmt: skip
-
-
-def _json(value: Any) -> Any:
-    """Named tuples as objects, and what is in them."""
-    return {name: _json(item) for name, item in value._asdict().items()} if hasattr(value, "_asdict") else value
-
-
-def _speedup(found: Interval | None) -> dict[str, Any]:
-    low_high = {"low": found.low, "high": found.high} if found else None
-    return {"speedup": found.mean if found else None, "speedup_interval": low_high}
-
-
-def _group(group: Group) -> dict[str, Any]:
-    return {"prompts": group.prompts, "passes": group.passes, "acceptance_length": _json(group.acceptance_length)}
-
-
 def write_metrics(directory: Path | str, results: list[dict[str, Any]], **context: Any) -> Path:
     """Write ``metrics.json`` atomically: the results, and the context beside them.
 
@@ -104,6 +52,8 @@ def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | N
     lines += [f"{note}\n" for note in _notes(results)]
     if figure is not None:
         lines += [f"![Acceptance and speed]({figure})", ""]
+    if rows := [_baseline_row(one) for one in metrics.get("baselines", [])]:
+        lines += ["## Baselines", "", *_table(_BASELINE_HEADINGS, rows), ""]
     lines += ["## Acceptance by position", ""]
     for result in results:
         drafts, rate = (_interval(result[name]) for name in ("accepted_drafts", "draft_acceptance_rate"))
@@ -121,7 +71,7 @@ def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | N
     if rows := [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]:
         lines += ["## Prompts left out", "", *_table(["Prompt", "Reason"], rows, left=2), ""]
     lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
-    context = {key: value for key, value in metrics.items() if key not in ("results", "skipped")}
+    context = {key: value for key, value in metrics.items() if key not in ("results", "baselines", "skipped")}
     context |= context.pop("provenance", None) or {}
     settings = [[key, _plain(value)] for key, value in context.items()]
     settings += [[f"growth {result['growth']}", _plain(result["growth_config"])] for result in results]
@@ -138,6 +88,9 @@ def print_results(metrics: dict[str, Any], console: Console) -> None:
         table.add_column(heading, justify="right" if index else "left")
     for result in metrics["results"]:
         table.add_row(*[Text(cell) for cell in _overview(result)])
+    for baseline in metrics.get("baselines", []):
+        name, rate, speed, per_prompt, same = _baseline_row(baseline)
+        table.add_row(name, "", "-", rate, "", speed, per_prompt, same)
     console.print(table)
     for note in _notes(metrics["results"]):
         console.print(Text(note), style="yellow")
@@ -161,6 +114,20 @@ def _overview(result: dict[str, Any]) -> list[str]:
         _speed(result),
         _interval(result["speedup_per_prompt"], "x"),
         f"{result['identical_outputs']} of {compared}" if compared else "not compared",
+    ]
+
+
+_BASELINE_HEADINGS = ["Baseline", "Tokens/s", "Speed-up", "Speed-up per prompt", "Identical outputs"]
+
+
+def _baseline_row(baseline: dict[str, Any]) -> list[str]:
+    compared = baseline["compared_outputs"]
+    return [
+        baseline["baseline"],
+        _number(baseline["tokens_per_second"], 1),
+        _speed(baseline),
+        _interval(baseline["speedup_per_prompt"], "x"),
+        f"{baseline['identical_outputs']} of {compared}" if compared else "not compared",
     ]
 
 

@@ -1,8 +1,12 @@
 """Hand-made and drawn answers for the tests."""
 
+from collections.abc import Callable, Collection, Iterator, Sequence
+
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from specdec.decoding import Generation, Request, SpeculativeDecoder
 from specdec.evaluation.record import Answer
 
 
@@ -37,3 +41,16 @@ def clustered(generator: np.random.Generator, prompts: int, better: float = 0.0,
         ]
         for more in (0.0, better)
     ]
+
+
+def alter(patch: pytest.MonkeyPatch, change: Callable[[SpeculativeDecoder, Request, list[int]], list[int]]) -> None:
+    """Let speculative decoders say what ``change`` makes of their tokens."""
+    original = SpeculativeDecoder.generate_all
+
+    def changed(
+        self: SpeculativeDecoder, requests: Sequence[Request], end: Collection[int] = ()
+    ) -> Iterator[tuple[int, Generation]]:
+        for number, made in original(self, requests, end):
+            yield number, made._replace(ids=change(self, requests[number], made.ids))
+
+    patch.setattr(SpeculativeDecoder, "generate_all", changed)

@@ -1,17 +1,20 @@
 """Side by side decoding of prompts: what is decoded, in which order, and what the answers say."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Sampling, SpeculativeDecoder
+from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
+from specdec.evaluation.baselines import parse_baseline
 from specdec.evaluation.benchmark import WARM_UP_TOKENS, Skipped, Turn, benchmark
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
 from specdec.target import Target
 from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
+from tests.evaluation.made import alter
 from tests.tiny import LAYERS, presets, tiny_target
 
 NEW = 12
@@ -38,6 +41,7 @@ class Call(NamedTuple):
     most: int
     end: frozenset[int]
     made: Generation
+    seed: int
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +63,16 @@ def pair() -> Pair:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     """Every generation that the benchmark asks for, in order."""
     seen: list[Call] = []
-    for cls in (PlainDecoder, SpeculativeDecoder):
-        original = cls.generate
+    original = PlainDecoder.generate_all  # the other's too
 
-        def spy(
-            self: Any, prompt: list[int], most: int, end: Any = (), seed: int = 0, original: Any = original
-        ) -> Generation:
-            made = original(self, prompt, most, end, seed)
-            who = self.growth.name if isinstance(self, SpeculativeDecoder) else "plain"
-            seen.append(Call(who, list(prompt), most, end, made))
-            return made
+    def spy(self: PlainDecoder, requests: Sequence[Request], end: frozenset[int]) -> Iterator[tuple[int, Generation]]:
+        who = self.growth.name if isinstance(self, SpeculativeDecoder) else "plain"
+        for number, made in original(self, requests, end):
+            request = requests[number]
+            seen.append(Call(who, list(request.prompt), request.max_new_tokens, end, made, request.seed))
+            yield number, made
 
-        monkeypatch.setattr(cls, "generate", spy)
+    monkeypatch.setattr(PlainDecoder, "generate_all", spy)
     return seen
 
 
@@ -141,13 +143,10 @@ def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call
 
 
 def test_a_difference_is_recorded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = SpeculativeDecoder.generate
+    def wrong(decoder: SpeculativeDecoder, asked: Request, ids: list[int]) -> list[int]:
+        return [*ids[:-1], ids[-1] ^ 1] if decoder.growth == GROWTHS[1] else ids
 
-    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, end: Any = (), seed: int = 0) -> Generation:
-        made = original(self, prompt, most, end, seed)
-        return made._replace(ids=[*made.ids[:-1], made.ids[-1] ^ 1]) if self.growth == GROWTHS[1] else made
-
-    monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
+    alter(monkeypatch, wrong)
     right, changed = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS[1:2], NEW)
     assert (right[0].identical, changed[0].identical) == (True, False)
 
@@ -164,20 +163,33 @@ def test_progress_counts_tokens_and_prompts(pair: Pair, calls: list[Call]) -> No
     assert turns[-1].tokens == len(calls[-1].made.ids)
 
 
-def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[int] = []
-    for cls in (PlainDecoder, SpeculativeDecoder):
-        original = cls.generate
-
-        def spy(
-            self: Any, prompt: list[int], most: int, end: Any = (), seed: int = 0, original: Any = original
-        ) -> Generation:
-            seeds.extend([seed] * (most == NEW))  # not the warm-up's
-            return original(self, prompt, most, end, seed)
-
-        monkeypatch.setattr(cls, "generate", spy)
+def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, calls: list[Call]) -> None:
     benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, sampling=Sampling(seed=5))
-    assert seeds == [5 + (turn << 32) for turn in range(4) for _ in range(3)]
+    turns = [(0, 0), (0, 1), (1, 0), (2, 0)]
+    seeds = [5 + (prompt << 44) + (turn << 32) for prompt, turn in turns]
+    assert [call.seed for call in calls[3:]] == [seed for seed in seeds for _ in range(3)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(seed=5), Sampling(temperature=0.9, seed=5)], ids=["greedy", "sampled"])
+def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair, sampling: Sampling) -> None:
+    prompts = [*PROMPTS, *(one._replace(prompt_id=f"{one.prompt_id} again") for one in PROMPTS)]
+    alone = benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW, sampling=sampling)
+    together = benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW, sampling=sampling, batch=2)
+
+    def counts(answers: list[list[Answer]]) -> list[list[Answer]]:
+        return [[one._replace(seconds=0, plain_seconds=0, draft_ms=(), verify_ms=()) for one in own] for own in answers]
+
+    assert counts(together) == counts(alone)
+
+
+def test_baselines_say_the_same_and_have_no_passes(pair: Pair) -> None:
+    baselines = [parse_baseline(text) for text in ("plain_eager", "transformers", "prompt_lookup:tokens=2")]
+    found = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, baselines=baselines)
+    assert len(found) == len(GROWTHS) + 3
+    for answers in found:
+        assert [answer.identical for answer in answers] == [True] * 4
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in found[0]]
+        assert all(answer.seconds > 0 for answer in answers)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

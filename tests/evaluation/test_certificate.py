@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, Growth, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding import Chain, DynamicTree, Growth, Request, Sampling, SpeculativeDecoder, StaticTree
 from specdec.decoding.rules import Drafts, Noise, Rule, Verdict, WithoutReplacement
 from specdec.evaluation.certificate import certify, check_greedy, check_sampled
+from tests.evaluation.made import alter
 from tests.perfect import markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, tiny_target
 
@@ -26,15 +27,12 @@ def test_greedy_decoding_says_what_the_target_says(growth: Growth) -> None:
 
 def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that says another token at two places of a text."""
-    original = SpeculativeDecoder.generate
 
-    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
-        made = original(self, prompt, most, *rest, **more)
-        at = [place - len(prompt) for place in (7, 12) if 0 <= place - len(prompt) < most]
-        ids = [token ^ 1 if i in at else token for i, token in enumerate(made.ids)]
-        return made._replace(ids=ids)
+    def wrong(_: SpeculativeDecoder, asked: Request, ids: list[int]) -> list[int]:
+        at = [place - len(asked.prompt) for place in (7, 12)]
+        return [token ^ 1 if i in at else token for i, token in enumerate(ids)]
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
+    alter(monkeypatch, wrong)
     found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:1], 20)
     assert [(d.prompt, d.position) for d in found.wrong] == [(0, 4), (0, 9)] and not found.holds
     for difference in found.wrong:
@@ -52,14 +50,8 @@ def test_a_near_tie_is_no_fault() -> None:
         rows = target.model.get_output_embeddings().weight
         rows[1:60:2] = rows[:60:2]
         rows[60:] = 0
-    decoder = SpeculativeDecoder.generate
-
-    def other_twin(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
-        made = decoder(self, prompt, most, *rest, **more)
-        return made._replace(ids=[made.ids[0] ^ 1, *made.ids[1:]])
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SpeculativeDecoder, "generate", other_twin)
+        alter(patch, lambda decoder, asked, ids: [ids[0] ^ 1, *ids[1:]])
         found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], 6)
     assert found.holds and len(found.near_ties) == 6 and found.near_ties[0].gap == 0
 
@@ -111,11 +103,5 @@ def test_the_statement_covers_every_growth_and_rule() -> None:
 
 def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = soft_target()
-    original = SpeculativeDecoder.generate
-
-    def wrong(self: SpeculativeDecoder, prompt: list[int], most: int, *rest: Any, **more: Any) -> Generation:
-        made = original(self, prompt, most, *rest, **more)
-        return made._replace(ids=[(made.ids[0] + 1) % target.vocab_size, *made.ids[1:]])
-
-    monkeypatch.setattr(SpeculativeDecoder, "generate", wrong)
+    alter(monkeypatch, lambda decoder, asked, ids: [(ids[0] + 1) % target.vocab_size, *ids[1:]])
     assert not certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=20)["holds"]

@@ -11,7 +11,7 @@ import torch
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
 from specdec.evaluation.record import read_answers
-from specdec.evaluation.report import summary
+from specdec.evaluation.summary import summary
 from specdec.target import Target
 
 
@@ -34,7 +34,7 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     (tmp_path / "p.txt").write_text("def add(a, b):\ndef add_3(\n")
     return [
         "evaluate", "--target", str(target_directory), "--drafter", str(drafter_directory),
-        "--prompts", str(tmp_path / "p.txt"), "--growth", "chain:depth=2", "--max_new_tokens", "6",
+        "--prompts", str(tmp_path / "p.txt"), "--growth", "chain:depth=2", "--max_new_tokens", "6", "--compile", "off",
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from specdec.evaluation.plot import plot
 from specdec.evaluation.record import Answer
-from specdec.evaluation.report import summary
+from specdec.evaluation.summary import summary
 
 
 def results(count: int, prompts: int = 12, plain: float = 2.0, depth: int = 5) -> list[dict[str, Any]]:

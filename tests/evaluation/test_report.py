@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from specdec.evaluation.record import Answer
-from specdec.evaluation.report import print_results, summary, write_metrics, write_report
+from specdec.evaluation.report import print_results, write_metrics, write_report
+from specdec.evaluation.summary import summary
 
 FOUND = [
     Answer("a", "math", 5, (3, 0), (3, 3), 1.0, 2.0, 5, True),
