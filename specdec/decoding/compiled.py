@@ -6,16 +6,16 @@ import logging
 import time
 import types
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch._inductor.config
+from torch._dynamo.exc import TorchDynamoException
 
 from specdec.nn.products import fast_products
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 R = TypeVar("R")
 _number = itertools.count()
 
@@ -29,36 +29,44 @@ def _options(device: torch.device) -> dict[str, Any]:
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 
-class Compiled(Generic[P, R]):
+class Compiled(Generic[R]):
     """A function that is compiled at its first call, for the shapes it has there, and never again.
 
     Torch keeps the kernels it built in its own cache on disk; a later process builds them faster. The weights must not
     change afterwards: on a CPU the graph holds copies of them, packed.
 
     Args:
+        function: of tensors, and of tuples of tensors or None.
         what: for the log, since compilation takes long.
         rows: rows of the products inside; with a single one, float32 products are left to torch's own choice.
 
     Raises:
-        RuntimeError: a later call has other shapes; torch says which.
+        ValueError: it cannot be compiled, or a later call has other shapes.
     """
 
-    def __init__(self, function: Callable[P, R], what: str, device: torch.device, rows: int) -> None:
+    def __init__(self, function: Callable[..., R], what: str, device: torch.device, rows: int) -> None:
         self.what, self.many, self.freezing = what, rows > 1, device.type == "cpu"
         # torch counts graphs by code object, so that each function needs one of its own
         code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
         own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
-        self._call: Callable[P, R] = torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
-        self._ready = False
+        self._call: Callable[..., R] = torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
+        self._shapes: list[Any] | None = None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: Any) -> R:
+        shapes = [getattr(x, "shape", None) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
         with fast_products() if self.many else contextlib.nullcontext():
-            if self._ready:
-                return self._call(*args, **kwargs)
-            log.info("compiling %s: this takes a minute or so", self.what)
+            if shapes == self._shapes:
+                return self._call(*args)
+            if self._shapes is not None:
+                raise ValueError(f"{self.what} was compiled for the shapes {self._shapes}, not {shapes}")
+            log.info("compiling %s, which may take a minute", self.what)
             begin = time.perf_counter()
-            with torch._inductor.config.patch(freezing=self.freezing):  # the option alone comes too late
-                out = self._call(*args, **kwargs)
+            try:
+                with torch._inductor.config.patch(freezing=self.freezing):  # the option alone comes too late
+                    out = self._call(*args)
+            except TorchDynamoException as error:
+                reason = " ".join(str(error).split("\n\n")[0].split())
+                raise ValueError(f"{self.what} cannot be compiled: {reason}; use --compile off") from error
             log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
-            self._ready = True
+            self._shapes = shapes
             return out

@@ -11,7 +11,7 @@ import torch
 
 from specdec.decoding.growth import Growth
 from specdec.decoding.request import Generation, Request, Text, check_length
-from specdec.decoding.room import Room
+from specdec.decoding.room import CompiledRoom, Room
 from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.decoding.sampling import Sampling
 from specdec.drafter import Drafter
@@ -83,6 +83,7 @@ class PlainDecoder:
         if not requests:
             return
         room = self._room(max(len(request.prompt) + request.max_new_tokens for request in requests))
+        room.check()
         for b in range(self.batch):  # whoever asked last may have left in the middle
             room.round.sequences.end(b)
         waiting = deque(Text(number, request, end) for number, request in enumerate(requests))
@@ -131,7 +132,7 @@ class PlainDecoder:
     @torch.inference_mode()
     def _room(self, longest: int) -> Room:
         if not self.compiled:
-            return Room(self._new_round(longest), compiled=False)
+            return Room(self._new_round(longest))
         most = self.target.most_slots
         capacity = ROOM
         while capacity < longest + self._nodes:
@@ -139,7 +140,7 @@ class PlainDecoder:
         if most is not None and capacity > most:
             capacity = max(most, longest + self._nodes)
         if capacity not in self._rooms:
-            self._rooms[capacity] = Room(self._new_round(capacity - self._nodes), compiled=True)
+            self._rooms[capacity] = CompiledRoom(self._new_round(capacity - self._nodes))
         return self._rooms[capacity]
 
     @property

@@ -10,17 +10,23 @@ from specdec.decoding.tree import DraftTree
 
 
 class Room:
-    """A round with room for texts of some length, compiled or not."""
+    """A round with room for texts of some length."""
 
-    def __init__(self, round_: PlainRound, compiled: bool) -> None:
+    def __init__(self, round_: PlainRound) -> None:
         self.round = round_
         self.draft: Callable[[], DraftTree] = round_.draft
         self.verify: Callable[[DraftTree], Tensor] = round_.verify
-        if compiled:
-            self._compile()
 
-    def _compile(self) -> None:
-        round_ = self.round
+    def check(self) -> None:
+        """Raise ValueError if it cannot be used any more."""
+
+
+class CompiledRoom(Room):
+    """The same as graphs, compiled when it is made."""
+
+    def __init__(self, round_: PlainRound) -> None:
+        super().__init__(round_)
+        self._weights = self._versions()
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
         if round_.drafts_fixed:
@@ -31,3 +37,12 @@ class Room:
         round_.sequences.end(0)
         for _ in range(2):  # the second must find all compiled
             self.verify(self.draft())
+
+    def check(self) -> None:
+        """Raise ValueError if weights have changed: the graphs hold copies of them."""
+        if self._versions() != self._weights:
+            raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
+
+    def _versions(self) -> list[tuple[int, int]]:
+        weights = (weight for module in self.round.modules for weight in module.parameters())
+        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]

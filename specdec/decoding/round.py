@@ -4,7 +4,7 @@ Legend: B sequences, N tree nodes with the root, P path nodes at most, V vocabul
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.decoding.growth import Growth
 from specdec.decoding.proposer import Proposer
@@ -31,6 +31,7 @@ class PlainRound:
 
     def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
         self.target = target
+        self.modules: list[nn.Module] = [target.model]
         self.capacity = longest + self.nodes
         self.sequences = Sequences.empty(target, sampling, self.capacity, batch, self.path, len(self.layers))
 
@@ -91,6 +92,7 @@ class DraftedRound(PlainRound):
         self.nodes, self.path, self.drafts_fixed = growth.nodes_drafted + 1, growth.depth + 1, growth.fixed
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
         super().__init__(target, sampling, longest, batch)
+        self.modules.append(drafter)
         self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
 
     def draft(self) -> DraftTree:

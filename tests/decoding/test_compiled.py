@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, PlainDecoder, Sampling, SpeculativeDecoder
+from specdec.decoding.compiled import Compiled
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.perfect import markov_target, perfect_drafter
@@ -69,3 +70,24 @@ def test_longer_texts_get_graphs_of_their_own(pair: tuple[Target, Drafter], monk
     for most, count in ((9, 1), (20, 2), (9, 2), (29, 2)):  # one slot is for the root
         assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids
         assert graphs() == count
+    with torch.no_grad():
+        target.final_norm.weight.mul_(2)
+    with pytest.raises(ValueError, match="weights have changed"):
+        decoder.generate([3, 4], 9)
+    with torch.no_grad():
+        target.final_norm.weight.div_(2)
+
+
+def test_what_cannot_be_compiled_is_said() -> None:
+    waits = Compiled(lambda x: x * 2 if bool(x.sum() > 0) else x, "this", torch.device("cpu"), 2)
+    with pytest.raises(ValueError, match=r"this cannot be compiled: .*; use --compile off"):
+        waits(torch.ones(3))
+
+
+def test_other_shapes_are_refused() -> None:
+    twice = Compiled(lambda pair: pair[0] * 2, "doubling", torch.device("cpu"), 2)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert twice((torch.ones(3), None)).tolist() == [2, 2, 2]
+        with pytest.raises(ValueError, match=r"doubling was compiled for the shapes .*3.*, not .*4"):
+            twice((torch.ones(4), None))
