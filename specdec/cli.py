@@ -13,6 +13,8 @@ COMMANDS = {
     "test": ("specdec.fit:run", "the same on test data"),
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
     "compare": ("specdec.evaluation.compare_command:main", "whether two evaluations differ by more than chance"),
+    "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
+    "tune": ("specdec.evaluation.tuning.command:main", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),
     "import": ("specdec.export.import_command:main", "a published EAGLE checkpoint as a drafter"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
