@@ -1,0 +1,55 @@
+"""``specdec probe``: which switches of a saved drafter are alive, by turning each and decoding."""
+
+import json
+import sys
+
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.table import Table
+
+from specdec.arguments import parse
+from specdec.decoding import parse_growth
+from specdec.drafter import load
+from specdec.embedded.source import TargetSource
+from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.probe import Probed, probe_switches
+from specdec.evaluation.prompts import load_prompts
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; status 1 if a switch is dead.
+
+    Raises:
+        ValueError: an argument, a file or the pair of drafter and target is wrong.
+    """
+    parser = ArgumentParser(prog="specdec probe", description=__doc__, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--target", type=str, default=TargetSource().source, help="a Hub id, a directory, or embedded")
+    parser.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
+    parser.add_argument("--prompts", type=str, nargs="+", required=True, help="as of specdec evaluate; of a conversation the first turn")  # fmt: skip # noqa: E501
+    parser.add_argument("--growth", type=str, default="chain", help="as of specdec evaluate, of two levels at least")
+    parser.add_argument("--limit", type=int, default=4, help="use the first prompts only")
+    parser.add_argument("--max_new_tokens", type=int, default=32)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parse(parser, argv)
+    growth, prompts, drafter = parse_growth(args.growth), load_prompts(args.prompts, args.limit), load(args.drafter)
+    target = TargetSource(args.target).load()
+    conversations = [Conversation(prompt, target.tokenizer) for prompt in prompts]
+    asked = [conversation.next_ids() or [] for conversation in conversations]
+    console = Console(stderr=True)
+    with console.status("probing") as status:
+        found = probe_switches(target, drafter, growth, asked, args.max_new_tokens, status.update)
+    if args.json:
+        sys.stdout.write(json.dumps([one._asdict() for one in found], indent=2) + "\n")
+    else:
+        Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(_table(found))
+    return 1 if any(one.dead for one in found) else 0
+
+
+def _table(found: list[Probed]) -> Table:
+    out = Table("switch", "trained", "turned", "acceptance length", "turned", "proposals changed", "")
+    for one in found:
+        length = "-" if one.length_flipped is None else f"{one.length_flipped:.3f}"
+        changed = "-" if one.changed is None else f"{one.changed:.1%}"
+        told = "DEAD" if one.dead else one.reason or ""
+        out.add_row(one.switch, one.trained, one.flipped, f"{one.length_trained:.3f}", length, changed, told)
+    return out
