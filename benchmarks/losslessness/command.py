@@ -1,0 +1,99 @@
+"""Speculative decoding beside plain decoding: greedy tokens compared one by one, sampled ones counted.
+
+``python benchmarks/lossless.py --out benchmarks/results`` writes ``lossless_<hardware>_<yyyymm>.md`` and the figures
+behind it as ``.json``; it exits with 1 if a token is wrong, a law is not the target's, or a case tested nothing.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from benchmarks.losslessness import plan
+from benchmarks.losslessness.greedy import Case, check, plain
+from benchmarks.losslessness.report import faults, markdown, to_json
+from benchmarks.losslessness.sampled import CASES, Count, count
+from benchmarks.training_step.machine import load, machine
+from specdec.files import write_json, write_text
+
+SEEDS = 5
+
+
+class Bar:
+    """One line of the progress bar, with its rate."""
+
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self.progress, self.name, self.done, self.begin = progress, name, 0, time.monotonic()
+        self.task: TaskID = progress.add_task(name, total=total, rate="", start=False)
+
+    def __call__(self, more: int) -> None:
+        """So many more are done."""
+        if not self.done:
+            self.begin = time.monotonic()
+            self.progress.start_task(self.task)
+        self.done += more
+        rate = self.done / max(1e-3, time.monotonic() - self.begin)
+        self.progress.update(self.task, advance=more, rate=f"{self.done:,}, {rate:,.0f}/s")
+
+
+def greedy(tokens: dict[torch.dtype, int], steps: int, bars: dict[torch.dtype, Bar], console: Console) -> list[Case]:
+    """Every part in every dtype, growth and batch size."""
+    cases = []
+    for part in plan.PARTS:
+        console.print(f"{part.name}: fitting a drafter", highlight=False)
+        drafter = plan.fit(part, plan.load(part, torch.float32), steps)
+        for dtype, wanted_tokens in tokens.items():
+            target = plan.load(part, dtype)
+            target.prove()
+            drafter.to(dtype)
+            wanted = plain(target, drafter, plan.GROWTHS[0], plan.requests(part, target, wanted_tokens))
+            for growth in plan.GROWTHS:
+                for batch in plan.BATCHES:
+                    cases.append(check(part.name, target, drafter, growth, batch, wanted, bars[dtype]))
+            done = sum(case.tokens for case in cases if case.dtype == bars[dtype].name)
+            console.print(f"{part.name}: {done:,} tokens compared in {bars[dtype].name} so far", highlight=False)
+    return cases
+
+
+def sampled(draws: int, bar: Bar) -> list[Count]:
+    """Every case and seed."""
+    return [count(rule, growth, seed, draws, bar) for rule, growth in CASES for seed in range(SEEDS)] if draws else []
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results, or a path that ends in .md")
+    parser.add_argument("--tokens", type=int, default=100_000, help="compared in float32, at least")
+    parser.add_argument("--tokens64", type=int, default=40_000, help="compared in float64, at least")
+    parser.add_argument("--draws", type=int, default=1_000_000, help="of every rule, growth and seed; 0 for none")
+    parser.add_argument("--steps", type=int, default=150, help="of fitting a drafter; a third, embedded")
+    parser.add_argument("--hardware", default="cpu", help="the machine's name in the file's name")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    asked = {"float32": args.tokens, "float64": args.tokens64}
+    about: dict[str, Any] = {**machine(1), "steps": args.steps, "asked": asked}
+    out = args.out
+    if out.suffix != ".md":
+        out = out / f"lossless_{args.hardware}_{about['date'][:7].replace('-', '')}.md"
+    console, begin = Console(stderr=True), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tokens = {torch.float32: args.tokens, torch.float64: args.tokens64}
+        bars = {dtype: Bar(progress, str(dtype)[6:], int(1.4 * wanted)) for dtype, wanted in tokens.items()}
+        bar = Bar(progress, "draws", args.draws * len(CASES) * SEEDS)
+        cases = greedy(tokens, args.steps, bars, console)
+        counts = sampled(args.draws, bar)
+    about |= {"seconds": round(time.monotonic() - begin), "load_at_end": load()}
+    write_json(out.with_suffix(".json"), to_json(about, cases, counts))
+    write_text(out, markdown(about, cases, counts))
+    print(out.read_text())
+    found = faults(asked, cases, counts)
+    for fault in found:
+        sys.stderr.write(f"{fault}\n")
+    return 1 if found else 0

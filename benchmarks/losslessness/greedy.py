@@ -1,0 +1,139 @@
+"""Speculative tokens beside plain decoding's, one by one, in batches too.
+
+Legend: T tokens.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec.decoding import Generation, Growth, PlainDecoder, Request, SpeculativeDecoder
+from specdec.drafter import Drafter
+from specdec.evaluation.certificate import TOLERANCE, Difference
+from specdec.nn.view import View
+from specdec.target import Target
+
+Told = Callable[[int], None]
+"""Called with the tokens that were compared."""
+
+
+class Case(NamedTuple):
+    """One growth and batch size on one target, over all its prompts."""
+
+    target: str
+    dtype: str
+    growth: str
+    batch: int
+    prompts: int
+    tokens: int  # compared, those of the runs with an end token included
+    passes: int
+    accepted: int  # drafts that were taken
+    ended_inside: int  # runs whose end token was an accepted draft with further accepted ones behind it
+    near_ties: tuple[Difference, ...]
+    wrong: tuple[Difference, ...]
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per target pass, the bonus token included."""
+        return 1 + self.accepted / max(1, self.passes)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        differences = {name: [d._asdict() for d in getattr(self, name)] for name in ("near_ties", "wrong")}
+        return self._asdict() | {"acceptance_length": self.acceptance_length} | differences
+
+
+class Plain(NamedTuple):
+    """What plain decoding says, one text at a time."""
+
+    requests: list[Request]
+    whole: list[list[int]]  # new tokens
+    ends: frozenset[int]
+    ended: list[list[int]]  # the same up to an end token
+
+
+def plain(target: Target, drafter: Drafter, growth: Growth, requests: list[Request]) -> Plain:
+    """Decode plainly; the end token is the one that ``growth`` accepts in the midst of a run in the most texts."""
+    decoder = PlainDecoder(target)
+    whole = [decoder.generate(*request[:2]).ids for request in requests]
+    inside = Counter[int]()
+    for request, ids in zip(requests, whole, strict=True):
+        made, at = SpeculativeDecoder(target, drafter, growth).generate(*request[:2]), 1
+        for count in made.accepted:
+            run = ids[at : at + count - 1]  # drafts with another accepted one behind them
+            inside.update(token for place, token in enumerate(run, at) if token not in ids[:place])
+            at += count + 1
+    ends = frozenset(token for token, _ in inside.most_common(1))
+    return Plain(requests, whole, ends, [decoder.generate(*r[:2], ends).ids for r in requests])
+
+
+def check(name: str, target: Target, drafter: Drafter, growth: Growth, batch: int, wanted: Plain, told: Told) -> Case:
+    """Decode all prompts twice, without an end token and with one, and compare every token."""
+    decoder = SpeculativeDecoder(target, drafter, growth, batch=batch)
+    found: list[Difference] = []
+    whole = _compared(decoder, wanted.requests, wanted.whole, (), found, told)
+    ended = _compared(decoder, wanted.requests, wanted.ended, wanted.ends, found, told)
+    inside = 0
+    for cut, full in zip(ended, whole, strict=True):
+        last = len(cut.accepted) - 1
+        inside += last >= 0 and cut.ids[-1] in wanted.ends and cut.accepted[last] < full.accepted[last]
+    passes = [count for made in whole for count in made.accepted]
+    return Case(
+        target=name,
+        dtype=str(target.dtype).removeprefix("torch."),
+        growth=growth.name,
+        batch=batch,
+        prompts=len(wanted.requests),
+        tokens=sum(len(ids) for ids in (*wanted.whole, *wanted.ended)),
+        passes=len(passes),
+        accepted=sum(passes),
+        ended_inside=inside,
+        near_ties=tuple(one for one in found if one.gap <= one.allowed),
+        wrong=tuple(one for one in found if one.gap > one.allowed),
+    )
+
+
+def _compared(
+    decoder: SpeculativeDecoder,
+    requests: Sequence[Request],
+    wanted: Sequence[list[int]],
+    end: Collection[int],
+    found: list[Difference],
+    told: Told,
+) -> list[Generation]:
+    """The generations; behind a token that differs it goes on from plain decoding's text, so that all are compared."""
+    first: dict[int, Generation] = {}
+    open_, done = list(range(len(requests))), [0] * len(requests)
+    while open_:
+        rest = [
+            Request([*requests[n].prompt, *wanted[n][: done[n]]], requests[n].max_new_tokens - done[n]) for n in open_
+        ]
+        again = []
+        for index, made in decoder.generate_all(rest, end):
+            n = open_[index]
+            first.setdefault(n, made)
+            left = wanted[n][done[n] :]
+            agreed = next((i for i, token in enumerate(left) if made.ids[i : i + 1] != [token]), len(left))
+            told(min(agreed + 1, len(left)))
+            if agreed == len(left) == len(made.ids):
+                continue
+            done[n] += agreed
+            text = [*requests[n].prompt, *wanted[n][: done[n]]]
+            token, plain_token = (ids[0] if ids else -1 for ids in (made.ids[agreed:], wanted[n][done[n] :]))
+            found.append(Difference(n, done[n], token, plain_token, *_choice(decoder.target, text)))
+            done[n] += 1
+            if done[n] < len(wanted[n]):
+                again.append(n)
+        open_ = again
+    return [first[n] for n in range(len(requests))]
+
+
+@torch.inference_mode()
+def _choice(target: Target, ids: list[int]) -> tuple[float, float]:
+    """How far the greatest next logit is above the second, and how far rounding may reach."""
+    ids_1T = torch.tensor([ids])
+    out = target.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ())
+    best = target.logits(out.final_BTH[:, -1:])[0, 0].topk(2).values.double()
+    return float(best[0] - best[1]), TOLERANCE[target.dtype] * max(1.0, float(best[0].abs()))
