@@ -1,0 +1,1 @@
+"""The parts of ``benchmarks/decode.py``; ``worker`` and ``of_vllm`` also run in vLLM's environment."""

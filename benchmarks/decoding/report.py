@@ -1,0 +1,134 @@
+"""The tables on the terminal, the dated Markdown file and the JSON beside it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.decoding.results import ROUNDS, SPEEDS, STARTS, Results
+from specdec.files import write_json, write_text
+
+NOTES = """\
+- **Work**: one text at a time, greedy, no end token, exactly so many new tokens. Weights are rounded to the dtype once;
+  all systems read these files. vLLM reads the same drafter as `specdec export` writes it.
+- **Time**: wall seconds of a whole call, the prompt included; starting and compiling are not in it and have a
+  table of their own. Every system has a process of its own with as many threads; all wait on a pipe, and one at
+  a time gets one prompt. Every prompt goes to all systems before the next does, and the first one moves on.
+- **tokens/s** is pooled over prompts. *after the first*: without the time of a call that ends at the first token.
+- **Ratios** are of pooled time, above 1 is faster; intervals are 95 % bootstraps over prompts, paired.
+- **vLLM** is measured with `enforce_eager=True` and with its own compilation; the faster one counts. Engine in
+  process, one sequence, no prefix cache.
+- **transformers** is `generate` with its defaults; `transformers-lookup` and `transformers-assisted` propose so many
+  tokens as the table says, or as its default heuristic does.
+- **Acceptance length**: tokens per pass of the target, the bonus token included; specdec's and vLLM's without the
+  prompt's pass, transformers' with it.
+- **Equal texts**: the same tokens as the first system, all of them; and how many are equal before the first difference.
+  In bfloat16 near ties fall differently in different kernels, and texts part there.
+- **Rounds** (specdec alone): *draft* and *verify* are timed in every round of every text; *verify* is one graph: the
+  target's pass, acceptance and commit. *accept* is what of it is not the model (the tree's mask, judging, path, moving
+  keys): the round's own code as a graph of its own, replayed on recorded logits in the same process, its call included.
+  *host* is the rest: the whole call less the prompt's pass, draft and verify. *overhead* = (accept + host) / round.
+  *with calls* adds the call of one empty graph more, for that of drafting.
+- **Repetition** of a set: the share of the new tokens that end a 4-gram which stands earlier in the text, prompt
+  included; mean over the texts of plain decoding.
+"""
+
+
+def table(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> Table:
+    """For the terminal."""
+    out = Table(*columns, title=title, title_justify="left")
+    for column in out.columns[2 if columns is SPEEDS else 1 :]:
+        column.justify = "right"
+    for line in lines:
+        out.add_row(*line)
+    return out
+
+
+def tables(results: Results) -> list[Table]:
+    """All of them."""
+    out = [table(STARTS, results.starts(), f"{results.dtype}: starts")]
+    for each in results.sets:
+        title = f"{results.dtype}, {each.name} prompts (repetition {results.repetition(each.name):.0%})"
+        out.append(table(SPEEDS, results.speeds(each.name), title))
+        if rounds := results.rounds(each.name):
+            out.append(table(ROUNDS, rounds, f"{results.dtype}, {each.name} prompts: rounds, ms"))
+    return out
+
+
+def sentences(results: Results, name: str) -> list[str]:
+    """Verdicts and warnings of a set."""
+    return [
+        *(f"{v.claim}: {v.found}, {'holds' if v.holds else 'does not hold'}" for v in results.verdicts(name)),
+        *(f"Warning: {text}" for text in results.warnings(name)),
+    ]
+
+
+def markdown(about: dict[str, Any], versions: dict[str, str], results: Results) -> str:
+    """The dated file."""
+    git = f"{about['git_commit']}{', with changes' if about['git_dirty'] else ''}"
+    count, tokens = len(results.sets[0].prompts), about["tokens"]
+    parts = [
+        f"# Batch-1 decoding in {results.dtype}, {about['date'][:10]}\n",
+        f"- Command: `{about['command']}`",
+        f"- Machine: {about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['memory_gb']} GB; "
+        f"{about['platform']}",
+        f"- Software: Python {about['python']}, " + ", ".join(f"{name} {v}" for name, v in sorted(versions.items())),
+        f"- Commit: {git}",
+        f"- Load average at the start {about['load_at_start']}, at the end {about['load_at_end']}.",
+        f"- Target `{about['target']}`, drafter `{about['drafter']}`, assistant `{about['assistant']}`; {tokens} new "
+        f"tokens, {about['repeats']} times each, after {about['warm_up']} texts of warm-up.",
+    ]
+    parts += [f"- Left out: {name} ({reason})." for name, reason in results.left_out.items()]
+    parts.append("\n## Result\n")
+    for each in results.sets:
+        parts.append(f"{each.name} prompts:\n")
+        parts += [f"- {text}." for text in sentences(results, each.name)]
+        parts.append("")
+    parts += ["## Prompts\n"]
+    parts += [
+        f"- **{each.name}**, {len(each.prompts)}: {each.what}. Repetition {results.repetition(each.name):.0%}."
+        for each in results.sets
+    ]
+    parts += ["\n## How to read it\n", NOTES, "## Starts\n", *_lines(STARTS, results.starts())]
+    for each in results.sets:
+        parts += [f"\n## {each.name}, {count} prompts\n", *_lines(SPEEDS, results.speeds(each.name))]
+        if rounds := results.rounds(each.name):
+            parts += ["", *_lines(ROUNDS, rounds)]
+    return "\n".join(parts) + "\n"
+
+
+def _lines(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    text = 2 if columns is SPEEDS else 1
+    rule = "|---" * text + "|---:" * (len(columns) - text) + "|"
+    return ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(line) + " |" for line in lines)]
+
+
+def to_json(about: dict[str, Any], results: Results) -> dict[str, Any]:
+    """All raw figures."""
+    return {
+        "run": about | {"dtype": results.dtype, "left_out": results.left_out},
+        "sets": [
+            {
+                "name": each.name,
+                "what": each.what,
+                "prompts": each.names,
+                "repetition": results.repetition(each.name),
+                "verdicts": [verdict._asdict() for verdict in results.verdicts(each.name)],
+                "warnings": results.warnings(each.name),
+            }
+            for each in results.sets
+        ],
+        "systems": [m.to_json(results.reference) for m in results.measured],
+    }
+
+
+def write(out: Path, about: dict[str, Any], results: Results) -> None:
+    """Both files."""
+    versions: dict[str, str] = {}
+    for m in results.measured:
+        for name, version in m.about["versions"].items():
+            label = f"{name} (vLLM's)" if versions.get(name, version) != version else name
+            versions[label] = version
+    write_json(out.with_suffix(".json"), to_json(about, results))
+    write_text(out, markdown(about, versions, results))
