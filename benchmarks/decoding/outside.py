@@ -88,10 +88,10 @@ def outside(
     round_ = _round(target, drafter, growth, len(prompt) + tokens)
     recorded = _record(round_, prompt, tokens)
     round_.target = stand = Stand(recorded[0], _a_view(round_, recorded[0]))
-    verify = Compiled(lambda tree: round_.verify(tree), "acceptance", target.device, round_.nodes)
+    verify = Compiled(lambda tree: round_.verify(tree), "acceptance", target.device)
     draft = round_.draft
     if round_.drafts_fixed:
-        draft = Compiled(lambda: round_.draft(), "drafting", target.device, round_.path)
+        draft = Compiled(lambda: round_.draft(), "drafting", target.device)
     times: list[list[float]] = []
     for _ in range(REPLAYS + 1):
         times.append([])
@@ -105,7 +105,7 @@ def outside(
             if not torch.equal(report, one.report):
                 raise ValueError("acceptance measured alone commits other tokens than it did in the round")
     counter = torch.zeros(1)
-    nothing = Compiled(lambda x: x.add_(1), "nothing", target.device, 1)
+    nothing = Compiled(lambda x: x.add_(1), "nothing", target.device)
     calls = []
     for _ in range(200):
         begin = time.perf_counter()

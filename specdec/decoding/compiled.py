@@ -1,6 +1,5 @@
 """Functions of fixed shapes, compiled once. With the pieces of training, the only calls of ``torch.compile``."""
 
-import contextlib
 import itertools
 import logging
 import time
@@ -38,14 +37,13 @@ class Compiled(Generic[R]):
     Args:
         function: of tensors, and of tuples of tensors or None.
         what: for the log, since compilation takes long.
-        rows: rows of the products inside; with a single one, float32 products are left to torch's own choice.
 
     Raises:
         ValueError: it cannot be compiled, or a later call has other shapes.
     """
 
-    def __init__(self, function: Callable[..., R], what: str, device: torch.device, rows: int) -> None:
-        self.what, self.many, self.freezing = what, rows > 1, device.type == "cpu"
+    def __init__(self, function: Callable[..., R], what: str, device: torch.device) -> None:
+        self.what, self.freezing = what, device.type == "cpu"
         # torch counts graphs by code object, so that each function needs one of its own
         code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
         own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
@@ -54,7 +52,7 @@ class Compiled(Generic[R]):
 
     def __call__(self, *args: Any) -> R:
         shapes = [getattr(x, "shape", None) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
-        with fast_products() if self.many else contextlib.nullcontext():
+        with fast_products():
             if shapes == self._shapes:
                 return self._call(*args)
             if self._shapes is not None:

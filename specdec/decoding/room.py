@@ -30,8 +30,8 @@ class CompiledRoom(Room):
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
         if round_.drafts_fixed:
-            self.draft = Compiled(lambda: round_.draft(), f"drafting {where}", device, batch * round_.path)
-        verify = Compiled(lambda tree: round_.verify(tree), f"verification {where}", device, batch * round_.nodes)
+            self.draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
+        verify = Compiled(lambda tree: round_.verify(tree), f"verification {where}", device)
         self.verify = lambda tree: verify(tree.padded(round_.nodes))
         round_.prefill(0, [0], 0)  # makes the cache's buffers
         round_.sequences.end(0)

@@ -79,13 +79,13 @@ def test_longer_texts_get_graphs_of_their_own(pair: tuple[Target, Drafter], monk
 
 
 def test_what_cannot_be_compiled_is_said() -> None:
-    waits = Compiled(lambda x: x * 2 if bool(x.sum() > 0) else x, "this", torch.device("cpu"), 2)
+    waits = Compiled(lambda x: x * 2 if bool(x.sum() > 0) else x, "this", torch.device("cpu"))
     with pytest.raises(ValueError, match=r"this cannot be compiled: .*; use --compile off"):
         waits(torch.ones(3))
 
 
 def test_other_shapes_are_refused() -> None:
-    twice = Compiled(lambda pair: pair[0] * 2, "doubling", torch.device("cpu"), 2)
+    twice = Compiled(lambda pair: pair[0] * 2, "doubling", torch.device("cpu"))
     with torch.inference_mode():
         for _ in range(2):
             assert twice((torch.ones(3), None)).tolist() == [2, 2, 2]
