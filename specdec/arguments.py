@@ -18,6 +18,11 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
         raise ValueError(short(str(error))) from error
 
 
+def target_shorthand(argv: list[str]) -> list[str]:
+    """``--target NAME`` for ``--target.source NAME``."""
+    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
+
+
 def short(message: str) -> str:
     """The first sentences of a long parser message, on one line."""
     if refused := refusal(message):

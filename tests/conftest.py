@@ -8,6 +8,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
+from specdec.target import Target
+
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
@@ -56,3 +59,18 @@ def target_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.lm_head.weight.mul_(20)  # opinions worth learning
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture
+def drafter_directory(target_directory: Path, tmp_path: Path) -> Path:
+    """A random drafter for the tiny target."""
+    target = Target.load(target_directory)
+    config = DrafterConfig.for_target(
+        DrafterSpec(draft_vocab_size="all"),
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=target.num_layers,
+        identity=target.identity,
+    )
+    torch.manual_seed(0)
+    return save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")

@@ -12,7 +12,6 @@ from specdec.decoding import (
     Request,
     Sampling,
     SpeculativeDecoder,
-    check_length,
     check_pair,
 )
 from specdec.drafter import Drafter
@@ -20,6 +19,7 @@ from specdec.evaluation.baselines import Baseline
 from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
+from specdec.evaluation.skipping import Skipped, check_skipped, next_ids
 from specdec.target import Target
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,6 @@ class Turn(NamedTuple):
 
     tokens: int  # new tokens that all decoders made for it
     last: bool  # whether its prompt is done too
-
-
-class Skipped(NamedTuple):
-    """A prompt that was left out, with all its turns."""
-
-    prompt_id: str
-    reason: str
 
 
 def benchmark(
@@ -98,7 +91,7 @@ def benchmark(
     run = _Run(target, max_new_tokens, sampling.seed, ours, [one.decoder(target, sampling) for one in baselines])
     conversations = [Conversation(prompt, target.tokenizer, system, thinking) for prompt in prompts]
     # all of them before anything is decoded in vain
-    talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
+    talks = [_Talk(number, one, next_ids(one, target, max_new_tokens)) for number, one in enumerate(conversations)]
     _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)], thinking)
     depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
     same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
@@ -117,7 +110,7 @@ def benchmark(
                 reference, others = (made[0], made[1:]) if plain else (None, made)
                 for out, generation, depth, alike in zip(answers, others, depths, same, strict=True):
                     out.append(_answer(talk.conversation.prompt, depth, generation, reference, alike))
-    _check_skipped(skipped, len(prompts))
+    check_skipped(skipped, len(prompts))
     return answers
 
 
@@ -138,17 +131,6 @@ class _Run:
         self.target, self.most, self.seed, self.ours, self.others = target, most, seed, ours, others
         self.warm = False
 
-    def next_ids(self, conversation: Conversation) -> list[int] | Skipped | None:
-        """The next turn's ids, None after the last, or why it cannot be decoded."""
-        prompt_id = conversation.prompt.prompt_id
-        try:
-            ids = conversation.next_ids()
-            if ids is not None:
-                check_length(self.target, ids, self.most)
-        except ValueError as error:
-            return Skipped(prompt_id, str(error).removeprefix(f"prompt {prompt_id}: "))
-        return ids
-
     def wave(self, talks: Sequence[_Talk], on_turn: Callable[[Turn], None]) -> None:
         """Hold conversations, turn by turn."""
         for talk in talks:
@@ -158,7 +140,7 @@ class _Run:
             for talk, made in zip(live, self._turn(live), strict=True):
                 talk.turns.append(made)
                 talk.conversation.add_answer(made[0].ids)
-                talk.ids = self.next_ids(talk.conversation)
+                talk.ids = next_ids(talk.conversation, self.target, self.most)
                 on_turn(Turn(sum(len(one.ids) for one in made), not isinstance(talk.ids, list)))
 
     def _turn(self, talks: Sequence[_Talk]) -> list[list[Generation]]:
@@ -182,17 +164,6 @@ class _Run:
 def _check_thinking(conversations: Sequence[Conversation], thinking: bool | None) -> None:
     if thinking is not None and conversations and not conversations[0].heeds_thinking():
         log.warning("thinking is %s, but the chat template writes the same with and without it", thinking)
-
-
-def _check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
-    """Warn of prompts that were left out; raise ValueError if all were."""
-    if not skipped:
-        return
-    name, reason = skipped[0]
-    if len(skipped) == prompts:
-        raise ValueError(f"prompt {name}: {reason}" + (f"; none of {prompts} can be decoded" if prompts > 1 else ""))
-    names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-    log.warning("%d of %d prompts were left out (%s); %s: %s", len(skipped), prompts, names, name, reason)
 
 
 @contextlib.contextmanager

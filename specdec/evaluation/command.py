@@ -15,19 +15,21 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from specdec.arguments import parse
+from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
 from specdec.decoding import Growth, Sampling, parse_growth
-from specdec.drafter import Drafter, load
+from specdec.drafter import Drafter
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.baselines import parse_baseline
-from specdec.evaluation.benchmark import Skipped, Turn, benchmark
+from specdec.evaluation.benchmark import Turn, benchmark
 from specdec.evaluation.certificate import certify, write_certificate
 from specdec.evaluation.conversation import Conversation, template_sha256
+from specdec.evaluation.pair import load_pair
 from specdec.evaluation.plot import plot
 from specdec.evaluation.prompts import Prompt, load_prompts
 from specdec.evaluation.record import Answer, write_answers
 from specdec.evaluation.report import print_results, write_metrics, write_report
+from specdec.evaluation.skipping import Skipped
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.evaluation.summary import baseline_summary, summary
 from specdec.files import staged
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong.
     """
-    args = parse(parser(), _shorthand(argv))
+    args = parse(parser(), target_shorthand(argv))
     out = Path(args.out) if args.out else new_run("evaluate")
     found = evaluate(
         args.target,
@@ -97,11 +99,6 @@ def main(argv: list[str]) -> int:
         command=["specdec", "evaluate", *flags(), *argv],
     )
     return 0 if found.get("certified", True) else 1
-
-
-def _shorthand(argv: list[str]) -> list[str]:
-    """``--target NAME`` for ``--target.source NAME``."""
-    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
 
 
 def evaluate(
@@ -143,15 +140,8 @@ def evaluate(
         raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {certify_runs}")
     chosen, others = [parse_growth(text) for text in growths], [parse_baseline(text) for text in baselines]
     prompts = load_prompts(prompt_files, limit, layouts)
-    drafter = load(drafter_directory)
-    target = source.load(device)
-    target.prove()
-    trained_for, found = drafter.config.target.get("fingerprint"), target.identity["fingerprint"]
-    if trained_for != found:
-        log.warning(
-            "this drafter was trained for another target (%s) of the same shape", drafter.config.target["source"]
-        )
-    drafter.to(device=device, dtype=target.dtype)
+    pair = load_pair(source, drafter_directory, device)
+    target, drafter = pair.target, pair.drafter
     skipped: list[Skipped] = []
     with _whole(out):
         answers = _decode(
@@ -176,7 +166,7 @@ def evaluate(
                 "batch_size": batch,
                 "compiled": compiled,
                 "sampling": {**asdict(sampling), "rule": type(sampling.acceptance).__name__},
-                "drafter_made_for_this_target": trained_for == found,
+                "drafter_made_for_this_target": pair.made_for_each_other,
                 "seconds_cover": TIMED,
                 "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
                 "torch_threads": torch.get_num_threads(),

@@ -7,13 +7,13 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
-from specdec.arguments import parse
+from specdec.arguments import parse, target_shorthand
 from specdec.decoding import parse_growth
-from specdec.drafter import load
 from specdec.embedded.source import TargetSource
-from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.pair import load_pair
 from specdec.evaluation.probe import Probed, probe_switches
 from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.skipping import first_turns
 
 
 def main(argv: list[str]) -> int:
@@ -23,18 +23,17 @@ def main(argv: list[str]) -> int:
         ValueError: an argument, a file or the pair of drafter and target is wrong.
     """
     parser = ArgumentParser(prog="specdec probe", description=__doc__, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--target", type=str, default=TargetSource().source, help="a Hub id, a directory, or embedded")
+    parser.add_argument("--target", type=TargetSource, default=TargetSource())
     parser.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
     parser.add_argument("--prompts", type=str, nargs="+", required=True, help="as of specdec evaluate; of a conversation the first turn")  # fmt: skip # noqa: E501
     parser.add_argument("--growth", type=str, default="chain", help="as of specdec evaluate, of two levels at least")
     parser.add_argument("--limit", type=int, default=4, help="use the first prompts only")
     parser.add_argument("--max_new_tokens", type=int, default=32)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parse(parser, argv)
-    growth, prompts, drafter = parse_growth(args.growth), load_prompts(args.prompts, args.limit), load(args.drafter)
-    target = TargetSource(args.target).load()
-    conversations = [Conversation(prompt, target.tokenizer) for prompt in prompts]
-    asked = [conversation.next_ids() or [] for conversation in conversations]
+    args = parse(parser, target_shorthand(argv))
+    growth, prompts = parse_growth(args.growth), load_prompts(args.prompts, args.limit)
+    target, drafter, _ = load_pair(args.target, args.drafter)
+    asked, _ = first_turns(target, prompts, args.max_new_tokens)
     console = Console(stderr=True)
     with console.status("probing") as status:
         found = probe_switches(target, drafter, growth, asked, args.max_new_tokens, status.update)

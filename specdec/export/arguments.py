@@ -12,11 +12,6 @@ from specdec.embedded.source import EMBEDDED, TargetSource
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def shorthand(argv: list[str]) -> list[str]:
-    """``--target NAME`` for ``--target.source NAME``."""
-    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
-
-
 def found_at(source: TargetSource) -> str:
     """The directory or Hub id under which an engine finds the target."""
     if source.source == EMBEDDED:

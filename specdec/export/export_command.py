@@ -5,9 +5,9 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from specdec.arguments import parse
+from specdec.arguments import parse, target_shorthand
 from specdec.embedded.source import TargetSource
-from specdec.export.arguments import found_at, load_as_stored, shorthand
+from specdec.export.arguments import found_at, load_as_stored
 from specdec.export.formats import FORMATS
 from specdec.export.write import DRAFT_TOKENS, export_drafter
 from specdec.imports import flags
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
-    args = parse(parser(), shorthand(argv))
+    args = parse(parser(), target_shorthand(argv))
     if Path(args.out).exists():
         raise ValueError(f"{args.out} exists already: choose another place or remove it first")
     drafter = load_as_stored(args.drafter)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from specdec.arguments import parse
+from specdec.arguments import parse, target_shorthand
 from specdec.drafter import save
 from specdec.embedded.source import TargetSource
 from specdec.export.adopt import adopt
-from specdec.export.arguments import shorthand
 from specdec.export.checkpoint import fetch, read_checkpoint
 
 
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument is wrong, or the checkpoint is no drafter of this target.
     """
-    args = parse(parser(), shorthand(argv))
+    args = parse(parser(), target_shorthand(argv))
     if Path(args.out).exists():
         raise ValueError(f"{args.out} exists already: choose another place or remove it first")
     checkpoint = read_checkpoint(fetch(args.checkpoint, args.revision))

@@ -9,9 +9,10 @@ import torch
 from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.evaluation.baselines import parse_baseline
-from specdec.evaluation.benchmark import WARM_UP_TOKENS, Skipped, Turn, benchmark
+from specdec.evaluation.benchmark import WARM_UP_TOKENS, Turn, benchmark
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
+from specdec.evaluation.skipping import Skipped
 from specdec.target import Target
 from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
 from tests.evaluation.made import alter

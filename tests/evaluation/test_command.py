@@ -6,27 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from specdec.cli import main
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
 from specdec.evaluation.record import read_answers
 from specdec.evaluation.summary import summary
-from specdec.target import Target
-
-
-@pytest.fixture
-def drafter_directory(target_directory: Path, tmp_path: Path) -> Path:
-    """A random drafter for the tiny target."""
-    target = Target.load(target_directory)
-    config = DrafterConfig.for_target(
-        DrafterSpec(draft_vocab_size="all"),
-        target.config,
-        vocab_size=target.vocab_size,
-        num_target_layers=target.num_layers,
-        identity=target.identity,
-    )
-    return save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 from specdec.cli import main
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, Proposer, SpeculativeDecoder
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, Recurrence, save
+from specdec.drafter import Drafter, PostNorm, Recurrence, load, save
 from specdec.drafter.recurrence import FeedRaw
 from specdec.evaluation.probe import Probed, _proposals, flips, probe_switches, rebuilt
 from specdec.target import Target
@@ -139,24 +139,15 @@ def test_what_cannot_be_probed_is_refused() -> None:
 
 
 def test_the_command_tells_every_switch(
-    target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    target_directory: Path, drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = Target.load(target_directory)
-    config = DrafterConfig.for_target(
-        DrafterSpec(draft_vocab_size="all"),
-        target.config,
-        vocab_size=target.vocab_size,
-        num_target_layers=target.num_layers,
-        identity=target.identity,
-    )
-    torch.manual_seed(0)
-    drafter = Drafter(config, torch.arange(target.vocab_size))
+    drafter = load(drafter_directory)
     with torch.no_grad():
         for weight in drafter.parameters():
             weight.mul_(torch.rand_like(weight) * 8)
-    save(drafter, tmp_path / "drafter")
+    save(drafter, tmp_path / "sharp")
     (tmp_path / "p.txt").write_text("def add(a, b):\ndef add_3(\n")
-    line = ["probe", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter")]
+    line = ["probe", "--target", str(target_directory), "--drafter", str(tmp_path / "sharp")]
     line += ["--prompts", str(tmp_path / "p.txt"), "--max_new_tokens", "8", "--growth", "chain:depth=3"]
     status = main([*line, "--json"])
     told = json.loads(capsys.readouterr().out)

@@ -1,23 +1,21 @@
 """``specdec tune``: which shape of draft is the fastest on this machine, for each batch size."""
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from specdec.arguments import parse
+from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
-from specdec.decoding import check_length, check_pair
-from specdec.drafter import load
 from specdec.embedded.source import TargetSource
-from specdec.evaluation.conversation import Conversation
-from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.pair import load_pair
+from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.skipping import first_turns
 from specdec.evaluation.tuning.measure import measure
 from specdec.evaluation.tuning.model import break_even
 from specdec.evaluation.tuning.plot import plot
@@ -26,18 +24,8 @@ from specdec.evaluation.tuning.results import told_break_even, told_profile
 from specdec.files import staged_directory, write_json, write_text
 from specdec.imports import flags
 from specdec.provenance import provenance
-from specdec.target import Target
-
-log = logging.getLogger(__name__)
 
 PLOT = "tune.png"
-
-
-class Asked(NamedTuple):
-    """The first turn of every prompt that can be decoded, and why others cannot."""
-
-    ids: list[list[int]]
-    skipped: list[dict[str, str]]
 
 
 def parser() -> ArgumentParser:
@@ -49,7 +37,7 @@ def parser() -> ArgumentParser:
     out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or hub:REPOSITORY:CONFIG:SPLIT")  # fmt: skip # noqa: E501
     out.add_argument("--layouts", type=str, nargs="+", default=[], help="layouts to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn")  # fmt: skip # noqa: E501
     out.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 4, 16], help="sequences decoded side by side")
-    out.add_argument("--compile", type=bool, default=False, help="tune for compiled decoding; each shape is a graph of its own, so that fewer are timed")  # fmt: skip # noqa: E501
+    out.add_argument("--compile", type=Literal["on", "off"], default="on", help="tune for compiled decoding; each shape is a graph of its own, so that fewer are timed")  # fmt: skip # noqa: E501
     out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
     out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
     out.add_argument("--repeats", type=int, default=5, help="timed calls of every shape")
@@ -64,15 +52,14 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong.
     """
-    # --target NAME is short for --target.source NAME
-    args = parse(parser(), ["--target.source" + a[8:] if a.split("=")[0] == "--target" else a for a in argv])
+    args = parse(parser(), target_shorthand(argv))
     found = tune(
         args.target,
         Path(args.drafter),
         args.prompts,
         Path(args.out) if args.out else new_run("tune"),
         batch_sizes=args.batch_sizes,
-        compiled=args.compile,
+        compiled=args.compile == "on",
         max_new_tokens=args.max_new_tokens,
         limit=args.limit,
         layouts=args.layouts,
@@ -109,14 +96,10 @@ def tune(
     """
     sizes = _checked(batch_sizes, max_new_tokens, repeats)
     prompts = load_prompts(prompt_files, limit, layouts)
-    drafter = load(drafter_directory)
-    target = source.load(device)
-    target.prove()
-    drafter.to(device=device, dtype=target.dtype)
-    check_pair(target, drafter)
-    asked = first_turns(target, prompts, max_new_tokens)
+    target, drafter, _ = load_pair(source, drafter_directory, device)
+    asked, skipped = first_turns(target, prompts, max_new_tokens)
     with staged_directory(out) as folder:
-        profile, tuned = measure(target, drafter, asked.ids, sizes, compiled, max_new_tokens, repeats)
+        profile, tuned = measure(target, drafter, asked, sizes, compiled, max_new_tokens, repeats)
         best = {one.costs.batch: one.predictions[0].speedup for one in tuned}
         found: dict[str, Any] = {
             "break_even": told_break_even(break_even(best), sizes),
@@ -127,7 +110,7 @@ def tune(
             "settings": {
                 **asdict(source),
                 "prompts": [str(path) for path in prompt_files],
-                "prompts_used": len(asked.ids),
+                "prompts_used": len(asked),
                 "batch_sizes": sizes,
                 "compile": compiled,
                 "max_new_tokens": max_new_tokens,
@@ -135,37 +118,13 @@ def tune(
                 "device": device,
                 "torch_threads": torch.get_num_threads(),
             },
-            "skipped": asked.skipped,
+            "skipped": [one._asdict() for one in skipped],
             "provenance": provenance(command),
         }
         plot(found, folder / PLOT)
         write_text(folder / "report.md", report(found, PLOT))
         write_json(folder / "tune.json", found)
     return found
-
-
-def first_turns(target: Target, prompts: Sequence[Prompt], max_new_tokens: int) -> Asked:
-    """What the target is asked first by every prompt; those that cannot be decoded are left out with a warning.
-
-    Raises:
-        ValueError: none is left; or the target has no chat template and a prompt needs one.
-    """
-    asked = Asked([], [])
-    for prompt in prompts:
-        conversation = Conversation(prompt, target.tokenizer)
-        try:
-            ids = conversation.next_ids() or []
-            check_length(target, ids, max_new_tokens)
-            asked.ids.append(ids)
-        except ValueError as error:
-            reason = str(error).removeprefix(f"prompt {prompt.prompt_id}: ")
-            asked.skipped.append({"prompt_id": prompt.prompt_id, "reason": reason})
-    if not asked.ids:
-        raise ValueError("prompt {prompt_id}: {reason}; no prompt can be decoded".format(**asked.skipped[0]))
-    if asked.skipped:
-        first = "{prompt_id}: {reason}".format(**asked.skipped[0])
-        log.warning("%d of %d prompts were left out; %s", len(asked.skipped), len(prompts), first)
-    return asked
 
 
 def _checked(batch_sizes: Sequence[int], max_new_tokens: int, repeats: int) -> list[int]:

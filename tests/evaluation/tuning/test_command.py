@@ -5,32 +5,24 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
-import torch
 
 from specdec.cli import main
 from specdec.decoding import parse_growth
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
 from specdec.evaluation.tuning import costs
 from specdec.evaluation.tuning.shape import Shape
 from specdec.target import Target
 
 
 @pytest.fixture
-def arguments(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def arguments(
+    target_directory: Path, drafter_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     monkeypatch.setattr(costs, "EAGER", (Shape(1, 1, 1), Shape(1, 3, 3), Shape(4, 2, 11)))
-    target = Target.load(target_directory)
-    config = DrafterConfig.for_target(
-        DrafterSpec(draft_vocab_size="all"),
-        target.config,
-        vocab_size=target.vocab_size,
-        num_target_layers=target.num_layers,
-        identity=target.identity,
-    )
-    save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
     (tmp_path / "p.txt").write_text("def add(a, b):\ndef add_3(\n")
     return [
-        "tune", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"),
+        "tune", "--target", str(target_directory), "--drafter", str(drafter_directory),
         "--prompts", str(tmp_path / "p.txt"), "--max_new_tokens", "6", "--batch_sizes", "2", "1", "--repeats", "1",
+        "--compile", "off",
         "--out", str(tmp_path / "out"),
     ]  # fmt: skip
 
@@ -71,7 +63,7 @@ def test_it_recommends_checks_and_writes(
     [
         (["--batch_sizes", "4", "0"], "batch_sizes must be numbers from 1 up, not [4, 0]"),
         (["--max_new_tokens", "1"], "max_new_tokens must be at least 2"),
-        (["--max_new_tokens", "999"], "no prompt can be decoded"),
+        (["--max_new_tokens", "999"], "none of 2 can be decoded"),
         (["--repeats", "0"], "repeats must be at least 1"),
         (["--limit", "0"], "limit"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),

@@ -1,0 +1,38 @@
+"""A saved drafter and its target, ready to decode."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.decoding import check_pair
+from specdec.drafter import Drafter, load
+from specdec.embedded.source import TargetSource
+from specdec.target import Target
+
+log = logging.getLogger(__name__)
+
+
+class Pair(NamedTuple):
+    """In one dtype, on one device."""
+
+    target: Target
+    drafter: Drafter
+    made_for_each_other: bool  # else the drafter was trained for another target of the same shape
+
+
+def load_pair(source: TargetSource, drafter_directory: Path | str, device: str = "cpu") -> Pair:
+    """Load both; the target proves itself.
+
+    Raises:
+        ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
+    """
+    drafter = load(drafter_directory)
+    target = source.load(device)
+    target.prove()
+    drafter.to(device=device, dtype=target.dtype)
+    check_pair(target, drafter)
+    trained_for = drafter.config.target
+    made = trained_for.get("fingerprint") == target.identity["fingerprint"]
+    if not made:
+        log.warning("this drafter was trained for another target (%s) of the same shape", trained_for["source"])
+    return Pair(target, drafter, made)
