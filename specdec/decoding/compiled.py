@@ -1,5 +1,6 @@
 """Functions of fixed shapes, compiled once. With the pieces of training, the only calls of ``torch.compile``."""
 
+import contextlib
 import itertools
 import logging
 import time
@@ -51,8 +52,8 @@ class Compiled(Generic[R]):
         self._shapes: list[Any] | None = None
 
     def __call__(self, *args: Any) -> R:
-        shapes = [getattr(x, "shape", None) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
-        with fast_products():
+        shapes = [_form(x) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
+        with fast_products() if self.freezing else contextlib.nullcontext():
             if shapes == self._shapes:
                 return self._call(*args)
             if self._shapes is not None:
@@ -68,3 +69,7 @@ class Compiled(Generic[R]):
             log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
             self._shapes = shapes
             return out
+
+
+def _form(x: Any) -> tuple[list[int], torch.dtype] | None:
+    return (list(x.shape), x.dtype) if isinstance(x, torch.Tensor) else None

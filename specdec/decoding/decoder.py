@@ -47,8 +47,8 @@ class PlainDecoder:
 
     Args:
         batch: B, sequences decoded side by side. Each has its own length, and its tokens are those it has alone.
-        compiled: whether rounds run as fixed, compiled graphs. The first call compiles, and each time room for twice
-            as many tokens is needed another does; weights must not change afterwards.
+        compiled: whether rounds run as compiled graphs of fixed shape. The first call compiles, and each call does
+            that needs more room than any before; weights must not change afterwards.
 
     Raises:
         ValueError: the batch is smaller than one.
@@ -58,7 +58,8 @@ class PlainDecoder:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self._rooms: dict[int, Room] = {}
+        self._kept: CompiledRoom | None = None
+        self._calls = 0
 
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
         """Generate; stops after a token of ``end``.
@@ -73,15 +74,18 @@ class PlainDecoder:
     def generate_all(self, requests: Sequence[Request], end: Collection[int] = ()) -> Iterator[tuple[int, Generation]]:
         """Generate after every prompt; yields numbers of requests and what was made of them, as they are done.
 
-        For one caller at a time: a second call ends what is left of the first.
+        For one caller at a time.
 
         Raises:
-            ValueError: a request cannot be served; nothing has been generated then.
+            ValueError: a request cannot be served, and nothing has been generated then; or somebody has called anew
+                before the end of this.
         """
         for request in requests:
-            check_length(self.target, request.prompt, request.max_new_tokens)
+            check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
             return
+        self._calls += 1
+        call = self._calls
         room = self._room(max(len(request.prompt) + request.max_new_tokens for request in requests))
         room.check()
         for b in range(self.batch):  # whoever asked last may have left in the middle
@@ -98,7 +102,7 @@ class PlainDecoder:
                     if new.done:
                         room.round.sequences.end(b)
                         yield new.number, new.generation(watch)
-                        last = time.perf_counter()
+                        last = self._resumed(call)
                     else:
                         texts[b] = new
             running = [text for text in texts if text]
@@ -119,7 +123,13 @@ class PlainDecoder:
             for text in running:
                 if text.done:
                     yield text.number, text.generation(watch)
-                    last = time.perf_counter()
+                    last = self._resumed(call)
+
+    def _resumed(self, call: int) -> float:
+        """Now; if nobody else has used the room in the meantime."""
+        if self.compiled and call != self._calls:
+            raise ValueError("this decoder was asked for other texts before these were done: take one for each")
+        return time.perf_counter()
 
     def prepare(self, longest: int) -> None:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
@@ -133,18 +143,19 @@ class PlainDecoder:
     def _room(self, longest: int) -> Room:
         if not self.compiled:
             return Room(self._new_round(longest))
-        most = self.target.most_slots
-        capacity = ROOM
-        while capacity < longest + self._nodes:
-            capacity *= 2
-        if most is not None and capacity > most:
-            capacity = max(most, longest + self._nodes)
-        if capacity not in self._rooms:
-            self._rooms[capacity] = CompiledRoom(self._new_round(capacity - self._nodes))
-        return self._rooms[capacity]
+        slots = longest + self.nodes
+        if self._kept is None or self._kept.round.capacity < slots:
+            capacity, most = ROOM, self.target.most_slots
+            while capacity < slots:
+                capacity *= 2
+            if most is not None:
+                capacity = max(slots, min(capacity, most))
+            self._kept = CompiledRoom(self._new_round(capacity - self.nodes))
+        return self._kept
 
     @property
-    def _nodes(self) -> int:
+    def nodes(self) -> int:
+        """Nodes that a pass verifies, the root included, at most."""
         return PlainRound.nodes
 
 
@@ -178,7 +189,7 @@ class SpeculativeDecoder(PlainDecoder):
         return DraftedRound(self.target, self.drafter, self.growth, self.sampling, longest, self.batch)
 
     @property
-    def _nodes(self) -> int:
+    def nodes(self) -> int:
         return self.growth.nodes_drafted + 1
 
 

@@ -26,8 +26,12 @@ class Generation(NamedTuple):
     verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
 
 
-def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None:
-    """Raise ValueError for a request that no decoding can serve."""
+def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: int = 1) -> None:
+    """Raise ValueError for a request that no decoding can serve.
+
+    Args:
+        nodes: of the largest tree to verify, the root included.
+    """
     if not prompt:
         raise ValueError("the prompt is empty: give at least one token")
     if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
@@ -38,6 +42,12 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: int) -> None
     if len(prompt) + max_new_tokens > most:
         raise ValueError(
             f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
+        )
+    slots, most_slots = len(prompt) + max_new_tokens + nodes, target.most_slots
+    if most_slots is not None and slots > most_slots:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens, {max_new_tokens} new ones and a tree of {nodes} exceed {most_slots} "
+            "positions, where this target's rotary frequencies start to depend on the text's length"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
@@ -33,8 +34,10 @@ class CompiledRoom(Room):
             self.draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
         verify = Compiled(lambda tree: round_.verify(tree), f"verification {where}", device)
         self.verify = lambda tree: verify(tree.padded(round_.nodes))
-        round_.prefill(0, [0], 0)  # makes the cache's buffers
+        round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
         round_.sequences.end(0)
+        for tensor in round_.kept():
+            torch._dynamo.mark_static_address(tensor)  # else a CUDA graph could not change it
         for _ in range(2):  # the second must find all compiled
             self.verify(self.draft())
 
@@ -44,5 +47,6 @@ class CompiledRoom(Room):
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _versions(self) -> list[tuple[int, int]]:
-        weights = (weight for module in self.round.modules for weight in module.parameters())
+        modules = self.round.modules
+        weights = (weight for module in modules for weight in (*module.parameters(), *module.buffers()))
         return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]

@@ -52,6 +52,10 @@ class PlainRound:
         self._prefill_drafter(b, ids_1T[:, 1:], out.aux_BTNH[:, :-1])
         return root_1
 
+    def kept(self) -> list[Tensor]:
+        """What rounds change, and no call makes anew; complete after a prefill."""
+        return self.sequences.tensors()
+
     def draft(self) -> DraftTree:
         """What to verify."""
         root_B1 = self.sequences.root_B[:, None].clone()  # the roots change while the tree is verified
@@ -95,6 +99,9 @@ class DraftedRound(PlainRound):
         self.modules.append(drafter)
         self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
 
+    def kept(self) -> list[Tensor]:
+        return [*super().kept(), *self.proposer.cache.tensors()]
+
     def draft(self) -> DraftTree:
         sequences = self.sequences
         length_B, count_B = sequences.length_B, sequences.count_B
@@ -111,7 +118,7 @@ class DraftedRound(PlainRound):
 
 
 def _in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
-    """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, as far as there are any."""
+    """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, or the last one."""
     B, N = path_BN.shape
     P = len(order_P)
     step_BN = torch.where(path_BN, path_BN.cumsum(-1) - 1, P)  # those off the path go to a column past the end

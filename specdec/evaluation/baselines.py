@@ -19,8 +19,8 @@ from specdec.target import Target
 class Baseline:
     """Base: a way to decode that is no drafter of ours."""
 
-    def decoder(self, target: Target, sampling: Sampling) -> Any:
-        """What decodes so.
+    def decoder(self, target: Target, sampling: Sampling, batch: int) -> Any:
+        """What decodes so; ``batch`` sequences side by side if it can.
 
         Raises:
             ValueError: it cannot serve this target.
@@ -39,8 +39,8 @@ class PlainEager(Baseline):
 
     name: ClassVar[str] = "plain, eager"
 
-    def decoder(self, target: Target, sampling: Sampling) -> PlainDecoder:
-        return PlainDecoder(target, sampling)
+    def decoder(self, target: Target, sampling: Sampling, batch: int) -> PlainDecoder:
+        return PlainDecoder(target, sampling, batch=batch)
 
 
 class TransformersDecoder:
@@ -61,15 +61,16 @@ class TransformersDecoder:
             check_length(self.target, request.prompt, request.max_new_tokens)
             begin = time.perf_counter()
             ids_1T = torch.tensor([request.prompt], device=self.target.device)
-            torch.manual_seed(request.seed)
-            out_1T = self.target.model.generate(
-                input_ids=ids_1T,
-                attention_mask=torch.ones_like(ids_1T),
-                max_new_tokens=request.max_new_tokens,
-                eos_token_id=sorted(end) or None,
-                pad_token_id=0,
-                **self.how,
-            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(request.seed)
+                out_1T = self.target.model.generate(
+                    input_ids=ids_1T,
+                    attention_mask=torch.ones_like(ids_1T),
+                    max_new_tokens=request.max_new_tokens,
+                    eos_token_id=sorted(end) or None,
+                    pad_token_id=0,
+                    **self.how,
+                )
             ids = out_1T[0, len(request.prompt) :].tolist()
             yield number, Generation(ids, (), time.perf_counter() - begin)
 
@@ -78,9 +79,9 @@ class TransformersDecoder:
 class PlainTransformers(Baseline):
     """Plain generation of transformers."""
 
-    name: ClassVar[str] = "transformers, plain"
+    name: ClassVar[str] = "transformers, one at a time"
 
-    def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
+    def decoder(self, target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
         return TransformersDecoder(target, sampling)
 
 
@@ -96,9 +97,9 @@ class PromptLookup(Baseline):
 
     @property
     def name(self) -> str:
-        return f"transformers, prompt lookup of {self.tokens}"
+        return f"transformers, prompt lookup of {self.tokens}, one at a time"
 
-    def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
+    def decoder(self, target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
         return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=self.tokens)
 
 
@@ -114,9 +115,9 @@ class Assisted(Baseline):
 
     @property
     def name(self) -> str:
-        return f"transformers, assisted by {self.source}"
+        return f"transformers, assisted by {self.source}, one at a time"
 
-    def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
+    def decoder(self, target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
         dtype = str(target.dtype).removeprefix("torch.")
         assistant = Target.load(self.source, dtype=dtype, device=str(target.device))
         if assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():

@@ -20,6 +20,7 @@ from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
 from specdec.evaluation.skipping import Skipped, check_skipped, next_ids
+from specdec.nn.products import fast_products
 from specdec.target import Target
 
 log = logging.getLogger(__name__)
@@ -88,10 +89,10 @@ def benchmark(
     ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
     for growth in growths:
         ours.append(SpeculativeDecoder(target, drafter, growth, sampling, batch=batch, compiled=compiled))
-    run = _Run(target, max_new_tokens, sampling.seed, ours, [one.decoder(target, sampling) for one in baselines])
+    run = _Run(target, max_new_tokens, sampling.seed, ours, [one.decoder(target, sampling, batch) for one in baselines])
     conversations = [Conversation(prompt, target.tokenizer, system, thinking) for prompt in prompts]
     # all of them before anything is decoded in vain
-    talks = [_Talk(number, one, next_ids(one, target, max_new_tokens)) for number, one in enumerate(conversations)]
+    talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
     _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)], thinking)
     depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
     same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
@@ -100,7 +101,8 @@ def benchmark(
     size = batch * WAVE if batch > 1 else 1
     for start in range(0, len(talks), size):
         wave = talks[start : start + size]
-        run.wave(wave, on_turn)
+        with fast_products() if target.device.type == "cpu" else contextlib.nullcontext():
+            run.wave(wave, on_turn)  # all of them with the same library
         for talk in wave:
             if isinstance(talk.ids, Skipped):
                 skipped.append(talk.ids)
@@ -131,6 +133,10 @@ class _Run:
         self.target, self.most, self.seed, self.ours, self.others = target, most, seed, ours, others
         self.warm = False
 
+    def next_ids(self, conversation: Conversation) -> list[int] | Skipped | None:
+        """See :func:`skipping.next_ids`."""
+        return next_ids(conversation, self.target, self.most, max(decoder.nodes for decoder in self.ours))
+
     def wave(self, talks: Sequence[_Talk], on_turn: Callable[[Turn], None]) -> None:
         """Hold conversations, turn by turn."""
         for talk in talks:
@@ -140,7 +146,7 @@ class _Run:
             for talk, made in zip(live, self._turn(live), strict=True):
                 talk.turns.append(made)
                 talk.conversation.add_answer(made[0].ids)
-                talk.ids = next_ids(talk.conversation, self.target, self.most)
+                talk.ids = self.next_ids(talk.conversation)
                 on_turn(Turn(sum(len(one.ids) for one in made), not isinstance(talk.ids, list)))
 
     def _turn(self, talks: Sequence[_Talk]) -> list[list[Generation]]:

@@ -222,6 +222,8 @@ def certify(
         "checks": [{"check": type(check).__name__, "holds": check.holds, **_plain(check)} for check in checks],
         "tolerance": {str(dtype).removeprefix("torch."): value for dtype, value in TOLERANCE.items()},
         "dtype": str(target.dtype).removeprefix("torch."),
+        "greedy": {"compiled": compiled, "batch_size": batch},
+        "sampled": {"compiled": False, "batch_size": TOGETHER},
         "seed": seed,
     }
 

@@ -116,7 +116,7 @@ def evaluate(
     thinking: bool | None = None,
     plain: bool = True,
     batch: int = 1,
-    compiled: bool = False,
+    compiled: bool = True,
     baselines: Sequence[str] = (),
     certify_runs: int = 0,
     device: str = "cpu",

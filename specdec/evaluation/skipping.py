@@ -19,13 +19,15 @@ class Skipped(NamedTuple):
     reason: str
 
 
-def next_ids(conversation: Conversation, target: Target, max_new_tokens: int) -> list[int] | Skipped | None:
-    """The next turn's ids, None after the last, or why it cannot be decoded."""
+def next_ids(
+    conversation: Conversation, target: Target, max_new_tokens: int, nodes: int = 1
+) -> list[int] | Skipped | None:
+    """The next turn's ids, None after the last, or why it cannot be decoded; ``nodes`` as of :func:`check_length`."""
     prompt_id = conversation.prompt.prompt_id
     try:
         ids = conversation.next_ids()
         if ids is not None:
-            check_length(target, ids, max_new_tokens)
+            check_length(target, ids, max_new_tokens, nodes)
     except ValueError as error:
         return Skipped(prompt_id, str(error).removeprefix(f"prompt {prompt_id}: "))
     return ids
@@ -43,14 +45,14 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
 
 
 def first_turns(
-    target: Target, prompts: Sequence[Prompt], max_new_tokens: int
+    target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int = 1
 ) -> tuple[list[list[int]], list[Skipped]]:
     """What the target is asked first by every prompt, and the prompts left out.
 
     Raises:
         ValueError: none is left; or the target has no chat template and a prompt needs one.
     """
-    asked = [next_ids(Conversation(prompt, target.tokenizer), target, max_new_tokens) for prompt in prompts]
+    asked = [next_ids(Conversation(prompt, target.tokenizer), target, max_new_tokens, nodes) for prompt in prompts]
     skipped = [one for one in asked if isinstance(one, Skipped)]
     check_skipped(skipped, len(prompts))
     return [one for one in asked if isinstance(one, list)], skipped

@@ -65,6 +65,10 @@ class StaticCache:
         one.keys_LBgSd, one.values_LBgSd = self.keys_LBgSd[:, b : b + 1], self.values_LBgSd[:, b : b + 1]
         return one
 
+    def tensors(self) -> list[Tensor]:
+        """Its buffers."""
+        return [self.keys_LBgSd, self.values_LBgSd]
+
     def attend(
         self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
     ) -> Tensor:
@@ -73,7 +77,7 @@ class StaticCache:
         keys_BgSd, values_BgSd = self.keys_LBgSd[layer], self.values_LBgSd[layer]
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
-        if q_BhTd.shape[2] > MOST:
+        if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":
             return attend(q_BhTd, keys_BgSd, values_BgSd, mask_B1TS)
         bias_B1TS = additive(mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)

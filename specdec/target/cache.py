@@ -74,6 +74,10 @@ class TargetCache(Cache):
         write(values_BgSd, value_states, self._slots_BT)
         return keys_BgSd[:, :, : self._columns], values_BgSd[:, :, : self._columns]
 
+    def tensors(self) -> list[Tensor]:
+        """Every buffer made so far."""
+        return [buffer for pair in self._buffers.values() for buffer in pair]
+
     def _empty(self, like_BgTd: Tensor) -> Tensor:
         shape = (self.batch, like_BgTd.shape[1], self.capacity, like_BgTd.shape[3])
         return torch.zeros(shape, dtype=like_BgTd.dtype, device=like_BgTd.device)
@@ -83,8 +87,8 @@ class TargetCache(Cache):
 
         Args:
             prefix_B: int64, number of committed slots before the tree.
-            path_BP: int64, the accepted nodes from the root on, as indices into the tree; ``path[j]`` is ``j`` where
-                the path has ended.
+            path_BP: int64, the accepted nodes from the root on, as indices into the tree; any node where the path has
+                ended, best ``j`` at ``j``.
         """
         order_P = torch.arange(path_BP.shape[1], device=path_BP.device)
         if path_BP.device.type == "cpu" and not torch.compiler.is_compiling() and bool((path_BP == order_P).all()):

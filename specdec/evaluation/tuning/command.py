@@ -16,6 +16,7 @@ from specdec.embedded.source import TargetSource
 from specdec.evaluation.pair import load_pair
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import first_turns
+from specdec.evaluation.tuning.costs import ladder
 from specdec.evaluation.tuning.measure import measure
 from specdec.evaluation.tuning.model import break_even
 from specdec.evaluation.tuning.plot import plot
@@ -78,7 +79,7 @@ def tune(
     out: Path,
     *,
     batch_sizes: Sequence[int] = (1, 4, 16),
-    compiled: bool = False,
+    compiled: bool = True,
     max_new_tokens: int = 128,
     limit: int | None = None,
     layouts: Sequence[str] = (),
@@ -97,7 +98,8 @@ def tune(
     sizes = _checked(batch_sizes, max_new_tokens, repeats)
     prompts = load_prompts(prompt_files, limit, layouts)
     target, drafter, _ = load_pair(source, drafter_directory, device)
-    asked, skipped = first_turns(target, prompts, max_new_tokens)
+    largest = max(shape.nodes for shape in ladder(compiled, drafter.config.draft_vocab_size))
+    asked, skipped = first_turns(target, prompts, max_new_tokens, largest + 1)
     with staged_directory(out) as folder:
         profile, tuned = measure(target, drafter, asked, sizes, compiled, max_new_tokens, repeats)
         best = {one.costs.batch: one.predictions[0].speedup for one in tuned}

@@ -110,7 +110,10 @@ def _group(
     longest = max(map(len, prompts))
     survey = Survey(widths=widths)
     further = max(map(deepest, widths))
-    further = max(0, min(further, target.config.max_position_embeddings - longest - max_new_tokens))
+    most = target.config.max_position_embeddings
+    if target.most_slots is not None:
+        most = min(most, target.most_slots - survey.nodes_drafted - 1)
+    further = max(0, min(further, most - longest - max_new_tokens))
     round_ = DraftedRound(target, drafter, survey, Sampling(), longest + max_new_tokens + further, len(prompts))
     answers = [round_.prefill(b, prompt, 0).tolist() for b, prompt in enumerate(prompts)]
     for _ in range(max_new_tokens - 1):

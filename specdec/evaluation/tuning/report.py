@@ -90,10 +90,11 @@ def _trial(batch: dict[str, Any]) -> list[str]:
 
 
 def _conclusions(found: dict[str, Any]) -> list[str]:
-    each = [
-        f"Batch size {batch['batch']}: " + (f"--growth {batch['recommended']}" if batch["recommended"] else PLAIN)
-        for batch in found["batches"]
-    ]
+    kind = "on" if found["settings"]["compile"] else "off"
+    each = []
+    for batch in found["batches"]:
+        chosen = f"--growth {batch['recommended']} --compile {kind} --batch_size {batch['batch']}"
+        each.append(f"Batch size {batch['batch']}: {chosen if batch['recommended'] else PLAIN}")
     return [*each, f"Break-even batch: {found['break_even']}"]
 
 
