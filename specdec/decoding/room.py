@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
@@ -36,8 +35,6 @@ class CompiledRoom(Room):
         self.verify = lambda tree: verify(tree.padded(round_.nodes))
         round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
         round_.sequences.end(0)
-        for tensor in round_.kept():
-            torch._dynamo.mark_static_address(tensor)  # else a CUDA graph could not change it
         for _ in range(2):  # the second must find all compiled
             self.verify(self.draft())
 

@@ -52,10 +52,6 @@ class PlainRound:
         self._prefill_drafter(b, ids_1T[:, 1:], out.aux_BTNH[:, :-1])
         return root_1
 
-    def kept(self) -> list[Tensor]:
-        """What rounds change, and no call makes anew; complete after a prefill."""
-        return self.sequences.tensors()
-
     def draft(self) -> DraftTree:
         """What to verify."""
         root_B1 = self.sequences.root_B[:, None].clone()  # the roots change while the tree is verified
@@ -98,9 +94,6 @@ class DraftedRound(PlainRound):
         super().__init__(target, sampling, longest, batch)
         self.modules.append(drafter)
         self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
-
-    def kept(self) -> list[Tensor]:
-        return [*super().kept(), *self.proposer.cache.tensors()]
 
     def draft(self) -> DraftTree:
         sequences = self.sequences

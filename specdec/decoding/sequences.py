@@ -52,11 +52,6 @@ class Sequences(NamedTuple):
             chance=Chance(sampling, zero_B.clone(), torch.zeros(batch, seen, dtype=torch.bool, device=device)),
         )
 
-    def tensors(self) -> list[Tensor]:
-        """All of them, the cache's as far as they are made."""
-        own = [x for x in (*self, *self.chance) if isinstance(x, Tensor)]
-        return [*own, *self.cache.tensors()]
-
     def begin(self, b: int, length: int, root_1: Tensor, aux_1NH: Tensor) -> None:
         """Sequence ``b`` has been prefilled with ``length`` tokens, the last of them with these states."""
         self.live_B[b], self.length_B[b], self.count_B[b] = True, length, 1

@@ -65,10 +65,6 @@ class StaticCache:
         one.keys_LBgSd, one.values_LBgSd = self.keys_LBgSd[:, b : b + 1], self.values_LBgSd[:, b : b + 1]
         return one
 
-    def tensors(self) -> list[Tensor]:
-        """Its buffers."""
-        return [self.keys_LBgSd, self.values_LBgSd]
-
     def attend(
         self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
     ) -> Tensor:

@@ -31,7 +31,7 @@ class TargetCache(Cache):
         super().__init__(layers=[])
         self.capacity, self.batch = capacity, batch
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of all sequences, also in a row of the cache
-        self._rows = slice(0, batch)
+        self._rows: slice | None = None  # all
         self._slots_BT = torch.empty(0, dtype=torch.int64)
         self._columns = capacity
 
@@ -69,14 +69,14 @@ class TargetCache(Cache):
         """Write the keys and values of T nodes, (B, g, T, d) each; returns the columns to attend to."""
         if layer_idx not in self._buffers:
             self._buffers[layer_idx] = (self._empty(key_states), self._empty(value_states))
-        keys_BgSd, values_BgSd = (buffer[self._rows] for buffer in self._buffers[layer_idx])
+        keys_BgSd, values_BgSd = map(self._own, self._buffers[layer_idx])
         write(keys_BgSd, key_states, self._slots_BT)
         write(values_BgSd, value_states, self._slots_BT)
         return keys_BgSd[:, :, : self._columns], values_BgSd[:, :, : self._columns]
 
-    def tensors(self) -> list[Tensor]:
-        """Every buffer made so far."""
-        return [buffer for pair in self._buffers.values() for buffer in pair]
+    def _own(self, buffer: Tensor) -> Tensor:
+        # not even a slice of all rows: compiled code would copy the buffer at every write
+        return buffer if self._rows is None else buffer[self._rows]
 
     def _empty(self, like_BgTd: Tensor) -> Tensor:
         shape = (self.batch, like_BgTd.shape[1], self.capacity, like_BgTd.shape[3])
@@ -95,7 +95,7 @@ class TargetCache(Cache):
             return
         from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
         for pair in self._buffers.values():
-            for buffer in (whole[self._rows] for whole in pair):
+            for buffer in map(self._own, pair):
                 write(buffer, buffer.take_along_dim(from_BP[:, None, :, None], dim=2), to_BP)
 
     def __repr__(self) -> str:
