@@ -6,7 +6,7 @@ Legend: B batch, h query heads, g key heads, T queries, S keys, d head width.
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -15,15 +15,15 @@ from specdec.nn.few_queries import MOST, attend_few
 NAME = "specdec"  # what the model's config then says in place of sdpa
 
 
-def use_few_queries(config: PreTrainedConfig) -> None:
-    """Let a decoder whose config says ``sdpa`` attend as this file has it; others are left alone.
+def use_few_queries(model: PreTrainedModel) -> None:
+    """Let a model whose decoder runs with ``sdpa`` attend as this file has it; others are left alone.
 
     Verification asks for few queries under a mask of its own, where PyTorch's kernel is slow in bfloat16 on a CPU.
     """
-    if config._attn_implementation == "sdpa":
+    if model.get_decoder().config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, _attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
-        config._attn_implementation = NAME
+        model.set_attn_implementation(NAME)
 
 
 def _attention(

@@ -56,7 +56,7 @@ class Target:
         self.source, self.revision = source, revision
         self._tokenizer = tokenizer
         self._anatomy = dissect(model)
-        use_few_queries(self.config)
+        use_few_queries(model)
         self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
         self._rope_limit = rope_limit(self.config)
         self._tape = Tape(self._anatomy)

@@ -126,7 +126,7 @@ def test_one_begins_while_others_are_under_way() -> None:
 def test_plain_rounds_are_trees_of_the_root_alone() -> None:
     round_ = PlainRound(TARGET, GREEDY, 20, 3)
     begun(round_)
-    assert (round_.nodes, round_.path, round_.drafts_fixed, round_.capacity) == (1, 1, True, 21)
+    assert (round_.nodes, round_.path, round_.drafts_fixed, round_.capacity) == (1, 1, False, 21)
     for step in range(1, 4):
         tree = round_.draft()
         assert tree.tokens_BN.tolist() == [[own[step - 1]] for own in ANSWERS] and not tree.parents_BN.any()
