@@ -1,7 +1,7 @@
 """What a compiled round does outside the two models: acceptance and commit, as a graph of their own.
 
 Inside a decoder they are part of the target's graph and cannot be timed there. So rounds are recorded eagerly and then
-replayed by the round's own ``verify``, compiled, with a target that returns what was recorded.
+replayed by the round's own ``judge`` and ``tidy``, compiled, with a target that returns what was recorded.
 
 Legend: B sequences, T nodes, N asked boundaries, H hidden, V vocabulary, S key columns.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
-from specdec.decoding.decoder import GREEDY, ROOM
+from specdec.decoding.decoder import GREEDY, room_for
 from specdec.decoding.growth import Growth
 from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.decoding.tree import DraftTree
@@ -88,7 +88,8 @@ def outside(
     round_ = _round(target, drafter, growth, len(prompt) + tokens)
     recorded = _record(round_, prompt, tokens)
     round_.target = stand = Stand(recorded[0], _a_view(round_, recorded[0]))
-    verify = Compiled(lambda tree: round_.verify(tree), "acceptance", target.device)
+    judge = Compiled(lambda tree: round_.judge(tree), "acceptance", target.device)
+    tidy = Compiled(lambda: round_.tidy(), "tidying", target.device)
     draft = round_.draft
     if round_.drafts_fixed:
         draft = Compiled(lambda: round_.draft(), "drafting", target.device)
@@ -100,7 +101,9 @@ def outside(
             draft()  # so that caches are no warmer than in a decoder
             stand.say(one)
             begin = time.perf_counter()
-            report = verify(one.tree)
+            report = judge(one.tree)
+            if not round_.in_order:
+                tidy()
             times[-1].append(time.perf_counter() - begin)
             if not torch.equal(report, one.report):
                 raise ValueError("acceptance measured alone commits other tokens than it did in the round")
@@ -118,12 +121,7 @@ def outside(
 def _round(target: Target, drafter: Drafter | None, growth: Growth | None, longest: int) -> Any:
     """A round with as many slots as a compiled decoder would have."""
     nodes = 1 if growth is None else growth.nodes_drafted + 1
-    capacity = ROOM
-    while capacity < longest + nodes:
-        capacity *= 2
-    most = target.most_slots
-    if most is not None and capacity > most:
-        capacity = max(most, longest + nodes)
+    capacity = room_for(target, longest + nodes)
     if drafter is None or growth is None:
         return PlainRound(target, GREEDY, capacity - nodes)
     return DraftedRound(target, drafter, growth, GREEDY, capacity - nodes)

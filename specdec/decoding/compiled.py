@@ -21,11 +21,13 @@ _number = itertools.count()
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """On a CPU the weights are packed for their products and the graph runs without Python; on a GPU as CUDA graphs.
+    """On a CPU weights are packed for their products, those that meet the same input in one, and the graph runs without
+    Python; on a GPU it runs as CUDA graphs.
 
     Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
     """
-    own = {"freezing": True, "cpp_wrapper": True} if device.type == "cpu" else {"triton.cudagraphs": True}
+    on_cpu = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True}
+    own = on_cpu if device.type == "cpu" else {"triton.cudagraphs": True}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 

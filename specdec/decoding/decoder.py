@@ -19,7 +19,13 @@ from specdec.target import Target
 from specdec.timers import timer
 
 GREEDY = Sampling()
-ROOM = 256  # compiled decoders make room for a power of two times so many tokens
+ROOM = 64  # compiled decoders have room for a multiple of so many tokens
+
+
+def room_for(target: Target, slots: int, before: int = 0) -> int:
+    """Slots that a compiled decoder makes when it needs so many and ``before`` have become too few."""
+    capacity = -(-max(slots, 2 * before) // ROOM) * ROOM
+    return capacity if target.most_slots is None else max(slots, min(capacity, target.most_slots))
 
 
 def check_pair(target: Target, drafter: Drafter) -> None:
@@ -145,11 +151,7 @@ class PlainDecoder:
             return Room(self._new_round(longest))
         slots = longest + self.nodes
         if self._kept is None or self._kept.round.capacity < slots:
-            capacity, most = ROOM, self.target.most_slots
-            while capacity < slots:
-                capacity *= 2
-            if most is not None:
-                capacity = max(slots, min(capacity, most))
+            capacity = room_for(self.target, slots, self._kept.round.capacity if self._kept else 0)
             self._kept = CompiledRoom(self._new_round(capacity - self.nodes))
         return self._kept
 

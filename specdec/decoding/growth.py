@@ -37,6 +37,9 @@ class Growth:
     fixed: ClassVar[bool] = True
     """Whether every round has the same shape, so that growing can be compiled; else a round may have fewer nodes."""
 
+    in_order: ClassVar[bool] = False
+    """Whether every path is the first nodes of its tree, so that its keys lie where they belong already."""
+
     @property
     def nodes_drafted(self) -> int:
         """Draft tokens per proposal, at most."""
@@ -77,6 +80,8 @@ class Growth:
 @dataclass(frozen=True)
 class Chain(Growth):
     """One token after another; ``depth`` draft tokens."""
+
+    in_order: ClassVar[bool] = True
 
     @property
     def nodes_drafted(self) -> int:

@@ -26,6 +26,7 @@ class PlainRound:
 
     nodes, path = 1, 1
     drafts_fixed = False  # whether drafting has the same shape in every round, and is worth a graph
+    in_order = True  # whether paths are the first nodes of their trees
     layers: tuple[int, ...] = ()
     final_norm = False
 
@@ -59,6 +60,17 @@ class PlainRound:
 
     def verify(self, tree: DraftTree) -> Tensor:
         """Verify and commit; (B, 1 + P) int64: how many tokens were committed, and the tokens."""
+        report = self.judge(tree)
+        self.tidy()
+        return report
+
+    def tidy(self) -> None:
+        """Move the target's keys of what was committed last to where the next verification looks for them."""
+        if not self.in_order:
+            self.sequences.tidy()
+
+    def judge(self, tree: DraftTree) -> Tensor:
+        """Verification without the tidying after it."""
         sequences = self.sequences
         length_B, tokens_BN = sequences.length_B, tree.tokens_BN
         ancestors_BNN = ancestors(tree.parents_BN)
@@ -89,7 +101,8 @@ class DraftedRound(PlainRound):
     def __init__(
         self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling, longest: int, batch: int = 1
     ) -> None:
-        self.nodes, self.path, self.drafts_fixed = growth.nodes_drafted + 1, growth.depth + 1, growth.fixed
+        self.nodes, self.path = growth.nodes_drafted + 1, growth.depth + 1
+        self.drafts_fixed, self.in_order = growth.fixed, growth.in_order
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
         super().__init__(target, sampling, longest, batch)
         self.modules.append(drafter)

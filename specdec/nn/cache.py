@@ -42,6 +42,9 @@ class StaticCache:
         layers: number of attention layers.
         capacity: S, slots per layer.
         batch: B, sequences side by side.
+
+    Attributes:
+        keys: of every layer, (B, g, S, d); values likewise.
     """
 
     def __init__(
@@ -54,15 +57,17 @@ class StaticCache:
         device: torch.device | str = "cpu",
         batch: int = 1,
     ) -> None:
-        shape = (layers, batch, heads, capacity, head_dim)
         self.capacity = capacity
-        self.keys_LBgSd = torch.zeros(shape, dtype=dtype, device=device)
-        self.values_LBgSd = torch.zeros(shape, dtype=dtype, device=device)
+        # a tensor for each layer: compiled code would copy a common one whole at every write
+        self.keys, self.values = (
+            [torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device) for _ in range(layers)]
+            for _ in range(2)
+        )
 
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
         one = copy.copy(self)
-        one.keys_LBgSd, one.values_LBgSd = self.keys_LBgSd[:, b : b + 1], self.values_LBgSd[:, b : b + 1]
+        one.keys, one.values = ([x_BgSd[b : b + 1] for x_BgSd in both] for both in (self.keys, self.values))
         return one
 
     def attend(
@@ -70,7 +75,7 @@ class StaticCache:
     ) -> Tensor:
         """Write the new keys into ``slots_BT`` and attend to every slot that the mask allows."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
-        keys_BgSd, values_BgSd = self.keys_LBgSd[layer], self.values_LBgSd[layer]
+        keys_BgSd, values_BgSd = self.keys[layer], self.values[layer]
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
         if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":

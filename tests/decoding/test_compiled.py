@@ -64,7 +64,7 @@ def test_no_text_needs_another_graph(
 
 
 def test_longer_texts_get_graphs_of_their_own(pair: tuple[Target, Drafter], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.decoding.decoder.ROOM", 16)
+    monkeypatch.setattr("specdec.decoding.decoder.ROOM", 8)
     target, _ = pair
     decoder, plain = PlainDecoder(target, compiled=True), PlainDecoder(target)
     for most, count in ((9, 1), (20, 2), (9, 2), (29, 2)):  # one slot is for the root
