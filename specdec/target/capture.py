@@ -25,22 +25,16 @@ def layer_masks(view: View, columns: int, windows: Sequence[int | None], dtype: 
     Additive, because PyTorch would turn a boolean mask into this one again in every layer. None where a single
     node sees every key (CPU): Hugging Face then takes its faster path, as it does in its own decoding.
     """
+    near = view._replace(mask_B1TS=view.mask_B1TS[..., :columns], key_positions_BS=view.key_positions_BS[:, :columns])
     made: dict[int | None, Tensor | None] = {}
     masks = []
     for window in windows:
         reaching = window if window is not None and window < columns else None
         if reaching not in made:
-            made[reaching] = _additive(_allowed(view, columns, reaching), dtype)
+            seen = near if reaching is None else near.within(reaching)
+            made[reaching] = _additive(seen.mask_B1TS, dtype)
         masks.append(made[reaching])
     return masks
-
-
-def _allowed(view: View, columns: int, window: int | None) -> Tensor:
-    seen_B1TS = view.mask_B1TS[..., :columns]
-    if window is None:
-        return seen_B1TS
-    distance_BTS = view.positions_BT[:, :, None] - view.key_positions_BS[:, None, :columns]
-    return seen_B1TS & (distance_BTS < window)[:, None]
 
 
 def _additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor | None:
