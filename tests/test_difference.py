@@ -66,7 +66,7 @@ def test_two_generations_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "conf/drafter/eagle1.yaml", "conf/drafter/eagle3.yaml"]) == 1
     assert capsys.readouterr().out == (
         "fusion  LastLayer                       Concat\n"
-        "entry   Narrow                          Wide\n"
+        "entry   Narrow(bias=no)                 Wide\n"
         "norms   embed no, hidden no, output no  embed yes, hidden yes, output yes\n"
         "head    target, draft_vocab_size all    own, draft_vocab_size 32000\n"
     )

@@ -78,13 +78,18 @@ def tiny_drafter(spec: DrafterSpec, seed: int = 0, dtype: torch.dtype = torch.fl
 def presets() -> dict[str, DrafterSpec]:
     """The published generations."""
     eagle1 = DrafterSpec(
-        LastLayer(), Narrow(), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
+        LastLayer(), Narrow(bias=False), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
     )
     return {
         "eagle1": eagle1,
         "eagle3": DrafterSpec(norms=Norms(), recurrence=PreNorm(), draft_vocab_size=40),
         "eagle3_1": DrafterSpec(draft_vocab_size=40),
     }
+
+
+def biased() -> DrafterSpec:
+    """EAGLE-1 with the bias that its authors' drafters of LLaMA 2 have."""
+    return dataclasses.replace(presets()["eagle1"], entry=Narrow(bias=True))
 
 
 def variants() -> dict[str, DrafterSpec]:

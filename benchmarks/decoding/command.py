@@ -19,8 +19,8 @@ from benchmarks.decoding.scratch import keep
 from benchmarks.decoding.session import Settings, run
 from benchmarks.decoding.systems import KEYS, Entry, Means, choose
 from benchmarks.decoding.worker import Job
-from benchmarks.training_step.machine import load, machine
-from benchmarks.training_step.report import places
+from benchmarks.machine import load, machine
+from benchmarks.report import places
 from specdec.decoding import parse_growth
 from specdec.embedded.source import TargetSource
 

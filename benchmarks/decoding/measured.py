@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.decoding.systems import Entry
+from benchmarks.serving import OTHERS
 
 RESAMPLES = 5000
-OTHERS = 0.05  # of the machine, used by others during an answer: more is warned of
 
 
 class Round(NamedTuple):

@@ -1,11 +1,11 @@
 """The tables on the terminal, the dated Markdown file and the JSON beside it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks import report
 from benchmarks.decoding.results import ROUNDS, SPEEDS, STARTS, Results
 from specdec.files import write_json, write_text
 
@@ -35,24 +35,14 @@ NOTES = """\
 """
 
 
-def table(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str) -> Table:
-    """For the terminal."""
-    out = Table(*columns, title=title, title_justify="left")
-    for column in out.columns[2 if columns is SPEEDS else 1 :]:
-        column.justify = "right"
-    for line in lines:
-        out.add_row(*line)
-    return out
-
-
 def tables(results: Results) -> list[Table]:
     """All of them."""
-    out = [table(STARTS, results.starts(), f"{results.dtype}: starts")]
+    out = [report.table(STARTS, results.starts(), 1, f"{results.dtype}: starts")]
     for each in results.sets:
         title = f"{results.dtype}, {each.name} prompts (repetition {results.repetition(each.name):.0%})"
-        out.append(table(SPEEDS, results.speeds(each.name), title))
+        out.append(report.table(SPEEDS, results.speeds(each.name), 2, title))
         if rounds := results.rounds(each.name):
-            out.append(table(ROUNDS, rounds, f"{results.dtype}, {each.name} prompts: rounds, ms"))
+            out.append(report.table(ROUNDS, rounds, 1, f"{results.dtype}, {each.name} prompts: rounds, ms"))
     return out
 
 
@@ -66,16 +56,10 @@ def sentences(results: Results, name: str) -> list[str]:
 
 def markdown(about: dict[str, Any], versions: dict[str, str], results: Results) -> str:
     """The dated file."""
-    git = f"{about['git_commit']}{', with changes' if about['git_dirty'] else ''}"
     count, tokens = len(results.sets[0].prompts), about["tokens"]
     parts = [
         f"# Batch-1 decoding in {results.dtype}, {about['date'][:10]}\n",
-        f"- Command: `{about['command']}`",
-        f"- Machine: {about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['memory_gb']} GB; "
-        f"{about['platform']}",
-        f"- Software: Python {about['python']}, " + ", ".join(f"{name} {v}" for name, v in sorted(versions.items())),
-        f"- Commit: {git}",
-        f"- Load average at the start {about['load_at_start']}, at the end {about['load_at_end']}.",
+        *report.conditions(about, versions),
         f"- Target `{about['target']}`, drafter `{about['drafter']}`, assistant `{about['assistant']}`; {tokens} new "
         f"tokens, {about['repeats']} times each, after {about['warm_up']} texts of warm-up.",
     ]
@@ -90,18 +74,12 @@ def markdown(about: dict[str, Any], versions: dict[str, str], results: Results) 
         f"- **{each.name}**, {len(each.prompts)}: {each.what}. Repetition {results.repetition(each.name):.0%}."
         for each in results.sets
     ]
-    parts += ["\n## How to read it\n", NOTES, "## Starts\n", *_lines(STARTS, results.starts())]
+    parts += ["\n## How to read it\n", NOTES, "## Starts\n", *report.rows(STARTS, results.starts(), 1)]
     for each in results.sets:
-        parts += [f"\n## {each.name}, {count} prompts\n", *_lines(SPEEDS, results.speeds(each.name))]
+        parts += [f"\n## {each.name}, {count} prompts\n", *report.rows(SPEEDS, results.speeds(each.name), 2)]
         if rounds := results.rounds(each.name):
-            parts += ["", *_lines(ROUNDS, rounds)]
+            parts += ["", *report.rows(ROUNDS, rounds, 1)]
     return "\n".join(parts) + "\n"
-
-
-def _lines(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    text = 2 if columns is SPEEDS else 1
-    rule = "|---" * text + "|---:" * (len(columns) - text) + "|"
-    return ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(line) + " |" for line in lines)]
 
 
 def to_json(about: dict[str, Any], results: Results) -> dict[str, Any]:
@@ -125,10 +103,6 @@ def to_json(about: dict[str, Any], results: Results) -> dict[str, Any]:
 
 def write(out: Path, about: dict[str, Any], results: Results) -> None:
     """Both files."""
-    versions: dict[str, str] = {}
-    for m in results.measured:
-        for name, version in m.about["versions"].items():
-            label = f"{name} (vLLM's)" if versions.get(name, version) != version else name
-            versions[label] = version
+    versions = report.versions((m.about["versions"] for m in results.measured), "vLLM's")
     write_json(out.with_suffix(".json"), to_json(about, results))
     write_text(out, markdown(about, versions, results))

@@ -1,19 +1,15 @@
 """One system in a process of its own: loads, warms up, then answers one prompt at a time.
 
-``python -m benchmarks.decoding.worker JOB`` speaks lines of JSON: first what was loaded, then an answer to every line
-of standard input; a closed input ends it. Whatever else is printed goes to standard error. Linux only: it reads
-``/proc``.
+``python -m benchmarks.decoding.worker JOB`` says what was loaded, then answers. Linux only: it reads ``/proc``.
 """
 
 import importlib
-import json
-import os
-import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from benchmarks.training_step.worker import machine_seconds
+from benchmarks import serving
 
 
 class Job(NamedTuple):
@@ -71,26 +67,17 @@ class System:
         return None
 
 
-def others(cpu_seconds: float, machine: float, wall: float) -> float:
-    """The share of the machine that other processes used meanwhile."""
-    cores = os.cpu_count() or 1
-    ticks = cores / os.sysconf("SC_CLK_TCK")  # the kernel counts whole ticks of each core
-    return max(0.0, machine - cpu_seconds - ticks) / (wall * cores)
-
-
 def timed(system: System, prompt: list[int], tokens: int) -> dict[str, Any]:
     """Answer a prompt, and then its first token alone."""
     system.before()
-    machine, cpu, begin = machine_seconds(), time.process_time(), time.perf_counter()
-    raw = system.generate(prompt, tokens)
-    wall, cpu, machine = time.perf_counter() - begin, time.process_time() - cpu, machine_seconds() - machine
+    raw, spent = serving.timed(lambda: system.generate(prompt, tokens))
     made = system.made(raw)
     begin = time.perf_counter()
     system.first(prompt, tokens)
     first = time.perf_counter() - begin
     if len(made.ids) != tokens:
         raise ValueError(f"{len(made.ids)} tokens came where {tokens} were asked for")
-    return {"seconds": wall, "first_seconds": first, "others": others(cpu, machine, wall), **made._asdict()}
+    return {"seconds": spent.seconds, "first_seconds": first, "others": spent.others, **made._asdict()}
 
 
 def build(job: Job) -> System:
@@ -102,13 +89,10 @@ def build(job: Job) -> System:
     return kind(job)
 
 
-def main() -> None:
-    """Serve until the input ends."""
+def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """What was loaded, and what answers prompts."""
     begin = time.perf_counter()
-    job = Job(**json.loads(sys.argv[1]))
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    system = build(job)
+    system = build(Job(**job))
     import torch
 
     about = {
@@ -117,16 +101,15 @@ def main() -> None:
         "versions": {name: version(name) for name in (*system.packages, "torch")},
         **system.more,
     }
-    print(json.dumps(about), file=replies)
-    for line in sys.stdin:
-        ask = json.loads(line)
+
+    def answer(ask: Any) -> Any:
         if ask["do"] == "generate":
-            answer = timed(system, ask["prompt"], ask["tokens"])
-        else:
-            assert ask["do"] == "accept", ask
-            answer = system.accept(ask["prompt"], ask["tokens"])
-        print(json.dumps(answer), file=replies)
+            return timed(system, ask["prompt"], ask["tokens"])
+        assert ask["do"] == "accept", ask
+        return system.accept(ask["prompt"], ask["tokens"])
+
+    return about, answer
 
 
 if __name__ == "__main__":
-    main()
+    serving.serve(start)

@@ -18,7 +18,7 @@ from benchmarks.losslessness import plan
 from benchmarks.losslessness.greedy import Case, check, plain
 from benchmarks.losslessness.report import faults, markdown, to_json
 from benchmarks.losslessness.sampled import CASES, Count, count
-from benchmarks.training_step.machine import load, machine
+from benchmarks.machine import load, machine
 from specdec.files import write_json, write_text
 
 SEEDS = 5

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.losslessness.greedy import Case
 from benchmarks.losslessness.sampled import SUSPECT, Count, D, V
+from benchmarks.report import conditions
 from specdec.evaluation.certificate import TOLERANCE
 
 LEAST_ACCEPTED = 0.2  # accepted drafts per pass; with fewer a case tests nothing
@@ -73,12 +74,8 @@ def markdown(about: dict[str, Any], cases: Sequence[Case], counts: Sequence[Coun
     """The dated file."""
     parts = [
         f"# Speculative decoding beside plain decoding, {about['date'][:10]}\n",
-        f"- Command: `{about['command']}`",
-        f"- Machine: {about['cpu']}, {about['cores']} cores, 1 thread, {about['memory_gb']} GB; {about['platform']}",
-        f"- Commit: {about['git_commit']}{', with changes' if about['git_dirty'] else ''}; Python {about['python']}",
-        f"- Load average at the start {about['load_at_start']}, at the end {about['load_at_end']}; "
-        f"{about['seconds']} s in all\n",
-        "## Result\n",
+        *conditions(about, {}, f"; {about['seconds']} s in all"),
+        "\n## Result\n",
     ]
     for dtype in dict.fromkeys(case.dtype for case in cases):
         some = [case for case in cases if case.dtype == dtype]

@@ -12,8 +12,9 @@ from rich.console import Group as Stack
 from rich.live import Live
 from rich.text import Text
 
+from benchmarks.machine import load, machine
+from benchmarks.report import places
 from benchmarks.training_step import recipe, report
-from benchmarks.training_step.machine import load, machine
 from benchmarks.training_step.measured import Measured
 from benchmarks.training_step.results import Result
 from benchmarks.training_step.session import Settings, run
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console(width=190)  # a log has room
     try:
         if a.out is not None:
-            report.places(a.out, a.force)
+            places(a.out, a.force)
         if a.warm_up < 2 or a.steps < 1 or a.threads < 1:
             raise ValueError("--warm-up must be at least 2, --steps and --threads at least 1")
         plan = groups(a.workloads, a.dtypes, a.masks, a.systems, a.peers is not None)

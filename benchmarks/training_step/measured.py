@@ -4,9 +4,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.serving import OTHERS
 from benchmarks.training_step.systems import Entry
-
-OTHERS = 0.05  # of the machine, used by others during a step: more is warned of
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import report
 from benchmarks.training_step import recipe
 from benchmarks.training_step.agreement import TOLERANCE, compare
 from benchmarks.training_step.results import COLUMNS, Result
@@ -41,29 +42,20 @@ NOTES = f"""\
 """
 
 
-def table(result: Result, title: str | None = None) -> Table:
+WORDS = 4  # of the columns
+
+
+def table(result: Result) -> Table:
     """For the terminal."""
-    out = Table(*COLUMNS, title=title or result.group.name, title_justify="left")
-    for column in out.columns[4:]:
-        column.justify = "right"
-    for line in result.lines():
-        out.add_row(*line)
-    return out
+    return report.table(COLUMNS, result.lines(), WORDS, result.group.name)
 
 
 def markdown(about: dict[str, Any], versions: dict[str, str], results: Sequence[Result]) -> str:
     """The dated file."""
-    about = {**about, "git": f"{about['git_commit']}{', with changes' if about['git_dirty'] else ''}"}
     parts = [
         f"# One training step, {about['date'][:10]}\n",
-        f"- Command: `{about['command']}`",
-        f"- Machine: {about['cpu']}, {about['cores']} cores, {about['threads']} threads, {about['memory_gb']} GB; "
-        f"{about['platform']}",
-        f"- Software: Python {about['python']}, " + ", ".join(f"{name} {v}" for name, v in sorted(versions.items())),
-        f"- Commit: {about['git']}",
-        f"- Load average at the start {about['load_at_start']}, at the end {about['load_at_end']}; "
-        f"{about['warm_up']} warm-up and {about['steps']} measured steps.\n",
-        "## Result\n",
+        *report.conditions(about, versions, f"; {about['warm_up']} warm-up and {about['steps']} measured steps"),
+        "\n## Result\n",
     ]
     parts += [f"- {result.group.name}: {sentence}." for result in results for sentence in result.headline()]
     parts += ["\n## How to read it\n", NOTES]
@@ -75,9 +67,7 @@ def markdown(about: dict[str, Any], versions: dict[str, str], results: Sequence[
             f"{size.tokens} tokens, K = {size.unroll}."
         )
     for result in results:
-        parts += [f"\n## {result.group.name}\n", "| " + " | ".join(COLUMNS) + " |"]
-        parts.append("|---" * 4 + "|---:" * (len(COLUMNS) - 4) + "|")
-        parts += ["| " + " | ".join(line) + " |" for line in result.lines()]
+        parts += [f"\n## {result.group.name}\n", *report.rows(COLUMNS, result.lines(), WORDS)]
         parts += ["", "Losses apart: " + ("; ".join(result.agreement()) or "nothing to compare") + "."]
         parts += [f"\n**Warning**: {text}." for text in result.warnings(about["steps"])]
     return "\n".join(parts) + "\n"
@@ -113,28 +103,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def places(out: Path, force: bool) -> tuple[Path, Path]:
-    """The Markdown file and the JSON beside it.
-
-    Raises:
-        ValueError: not a ``.md`` path, or one of the two exists and ``force`` is false.
-    """
-    if out.suffix != ".md":
-        raise ValueError(f"--out {out} must end in .md: the raw figures go to a .json beside it")
-    both = out, out.with_suffix(".json")
-    for path in both:
-        if path.exists() and not force:
-            raise ValueError(f"{path} exists already: choose another --out, or add --force")
-    return both
-
-
 def write(out: Path, about: dict[str, Any], results: Sequence[Result]) -> None:
     """Both files."""
-    versions: dict[str, str] = {}
-    for result in results:
-        for m in result.measured:
-            for name, version in m.about["versions"].items():
-                label = f"{name} (peers')" if versions.get(name, version) != version else name
-                versions[label] = version
+    versions = report.versions((m.about["versions"] for result in results for m in result.measured), "peers'")
     write_json(out.with_suffix(".json"), to_json(about, results))
     write_text(out, markdown(about, versions, results))

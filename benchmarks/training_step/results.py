@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.serving import OTHERS
 from benchmarks.training_step.agreement import compare, objections
-from benchmarks.training_step.measured import OTHERS, Measured
+from benchmarks.training_step.measured import Measured
 from benchmarks.training_step.systems import FLOOR, FULL, SPECDEC, Group
 
 COLUMNS = (

@@ -1,22 +1,17 @@
 """One measurement in a process of its own: builds a system, then takes one training step whenever it is told to.
 
-``python -m benchmarks.training_step.worker JOB`` speaks lines of JSON on standard output: first what was built, then
-one line for every line ``step`` on standard input; a closed input ends it. Whatever else is printed goes to standard
-error. Linux only: it reads ``/proc``.
+``python -m benchmarks.training_step.worker JOB`` says what was built, then answers every ``"step"``. Linux only: it
+reads ``/proc``.
 """
 
 import ctypes
 import importlib
-import json
-import os
-import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's columns: all but idle and waiting for a disk; 7 is what a host took away
+from benchmarks import serving
 
 
 class Job(NamedTuple):
@@ -53,27 +48,11 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def machine_seconds() -> float:
-    """CPU seconds that all processes of this machine have used."""
-    with open("/proc/stat") as lines:
-        columns = [int(x) for x in lines.readline().split()[1:]]
-    return sum(columns[i] for i in BUSY) / os.sysconf("SC_CLK_TCK")
-
-
 def timed(step: Callable[[], Any]) -> dict[str, float]:
-    """Take one step. ``others`` is the share of the machine that other processes used meanwhile."""
+    """Take one step: what it took, and the peak of the resident set."""
     forget_peak()
-    machine, own, begin = machine_seconds(), time.process_time(), time.perf_counter()
-    step()
-    wall, own, machine = time.perf_counter() - begin, time.process_time() - own, machine_seconds() - machine
-    cores = os.cpu_count() or 1
-    ticks = cores / os.sysconf("SC_CLK_TCK")  # the kernel counts whole ticks of each core
-    return {
-        "seconds": wall,
-        "cpu_seconds": own,
-        "others": max(0.0, machine - own - ticks) / (wall * cores),
-        "peak_mb": resident("VmHWM"),
-    }
+    _, spent = serving.timed(step)
+    return {**spent._asdict(), "peak_mb": resident("VmHWM")}
 
 
 def build(job: Job) -> System:
@@ -89,29 +68,29 @@ def build(job: Job) -> System:
     return system
 
 
-def main() -> None:
-    """Serve until the input ends."""
-    job = Job(**json.loads(sys.argv[1]))
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    system = build(job)
+def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str, Any]]]:
+    """What was built, and what takes its steps."""
+    system = build(Job(**job))
     about = {
         "trainable": system.trainable,
         "products": system.products,
         "versions": {name: version(name) for name in (*system.packages, "torch")},
         **system.more,
     }
-    print(json.dumps(about), file=replies)
     before: float | None = None
-    for word in sys.stdin:
-        assert word.strip() == "step", word
+
+    def step(word: Any) -> dict[str, Any]:
+        nonlocal before
+        assert word == "step", word
         first = before is None
         before = resident("VmRSS") if before is None else before
         reply: dict[str, Any] = {"before_mb": before, **timed(system.step)}
         if first:
             reply["losses"] = system.losses()
-        print(json.dumps(reply), file=replies)
+        return reply
+
+    return about, step
 
 
 if __name__ == "__main__":
-    main()
+    serving.serve(start)

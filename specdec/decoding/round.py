@@ -55,8 +55,7 @@ class PlainRound:
 
     def draft(self) -> DraftTree:
         """What to verify."""
-        root_B1 = self.sequences.root_B[:, None].clone()  # the roots change while the tree is verified
-        return DraftTree(root_B1, torch.zeros_like(root_B1))
+        return DraftTree.of_roots(self.sequences.root_B.clone())  # the roots change while the tree is verified
 
     def verify(self, tree: DraftTree) -> Tensor:
         """Verify and commit; (B, 1 + P) int64: how many tokens were committed, and the tokens."""

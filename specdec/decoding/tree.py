@@ -3,7 +3,7 @@
 Legend: B sequences, N nodes, the root included, D draft vocabulary.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ class DraftTree(NamedTuple):
     tokens_BN: Tensor  # int64 target ids
     parents_BN: Tensor  # int64
     q_BND: Tensor | None = None  # the law that a node's children were drawn from, zeros at leaves; None if not drawn
+
+    @classmethod
+    def of_roots(cls, root_B: Tensor) -> Self:
+        """Nothing proposed: the last tokens, (B,) int64, alone."""
+        return cls(root_B[:, None], torch.zeros_like(root_B)[:, None])
 
     def drafts(self, vocab: DraftVocab) -> Drafts:
         """What an acceptance rule judges."""

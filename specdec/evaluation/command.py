@@ -20,6 +20,7 @@ from specdec.compose import new_run
 from specdec.decoding import Growth, Sampling, parse_growth
 from specdec.drafter import Drafter
 from specdec.embedded.source import TargetSource
+from specdec.evaluation.arguments import measuring_parser
 from specdec.evaluation.baselines import parse_baseline
 from specdec.evaluation.benchmark import Turn, benchmark
 from specdec.evaluation.certificate import certify, write_certificate
@@ -48,15 +49,8 @@ TIMED = "the whole call of each decoder: prompt, drafting, verification and host
 
 def parser() -> ArgumentParser:
     """The command's arguments."""
-    out = ArgumentParser(prog="specdec evaluate", description=__doc__, exit_on_error=False, allow_abbrev=False)
-    out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
-    out.add_argument("--target", type=TargetSource, default=TargetSource())
-    out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
-    out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or hub:REPOSITORY:CONFIG:SPLIT")  # fmt: skip # noqa: E501
-    out.add_argument("--layouts", type=str, nargs="+", default=[], help="layouts to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn")  # fmt: skip # noqa: E501
+    out = measuring_parser("evaluate", __doc__)
     out.add_argument("--growth", type=str, nargs="+", default=["chain", "tree"], help="chain, confident, tree, static, chain:depth=3, confident:threshold=0.3, tree:depth=6,top_k=10,nodes=59, static:file=PATH")  # fmt: skip # noqa: E501
-    out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
-    out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
     out.add_argument("--sampling", type=Sampling, default=Sampling())
     out.add_argument("--system", type=str | None, default=None, help="system prompt of all conversations")
     out.add_argument("--thinking", type=bool | None, default=None, help="the chat template's enable_thinking; the template's own choice if not given")  # fmt: skip # noqa: E501
@@ -65,7 +59,6 @@ def parser() -> ArgumentParser:
     out.add_argument("--compile", type=Literal["on", "off"], default="on", help="run rounds as compiled graphs, which take a minute to build")  # fmt: skip # noqa: E501
     out.add_argument("--baselines", type=str, nargs="*", default=[], help="plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5, assisted:DIR")  # fmt: skip # noqa: E501
     out.add_argument("--certify", type=int, default=0, help="write a certificate of losslessness, with so many draws for each sampled check; 0 writes none")  # fmt: skip # noqa: E501
-    out.add_argument("--device", type=str, default="cpu")
     out.add_argument("--out", type=str | None, default=None, help="directory for the results; no older ones in it")
     return out
 

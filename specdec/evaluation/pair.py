@@ -1,15 +1,12 @@
 """A saved drafter and its target, ready to decode."""
 
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.decoding import check_pair
+from specdec.decoding import check_pair, made_for
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
 from specdec.target import Target
-
-log = logging.getLogger(__name__)
 
 
 class Pair(NamedTuple):
@@ -31,8 +28,4 @@ def load_pair(source: TargetSource, drafter_directory: Path | str, device: str =
     target.prove()
     drafter.to(device=device, dtype=target.dtype)
     check_pair(target, drafter)
-    trained_for = drafter.config.target
-    made = trained_for.get("fingerprint") == target.identity["fingerprint"]
-    if not made:
-        log.warning("this drafter was trained for another target (%s) of the same shape", trained_for["source"])
-    return Pair(target, drafter, made)
+    return Pair(target, drafter, made_for(target, drafter))

@@ -1,4 +1,4 @@
-"""``specdec probe``: which switches of a saved drafter are alive, by turning each and decoding."""
+"""``specdec probe``: which switches of a saved drafter are alive, by turning each and decoding first turns."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from specdec.arguments import parse, target_shorthand
 from specdec.decoding import parse_growth
-from specdec.embedded.source import TargetSource
+from specdec.evaluation.arguments import add_decoded
 from specdec.evaluation.pair import load_pair
 from specdec.evaluation.probe import Probed, probe_switches
 from specdec.evaluation.prompts import load_prompts
@@ -23,12 +23,8 @@ def main(argv: list[str]) -> int:
         ValueError: an argument, a file or the pair of drafter and target is wrong.
     """
     parser = ArgumentParser(prog="specdec probe", description=__doc__, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--target", type=TargetSource, default=TargetSource())
-    parser.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
-    parser.add_argument("--prompts", type=str, nargs="+", required=True, help="as of specdec evaluate; of a conversation the first turn")  # fmt: skip # noqa: E501
+    add_decoded(parser, max_new_tokens=32, limit=4)
     parser.add_argument("--growth", type=str, default="chain", help="as of specdec evaluate, of two levels at least")
-    parser.add_argument("--limit", type=int, default=4, help="use the first prompts only")
-    parser.add_argument("--max_new_tokens", type=int, default=32)
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parse(parser, target_shorthand(argv))
     growth, prompts = parse_growth(args.growth), load_prompts(args.prompts, args.limit)

@@ -1,6 +1,5 @@
 """``export``: a drafter as a checkpoint that an engine reads, written whole, verified and hashed, or not at all."""
 
-import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specdec.decoding import made_for
 from specdec.drafter import Drafter, Narrow
 from specdec.export.adopt import adopt, contradictions, described
 from specdec.export.card import card, quoted
@@ -19,8 +19,6 @@ from specdec.export.switches import NotServable, Subject
 from specdec.files import sha256, staged_directory, write_json, write_text
 from specdec.provenance import provenance
 from specdec.target import Target
-
-log = logging.getLogger(__name__)
 
 DRAFT_TOKENS = 3
 
@@ -115,8 +113,7 @@ def _check_target(drafter: Drafter, target: Target) -> None:
     ):
         if ours != theirs:
             raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
-    if config.target.get("fingerprint") != target.identity["fingerprint"]:
-        log.warning("this drafter was trained for another target (%s) of the same shape", config.target.get("source"))
+    made_for(target, drafter)
 
 
 def _check_finite(tensors: dict[str, Tensor]) -> None:

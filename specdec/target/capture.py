@@ -18,6 +18,8 @@ from specdec.nn.few_queries import additive
 from specdec.nn.view import View
 from specdec.target.anatomy import Anatomy
 
+HOOKED = "_specdec_hooked"  # among a module's attributes: its tape and boundary
+
 
 def layer_masks(view: View, columns: int, windows: Sequence[int | None], dtype: torch.dtype) -> list[Tensor | None]:
     """One additive (B, 1, T, S) mask per layer, over the first ``columns`` keys; equal windows share theirs.
@@ -25,22 +27,16 @@ def layer_masks(view: View, columns: int, windows: Sequence[int | None], dtype: 
     Additive, because PyTorch would turn a boolean mask into this one again in every layer. None where a single
     node sees every key (CPU): Hugging Face then takes its faster path, as it does in its own decoding.
     """
+    near = view._replace(mask_B1TS=view.mask_B1TS[..., :columns], key_positions_BS=view.key_positions_BS[:, :columns])
     made: dict[int | None, Tensor | None] = {}
     masks = []
     for window in windows:
         reaching = window if window is not None and window < columns else None
         if reaching not in made:
-            made[reaching] = _additive(_allowed(view, columns, reaching), dtype)
+            seen = near if reaching is None else near.within(reaching)
+            made[reaching] = _additive(seen.mask_B1TS, dtype)
         masks.append(made[reaching])
     return masks
-
-
-def _allowed(view: View, columns: int, window: int | None) -> Tensor:
-    seen_B1TS = view.mask_B1TS[..., :columns]
-    if window is None:
-        return seen_B1TS
-    distance_BTS = view.positions_BT[:, :, None] - view.key_positions_BS[:, None, :columns]
-    return seen_B1TS & (distance_BTS < window)[:, None]
 
 
 def _additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -64,6 +60,17 @@ class Tape:
         for i, layer in enumerate(anatomy.layers):
             layer.register_forward_pre_hook(partial(self._enter_layer, i, anatomy.mask_argument), with_kwargs=True)
         anatomy.final_norm.register_forward_pre_hook(partial(self._enter_norm, len(anatomy.layers)))
+        for boundary, module in enumerate((*anatomy.layers, anatomy.final_norm)):
+            vars(module)[HOOKED] = (self, boundary)
+
+    @classmethod
+    def of(cls, anatomy: Anatomy) -> "Tape":
+        """The tape of a model, which has one however often it is wrapped; a new one where its layers have changed."""
+        found = [vars(module).get(HOOKED, (None, None)) for module in (*anatomy.layers, anatomy.final_norm)]
+        tape = found[0][0]
+        if tape is not None and found == [(tape, boundary) for boundary in range(len(found))]:
+            return tape
+        return cls(anatomy)
 
     @contextlib.contextmanager
     def running(self, masks: Sequence[Tensor | None], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:

@@ -35,7 +35,7 @@ class Target:
     """A frozen causal language model. Not a ``nn.Module``, so it enters no state dict and is never trained.
 
     The model is put in evaluation mode and its parameters frozen. It runs in its own dtype, autocast or not: what
-    a drafter is trained on is what it meets in decoding. One forward at a time.
+    a drafter is trained on is what it meets in decoding. One forward at a time, of all targets that share a model.
 
     Args:
         model: any decoder-only model of ``transformers`` with full or sliding attention.
@@ -59,7 +59,7 @@ class Target:
         use_few_queries(model)
         self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
         self._rope_limit = rope_limit(self.config)
-        self._tape = Tape(self._anatomy)
+        self._tape = Tape.of(self._anatomy)
 
     @classmethod
     def load(

@@ -19,8 +19,9 @@ from specdec.target import Target
 
 REQUESTS = [Request([5], 40), Request(list(range(30)), 40)]
 ABOUT = {
-    "date": "2026-01-01", "command": "x", "cpu": "c", "cores": 1, "memory_gb": 1, "platform": "p", "git_commit": "g",
-    "git_dirty": False, "python": "3", "load_at_start": 0, "load_at_end": 0, "seconds": 1, "asked": {"float64": 50},
+    "date": "2026-01-01", "command": "x", "cpu": "c", "cores": 1, "threads": 1, "memory_gb": 1, "platform": "p",
+    "git_commit": "g", "git_dirty": False, "python": "3", "load_at_start": 0, "load_at_end": 0, "seconds": 1,
+    "asked": {"float64": 50},
 }  # fmt: skip
 
 

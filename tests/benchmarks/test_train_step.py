@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.report import places
 from benchmarks.training_step import floor, recipe
 from benchmarks.training_step.agreement import compare, objections
 from benchmarks.training_step.command import main
 from benchmarks.training_step.measured import Measured
-from benchmarks.training_step.report import markdown, places, to_json
+from benchmarks.training_step.report import markdown, to_json
 from benchmarks.training_step.results import COLUMNS, Result
 from benchmarks.training_step.session import Worker
 from benchmarks.training_step.systems import ENTRIES, KEYS, Entry, Group, groups

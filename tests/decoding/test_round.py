@@ -65,8 +65,7 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
         whole = DraftedRound(TARGET, round_.proposer.drafter, Chain(1), GREEDY, 40)
         assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
         torch.testing.assert_close(sequences.aux_BPNH[b, count - 1], whole.sequences.aux_BPNH[0, 0], rtol=0, atol=1e-10)
-    roots_B1 = sequences.root_B[:, None]
-    again = round_.verify(DraftTree(roots_B1, torch.zeros_like(roots_B1)).padded(7)).tolist()
+    again = round_.verify(DraftTree.of_roots(sequences.root_B).padded(7)).tolist()
     assert [row[:2] for row in again] == [[1, ANSWERS[b][drafts + 2]] for b, drafts in enumerate(right)]
 
 
@@ -79,8 +78,7 @@ def test_padding_changes_no_verdict(sampling: Sampling) -> None:
             round_.prefill(b, PROMPTS[b], b)
         texts = [[int(root), *own[1:4]] for root, own in zip(round_.sequences.root_B, ANSWERS, strict=True)]
         reports.append([round_.verify(tree_of(texts, [3, 1, 2]).padded(nodes)).tolist()])
-        roots_B1 = round_.sequences.root_B[:, None]
-        reports[-1].append(round_.verify(DraftTree(roots_B1, torch.zeros_like(roots_B1)).padded(nodes)).tolist())
+        reports[-1].append(round_.verify(DraftTree.of_roots(round_.sequences.root_B).padded(nodes)).tolist())
     assert reports[0] == reports[1] == reports[2]
 
 

@@ -64,6 +64,12 @@ def test_padding_is_behind_and_its_own_parent(drawn: bool) -> None:
         assert torch.equal(padded.q_BND[:, :3], q_BND) and not padded.q_BND[:, 3:].any()
 
 
+def test_roots_alone() -> None:
+    tree = DraftTree.of_roots(torch.tensor([7, 4]))
+    assert tree.tokens_BN.tolist() == [[7], [4]] and tree.parents_BN.tolist() == [[0], [0]] and tree.q_BND is None
+    assert tree.tokens_BN.dtype == tree.parents_BN.dtype == torch.int64
+
+
 def test_what_a_rule_judges() -> None:
     tree, vocab = DraftTree(torch.tensor([[5, 6]]), torch.tensor([[0, 0]]), torch.rand(1, 2, 3)), draft_vocab(3)
     drafts = tree.drafts(vocab)

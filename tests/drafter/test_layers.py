@@ -13,7 +13,7 @@ from specdec.drafter.layers import Layers
 from specdec.nn.norm import RMSNorm
 from specdec.nn.view import View
 from tests.published import published
-from tests.tiny import HIDDEN, llama_config, presets, tiny_config, tiny_drafter
+from tests.tiny import HIDDEN, biased, llama_config, presets, tiny_config, tiny_drafter
 
 QKV = (4 + 2 * 2) * 12  # queries, keys and values of all heads
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 0, -1, -1, -1]])
@@ -51,13 +51,13 @@ def merged(drafter: Drafter, ids: Tensor, h: Tensor) -> Tensor:
     """EAGLE-1's projection of embedding and feature."""
     w = published(drafter)
     return nn.functional.linear(
-        torch.cat([w["embed_tokens.weight"][ids], h], dim=-1), w["entry.fc.weight"], w["entry.fc.bias"]
+        torch.cat([w["embed_tokens.weight"][ids], h], dim=-1), w["entry.fc.weight"], w.get("entry.fc.bias")
     )
 
 
 def test_a_narrow_entry_with_an_input_norm_is_a_llama_layer() -> None:
     norms = Norms(embed=False, hidden=False, input=True, output=False)
-    spec = dataclasses.replace(presets()["eagle1"], norms=norms)
+    spec = dataclasses.replace(biased(), norms=norms)
     drafter, (ids, h) = tiny_drafter(spec), inputs()
     x = merged(drafter, ids, h)
     want = run(hugging_face(drafter, 0, drafter.norms.input), x)

@@ -24,7 +24,7 @@ from specdec.export.page import matrix, renewed
 from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint, needs
 from specdec.target import Target
 from tests.export.made import made_drafter
-from tests.tiny import LAYERS, llama_config, presets, tiny_config, tiny_target
+from tests.tiny import LAYERS, biased, llama_config, presets, tiny_config, tiny_target
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
 BARE = EAGLE1.norms
@@ -170,7 +170,7 @@ def test_a_longer_rope_is_refused_by_its_name(tmp_path: Path) -> None:
 
 def test_what_is_the_targets_own_is_seen() -> None:
     target = tiny_target(dtype=torch.float32)
-    eagle1 = made_drafter(EAGLE1, target)
+    eagle1 = made_drafter(biased(), target)
     assert subject_of(eagle1, target)[1:] == (False, False, False)
     eagle1.entry.feature_fc.bias[3] = 1e-6
     eagle1.embed_tokens.weight[0, 0] += 1

@@ -1,6 +1,5 @@
 """What an export leaves on disk, and that it is all or nothing."""
 
-import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -11,13 +10,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from specdec.drafter import DrafterConfig, DrafterSpec, Narrow, Norms
+from specdec.drafter import DrafterConfig, DrafterSpec, Norms
 from specdec.export import FORMATS, export_drafter, names
+from specdec.export.switches import NotServable
 from specdec.files import sha256
 from specdec.target import Target
 from tests.export.made import made_drafter
 from tests.export.made import names as files
-from tests.tiny import HIDDEN, VOCAB, largest_file, presets, tiny_target
+from tests.tiny import HIDDEN, VOCAB, biased, largest_file, presets, tiny_target
 
 H = HIDDEN
 SPEC = DrafterSpec(draft_vocab_size=40)
@@ -111,15 +111,24 @@ def test_our_own_record(tmp_path: Path, target: Target) -> None:
     assert record["provenance"]["command"] == "specdec export x"
 
 
-def test_eagle1_carries_neither_head_nor_norms(tmp_path: Path, target: Target) -> None:
-    drafter = made_drafter(presets()["eagle1"], target)
+@pytest.mark.parametrize("spec", [presets()["eagle1"], biased()], ids=["no bias", "a bias of zero"])
+def test_eagle1_carries_neither_head_nor_norms(spec: DrafterSpec, tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(spec, target)
     exported = export_drafter(drafter, target, tmp_path / "out")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert {name for name in tensors if not name.startswith("layers.0.")} == {"fc.weight", "fc.bias"}
+    assert {name for name in tensors if not name.startswith("layers.0.")} - {"fc.bias"} == {"fc.weight"}
+    assert ("fc.bias" in tensors) == spec.entry.bias
     assert not any("layernorm" in name and "post" not in name for name in tensors)
     assert config_of(tmp_path / "out")["architectures"] == ["EagleLlamaForCausalLM"]
     assert '"method": "eagle"' in exported.command
     assert torch.equal(tensors["fc.weight"][:, :H], drafter.entry.token_fc.weight)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_vllm_serves_every_generation_however_it_was_trained(name: str, tmp_path: Path, target: Target) -> None:
+    export_drafter(made_drafter(presets()[name], target, bias=True), target, tmp_path / "out")
+    with pytest.raises(NotServable, match=r"fc\.bias is dropped"):
+        export_drafter(made_drafter(biased(), target, bias=True), target, tmp_path / "biased")
 
 
 def test_a_class_that_the_other_engine_does_not_know(tmp_path: Path, target: Target) -> None:
@@ -158,8 +167,7 @@ def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Targe
     words = shlex.split(exported.command)
     assert words[words.index("--speculative-algorithm") + 1] == "EAGLE3"
     assert words[words.index("--speculative-num-draft-tokens") + 1] == "4"
-    plain = dataclasses.replace(presets()["eagle1"], entry=Narrow(bias=False))
-    export_drafter(made_drafter(plain, target), target, tmp_path / "one", "sglang")
+    export_drafter(made_drafter(presets()["eagle1"], target), target, tmp_path / "one", "sglang")
     assert not load_file(tmp_path / "one" / "model.safetensors")["fc.bias"].any()
     assert config_of(tmp_path / "one")["architectures"] == ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
 

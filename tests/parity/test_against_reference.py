@@ -61,7 +61,7 @@ def feed_forward(w: Weights, at: str, x: Tensor) -> Tensor:
 
 def eagle1(w: Weights, token: int, f: Tensor, position: int, past: Cache) -> tuple[Tensor, Tensor]:
     """One projection of embedding and feature, a layer without input norm, the target's head on what comes out."""
-    z = w["entry.fc.weight"] @ torch.cat([w["embed_tokens.weight"][token], f]) + w["entry.fc.bias"]
+    z = w["entry.fc.weight"] @ torch.cat([w["embed_tokens.weight"][token], f])
     r = z + attend(w, "layers.layers.0.attention", z, position, past)
     x = rms(r, w["layers.layers.0.post_attention_norm.weight"])
     out = r + feed_forward(w, "layers.layers.0.mlp", x)

@@ -88,7 +88,7 @@ def assert_decoding_earns_what_training_measures(family: str, drafter: Drafter) 
         start += len(text)
         passes += made.accepted
     refused, deep = sum(count == 0 for count in passes), sum(count > 1 for count in passes)
-    assert refused >= 10 and deep >= 5, passes  # neither always nor never, or the equality says nothing
+    assert min(refused, deep) >= 5, passes  # neither always nor never, or the equality says nothing
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

@@ -33,6 +33,7 @@ from specdec.decoding import (
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests import perfect
+from tests.parity.reference import generated
 from tests.perfect import MIXED, WINDOW, disturb, markov_target, perfect_drafter
 from tests.tiny import llama_config, presets
 
@@ -87,16 +88,7 @@ def texts(family: str, end: tuple[int, ...] = ()) -> list[list[int]]:
     target, found = pair(family)[0], []
     for prompt, most, _ in requests():
         found.append(PlainDecoder(target).generate(prompt, most, end).ids)
-        ids = torch.tensor([prompt])
-        own = target.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=most,
-            eos_token_id=list(end) or None,
-            pad_token_id=0,
-        )
-        assert own[0, len(prompt) :].tolist() == found[-1]
+        assert generated(target, prompt, most, end) == found[-1]
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 from specdec.decoding import Chain, DynamicTree, Generation, Growth, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter
 from specdec.target import Target
+from tests.parity.reference import generated
 from tests.perfect import FAMILIES, WINDOW, disturb, markov_target, perfect_drafter
 from tests.tiny import presets, tiny_drafter, tiny_target
 
@@ -63,25 +64,11 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return torch.randint(0, 61, (length,), generator=generator).tolist()
 
 
-def generated(target: Target, prompt: list[int], end: tuple[int, ...] = (), most: int = NEW) -> list[int]:
-    """By transformers' own loop and cache."""
-    ids = torch.tensor([prompt])
-    out = target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=most,
-        eos_token_id=list(end) or None,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
-
-
 @cache
 def reference(family: str, seed: int, length: int, end: tuple[int, ...] = ()) -> list[int]:
     """What transformers and plain decoding agree on."""
     target, prompt = target_of(family, seed), prompt_of(length, seed)
-    ids = generated(target, prompt, end)
+    ids = generated(target, prompt, NEW, end)
     assert PlainDecoder(target).generate(prompt, NEW, end).ids == ids
     return ids
 
@@ -136,7 +123,7 @@ def test_random_drafters_change_nothing(name: str) -> None:
         target, drafter = tiny_target(seed % 2), tiny_drafter(presets()[name], seed)
         prompt = prompt_of(LENGTHS[seed % 5], seed)
         made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 12)
-        assert made.ids == generated(target, prompt, most=12) == PlainDecoder(target).generate(prompt, 12).ids
+        assert made.ids == generated(target, prompt, 12) == PlainDecoder(target).generate(prompt, 12).ids
         assert_counts(made, growth, 12, ())
 
 
@@ -145,7 +132,7 @@ def test_the_text_outgrows_the_window_and_the_windows_matter() -> None:
     assert WINDOW * 3 < NEW
     for family in ("mistral", "gemma2"):
         target, prompt = target_of(family, 0), prompt_of(30, 0)
-        narrow = generated(target, prompt)
+        narrow = generated(target, prompt, NEW)
         target.config.sliding_window = 512
         try:
             wide = PlainDecoder(target).generate(prompt, NEW).ids

@@ -1,9 +1,11 @@
 """Masks per layer, and hooks that do nothing between forwards."""
 
 import contextlib
+import copy
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from specdec.nn.view import View
 from specdec.target.anatomy import dissect
@@ -75,14 +77,25 @@ def test_only_the_states_asked_for_are_kept() -> None:
             torch.testing.assert_close(got, own.hidden_states[boundary], rtol=0, atol=1e-12)
 
 
-def test_tapes_of_one_model_do_not_meet() -> None:
-    """As when a target is wrapped twice."""
+def test_a_model_has_one_tape_until_its_layers_change() -> None:
     model, ids_1T = make("llama"), tokens(6)
-    mine, other = Tape(dissect(model)), Tape(dissect(model))
+    tape = Tape.of(dissect(model))
+    assert Tape.of(dissect(model)) is tape and Tape.of(dissect(make("llama"))) is not tape
     masks = layer_masks(View.chain(0, 6, 6), 6, (None,) * LAYERS, torch.float64)
-    with mine.running(masks, {1}) as states:
-        own_logits(model, ids_1T)
-    assert set(states) == {1} and not other._states
+    for changed in (copy.deepcopy, _without_its_first_layer):
+        other = changed(model)
+        fresh = Tape.of(dissect(other))
+        assert fresh is not tape and Tape.of(dissect(other)) is fresh
+        last = len(other.model.layers)
+        with fresh.running(masks[:last], {0, last}) as states:
+            own_logits(other, ids_1T)
+        assert set(states) == {0, last} and not tape._states
+
+
+def _without_its_first_layer(model: PreTrainedModel) -> PreTrainedModel:
+    model.model.layers = model.model.layers[1:]
+    model.config.num_hidden_layers -= 1
+    return model
 
 
 @pytest.mark.parametrize("by_place", [True, False])

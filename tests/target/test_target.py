@@ -227,7 +227,8 @@ def test_a_lightning_module_does_not_store_it() -> None:
 def test_the_wrapped_model_is_left_as_it_was() -> None:
     model, ids_1T = make("mistral"), tokens(12)
     own_1TV = own_logits(model, ids_1T)
-    target = Target(model)
+    Target(model)
+    target = Target(model)  # once more, as with another tokenizer
     broken = View.packed(torch.zeros(1, 12, dtype=torch.int64))._replace(
         positions_BT=torch.zeros(1, 3, dtype=torch.int64)
     )

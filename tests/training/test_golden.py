@@ -23,7 +23,7 @@ from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, TopK
 from specdec.training.noise import Noise, NoNoise
 from specdec.training.objective import Recipe, objective, teach
 from tests.published import fill, published
-from tests.tiny import HIDDEN, VOCAB, presets, tiny_config, tiny_target, variants
+from tests.tiny import HIDDEN, VOCAB, biased, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONF = Path(__file__).parents[2] / "conf"
@@ -56,6 +56,7 @@ EAGLE1 = presets()["eagle1"]
 OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to which HASS adds one
 CASES = {name: Case(spec) for name, spec in (presets() | variants()).items()} | {
     "eagle1": Case(EAGLE1, steps=1),
+    "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
     "hass": Case(EAGLE1, WeightedSum([*OWN, Term(TopKCrossEntropy(10))]), 3),
     "conf/train/hass": trained("hass", EAGLE1),

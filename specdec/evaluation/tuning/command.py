@@ -13,6 +13,7 @@ from rich.console import Console
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
 from specdec.embedded.source import TargetSource
+from specdec.evaluation.arguments import measuring_parser
 from specdec.evaluation.pair import load_pair
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import first_turns
@@ -31,18 +32,10 @@ PLOT = "tune.png"
 
 def parser() -> ArgumentParser:
     """The command's arguments."""
-    out = ArgumentParser(prog="specdec tune", description=__doc__, exit_on_error=False, allow_abbrev=False)
-    out.add_argument("--config", action="config", help="a YAML file with any of the arguments below")
-    out.add_argument("--target", type=TargetSource, default=TargetSource())
-    out.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
-    out.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or hub:REPOSITORY:CONFIG:SPLIT")  # fmt: skip # noqa: E501
-    out.add_argument("--layouts", type=str, nargs="+", default=[], help="layouts to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn")  # fmt: skip # noqa: E501
+    out = measuring_parser("tune", __doc__)
     out.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 4, 16], help="sequences decoded side by side")
     out.add_argument("--compile", type=Literal["on", "off"], default="on", help="tune for compiled decoding; each shape is a graph of its own, so that fewer are timed")  # fmt: skip # noqa: E501
-    out.add_argument("--max_new_tokens", type=int, default=128, help="new tokens per answer")
-    out.add_argument("--limit", type=int | None, default=None, help="use the first prompts only")
     out.add_argument("--repeats", type=int, default=5, help="timed calls of every shape")
-    out.add_argument("--device", type=str, default="cpu")
     out.add_argument("--out", type=str | None, default=None, help="directory for the results; it must not exist yet")
     return out
 

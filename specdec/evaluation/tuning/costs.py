@@ -62,11 +62,6 @@ class Costs(NamedTuple):
         """The most draft nodes whose verification was measured."""
         return max(self.verify) - 1
 
-    @property
-    def widest(self) -> int:
-        """The greatest width whose steps were measured."""
-        return max(self.step)
-
 
 def ladder(compiled: bool, draft_vocab_size: int) -> list[Shape]:
     """The shapes to time; fewer where each is a graph to compile."""

@@ -40,7 +40,8 @@ def measure(
     Raises:
         ValueError: no answer has a second token.
     """
-    widths = tuple(k for k in WIDTHS if k <= drafter.config.draft_vocab_size)
+    order = ladder(compiled, drafter.config.draft_vocab_size)
+    widths = tuple(k for k in WIDTHS if k <= max(shape.top_k for shape in order))
     end = sorted(target.eos_token_ids)
     with _bars() as bar:
         done = bar("acceptance at every place of the answers", len(prompts))
@@ -56,7 +57,7 @@ def measure(
         tuned = []
         for batch in batch_sizes:
             plain = PlainDecoder(target, batch=batch, compiled=compiled)
-            calls = (repeats + 1) * (1 + len(ladder(compiled, drafter.config.draft_vocab_size)))
+            calls = (repeats + 1) * (1 + len(order))
             done = bar(f"batch size {batch}: {'compiled ' if compiled else ''}passes of every shape", calls)
             requests = timed_requests(prompts, answers, batch, max_new_tokens, compiled)
             costs = measure_costs(target, drafter, requests, plain, repeats, on_call=functools.partial(done, 1))

@@ -37,13 +37,12 @@ def predict(costs: Costs, widths: tuple[int, ...], length: Callable[[Shape], flo
     """All candidates within what was measured, the fastest first; of equals the smaller one.
 
     Args:
-        widths: that the acceptance profile has.
+        widths: of the candidates, between the measured ones.
         length: acceptance length of a shape.
     """
-    known = tuple(k for k in widths if k <= costs.widest)
     found = [
         Prediction(shape, length(shape), costs.v(shape.nodes + 1), costs.drafting(shape), costs.rest)
-        for shape in shapes(known, costs.most_nodes)
+        for shape in shapes(widths, costs.most_nodes)
     ]
     return sorted(found, key=lambda one: (-one.speedup, one.shape.nodes, one.shape))
 

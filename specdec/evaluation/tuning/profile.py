@@ -121,8 +121,7 @@ def _group(
         if all(end.intersection(ids) for ids in answers):
             break
     for _ in range(further):
-        root_B1 = round_.sequences.root_B[:, None].clone()
-        _extend(answers, round_.verify(DraftTree(root_B1, torch.zeros_like(root_B1))))
+        _extend(answers, round_.verify(DraftTree.of_roots(round_.sequences.root_B.clone())))
     texts = []
     for b, ids in enumerate(answers):
         stop = next((place for place, token in enumerate(ids) if token in end), None)

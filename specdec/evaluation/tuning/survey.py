@@ -55,7 +55,7 @@ class Survey(Growth):
     def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         for tree in self._trees():
             self.seen.setdefault(tree.top_k, []).append(_whole(tree, root_B, start, expand, vocab, children))
-        return DraftTree(root_B[:, None], torch.zeros_like(root_B)[:, None])
+        return DraftTree.of_roots(root_B)
 
 
 def _whole(

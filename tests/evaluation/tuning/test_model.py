@@ -53,9 +53,10 @@ def test_the_fastest_come_first() -> None:
 
 def test_only_what_was_measured_is_predicted() -> None:
     costs = Costs(1, 1.0, {1: 1.0, 17: 1.5}, {1: 0.1, 4: 0.2}, 0.0, 0.0)
-    shapes = [one.shape for one in predict(costs, WIDTHS, chances(0.7))]  # type: ignore[arg-type]
-    assert max(shape.nodes for shape in shapes) == 16 and {shape.top_k for shape in shapes} == {1, 2, 3, 4}
-    assert {one.shape.top_k for one in predict(costs, (1, 2), chances(0.7))} == {1, 2}  # type: ignore[arg-type]
+    shapes = [one.shape for one in predict(costs, (1, 2, 4), chances(0.7))]  # type: ignore[arg-type]
+    assert max(shape.nodes for shape in shapes) == 16 and {shape.top_k for shape in shapes} == {1, 2, 4}
+    with pytest.raises(ValueError, match="8 lies outside what was measured, 1 to 4"):
+        predict(costs, WIDTHS, chances(0.7))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,16 @@
+"""A drafter of another target of the same shape is told from one of this target, by the weights."""
+
+import pytest
+import torch
+
+from specdec.decoding import made_for
+from tests.export.made import made_drafter
+from tests.tiny import presets, tiny_target
+
+
+def test_another_target_of_the_same_shape(caplog: pytest.LogCaptureFixture) -> None:
+    target, other = (tiny_target(seed, dtype=torch.float32) for seed in (0, 1))
+    drafter = made_drafter(presets()["eagle3"], target)
+    assert made_for(target, drafter) and not caplog.text
+    assert not made_for(other, drafter)
+    assert "trained for another target (in memory) of the same shape" in caplog.text
