@@ -12,6 +12,7 @@ import torch
 import torch._inductor.config
 from torch._dynamo.exc import TorchDynamoException
 
+from specdec.nn.few_rows import Loops
 from specdec.nn.products import fast_products
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,9 @@ def _options(device: torch.device) -> dict[str, Any]:
 
     Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
     """
-    on_cpu = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True}
-    own = on_cpu if device.type == "cpu" else {"triton.cudagraphs": True}
+    own: dict[str, Any] = {"triton.cudagraphs": True}
+    if device.type == "cpu":
+        own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "pre_grad_custom_pass": Loops()}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 

@@ -6,6 +6,8 @@ Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d hea
 import torch
 from torch import Tensor
 
+from specdec.nn import few_rows
+
 MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
 
 
@@ -23,9 +25,15 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1)
+    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and h // g * T <= few_rows.MOST
+    times = few_rows.product if loops else _product
+    scores = times(grouped, k_BgSd).view(B, g, h // g, T, -1)
     if bias_B1TS is not None:
         scores = scores + bias_B1TS[:, :, None]
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
-    out: Tensor = weights.view(B, g, h // g * T, -1) @ v_BgSd
+    out = times(weights.view(B, g, h // g * T, -1), v_BgSd.transpose(-1, -2))
     return out.reshape(B, h, T, -1)  # values may be narrower than keys
+
+
+def _product(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    return x_MK @ w_NK.transpose(-1, -2)
