@@ -1,7 +1,8 @@
 """What a compiled round does outside the two models: acceptance and commit, as a graph of their own.
 
-Inside a decoder they are part of the target's graph and cannot be timed there. So rounds are recorded eagerly and then
-replayed by the round's own ``judge`` and ``tidy``, compiled, with a target that returns what was recorded.
+Inside a decoder all but the moving of a tree's keys is part of the target's graph and cannot be timed there. So rounds
+are recorded eagerly and then replayed by the round's own ``judge`` and ``tidy``, compiled, with a target that returns
+what was recorded.
 
 Legend: B sequences, T nodes, N asked boundaries, H hidden, V vocabulary, S key columns.
 """

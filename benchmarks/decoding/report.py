@@ -25,9 +25,10 @@ NOTES = """\
   prompt's pass, transformers' with it.
 - **Equal texts**: the same tokens as the first system, all of them; and how many are equal before the first difference.
   In bfloat16 near ties fall differently in different kernels, and texts part there.
-- **Rounds** (specdec alone): *draft* and *verify* are timed in every round of every text; *verify* is one graph: the
-  target's pass, acceptance and commit. *accept* is what of it is not the model (the tree's mask, judging, path, moving
-  keys): the round's own code as a graph of its own, replayed on recorded logits in the same process, its call included.
+- **Rounds** (specdec alone): *draft* and *verify* are timed in every round of every text; *verify* is the target's
+  pass, acceptance and commit, one graph but for the moving of a tree's keys. *accept* is what of it is not the model
+  (the tree's mask, judging, path, moving keys): the round's own code as graphs of its own, replayed on recorded logits
+  in the same process, calls included.
   *host* is the rest: the whole call less the prompt's pass, draft and verify. *overhead* = (accept + host) / round.
   *with calls* adds the call of one empty graph more, for that of drafting.
 - **Repetition** of a set: the share of the new tokens that end a 4-gram which stands earlier in the text, prompt

@@ -2,9 +2,9 @@
 
 from specdec.decoding.children import Children
 from specdec.decoding.confident_chain import ConfidentChain
-from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder
 from specdec.decoding.growth import Chain, DynamicTree, Growth
-from specdec.decoding.pair import made_for
+from specdec.decoding.pair import check_pair, warn_unless_made_for
 from specdec.decoding.parse import parse_growth
 from specdec.decoding.proposer import Proposer
 from specdec.decoding.request import Generation, Request, check_length
@@ -30,7 +30,7 @@ __all__ = [
     "Warp",
     "check_length",
     "check_pair",
-    "made_for",
     "parse_growth",
     "read_static_tree",
+    "warn_unless_made_for",
 ]

@@ -22,8 +22,8 @@ _number = itertools.count()
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """On a CPU weights are packed for their products, those that meet the same input in one, and the graph runs without
-    Python; on a GPU it runs as CUDA graphs.
+    """On a CPU weights are packed for their products, those that meet the same input in one, few rows take loops of
+    their own, and the graph runs without Python. On a GPU it runs as CUDA graphs.
 
     Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
     """

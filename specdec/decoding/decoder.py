@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from specdec.decoding.growth import Growth
+from specdec.decoding.pair import check_pair
 from specdec.decoding.request import Generation, Request, Text, check_length
 from specdec.decoding.room import CompiledRoom, Room
 from specdec.decoding.round import DraftedRound, PlainRound
@@ -26,26 +27,6 @@ def room_for(target: Target, slots: int, before: int = 0) -> int:
     """Slots that a compiled decoder makes when it needs so many and ``before`` have become too few."""
     capacity = -(-max(slots, 2 * before) // ROOM) * ROOM
     return capacity if target.most_slots is None else max(slots, min(capacity, target.most_slots))
-
-
-def check_pair(target: Target, drafter: Drafter) -> None:
-    """Raise ValueError unless the drafter was made for a target of this shape."""
-    config = drafter.config
-    for what, has, wants in (
-        ("hidden size", target.hidden_size, config.target_hidden_size),
-        ("vocabulary size", target.vocab_size, config.vocab_size),
-        ("number of layers", target.num_layers, config.num_target_layers),
-    ):
-        if has != wants:
-            raise ValueError(
-                f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
-            )
-    weight = drafter.lm_head.weight
-    if (weight.dtype, weight.device) != (target.dtype, target.device):
-        raise ValueError(
-            f"the drafter is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: "
-            "load both alike"
-        )
 
 
 class PlainDecoder:

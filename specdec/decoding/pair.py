@@ -8,7 +8,27 @@ from specdec.target import Target
 log = logging.getLogger(__name__)
 
 
-def made_for(target: Target, drafter: Drafter) -> bool:
+def check_pair(target: Target, drafter: Drafter) -> None:
+    """Raise ValueError unless the drafter was made for a target of this shape."""
+    config = drafter.config
+    for what, has, wants in (
+        ("hidden size", target.hidden_size, config.target_hidden_size),
+        ("vocabulary size", target.vocab_size, config.vocab_size),
+        ("number of layers", target.num_layers, config.num_target_layers),
+    ):
+        if has != wants:
+            raise ValueError(
+                f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
+            )
+    weight = drafter.lm_head.weight
+    if (weight.dtype, weight.device) != (target.dtype, target.device):
+        raise ValueError(
+            f"the drafter is {weight.dtype} on {weight.device}, the target {target.dtype} on {target.device}: "
+            "load both alike"
+        )
+
+
+def warn_unless_made_for(target: Target, drafter: Drafter) -> bool:
     """Whether the drafter was trained for this very target; warns if it was for another of the same shape."""
     trained_for = drafter.config.target
     made = trained_for.get("fingerprint") == target.identity["fingerprint"]

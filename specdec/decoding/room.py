@@ -24,7 +24,7 @@ class Room:
 class CompiledRoom(Room):
     """The same as graphs, compiled when it is made.
 
-    A graph copies a cache that it writes to twice, so that keys are tidied by the graph that drafts.
+    Compiled code copies a cache that it writes to twice, so that keys are tidied by a graph of their own.
     """
 
     def __init__(self, round_: PlainRound) -> None:
@@ -33,19 +33,20 @@ class CompiledRoom(Room):
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
         if round_.drafts_fixed:
-            self.draft = Compiled(lambda: self._draft(), f"drafting {where}", device)
-        else:
-            self.draft = self._draft
+            self.draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
         judge = Compiled(lambda tree: round_.judge(tree), f"verification {where}", device)
-        self.verify = lambda tree: judge(tree.padded(round_.nodes))
+        tidy = round_.tidy if round_.in_order else Compiled(lambda: round_.tidy(), f"tidying {where}", device)
+
+        def verify(tree: DraftTree) -> Tensor:
+            report = judge(tree.padded(round_.nodes))
+            tidy()
+            return report
+
+        self.verify = verify
         round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
         round_.sequences.end(0)
         for _ in range(2):  # the second must find all compiled
             self.verify(self.draft())
-
-    def _draft(self) -> DraftTree:
-        self.round.tidy()
-        return self.round.draft()
 
     def check(self) -> None:
         """Raise ValueError if weights have changed: the graphs hold copies of them."""

@@ -79,7 +79,7 @@ class PlainRound:
         verdict = sequences.chance.judge(self._drafts(tree), ancestors_BNN, self.path, logits_BNV, length_B)
         order_P = torch.arange(self.path, device=tokens_BN.device)
         taken_B = verdict.path_BN.sum(-1)
-        nodes_BP = _in_order(verdict.path_BN, order_P)
+        nodes_BP = _nodes_in_order(verdict.path_BN, order_P)
         after_BP = tokens_BN.gather(1, nodes_BP)[:, 1:]
         next_B1 = verdict.next_B[:, None]
         fresh_BP = torch.where(order_P < taken_B[:, None] - 1, torch.cat([after_BP, next_B1], 1), next_B1)
@@ -100,7 +100,7 @@ class DraftedRound(PlainRound):
     def __init__(
         self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling, longest: int, batch: int = 1
     ) -> None:
-        self.nodes, self.path = growth.nodes_drafted + 1, growth.depth + 1
+        self.nodes, self.path = growth.nodes_drafted + 1, min(growth.depth, growth.nodes_drafted) + 1
         self.drafts_fixed, self.in_order = growth.fixed, growth.in_order
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
         super().__init__(target, sampling, longest, batch)
@@ -122,7 +122,7 @@ class DraftedRound(PlainRound):
         return tree.drafts(self.proposer.drafter.vocab)
 
 
-def _in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
+def _nodes_in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
     """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, or the last one."""
     B, N = path_BN.shape
     P = len(order_P)

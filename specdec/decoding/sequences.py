@@ -25,7 +25,9 @@ class Sequences(NamedTuple):
     fresh_BP: Tensor  # int64, the tokens that the last pass committed, the root last; what follows is padding
     count_B: Tensor  # int64, how many they are; 0 if not live
     aux_BPNH: Tensor  # the target's states before each of them
-    path_BP: Tensor  # int64, the nodes of the tree that they come after: where the target's keys lie until tidied
+    path_BP: (
+        Tensor  # int64, the nodes of the tree that they come after: where the target's keys of them lie until tidied
+    )
     chance: Chance
 
     @classmethod
@@ -50,7 +52,7 @@ class Sequences(NamedTuple):
             fresh_BP=zero_B[:, None].repeat(1, path),
             count_B=zero_B.clone(),
             aux_BPNH=torch.zeros(batch, path, layers, target.hidden_size, dtype=target.dtype, device=device),
-            path_BP=torch.arange(path, device=device).repeat(batch, 1),
+            path_BP=zero_B[:, None].repeat(1, path),
             chance=Chance(sampling, zero_B.clone(), torch.zeros(batch, seen, dtype=torch.bool, device=device)),
         )
 
@@ -58,7 +60,6 @@ class Sequences(NamedTuple):
         """Sequence ``b`` has been prefilled with ``length`` tokens, the last of them with these states."""
         self.live_B[b], self.length_B[b], self.count_B[b] = True, length, 1
         self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
-        self.path_BP[b] = torch.arange(self.path_BP.shape[1], device=root_1.device)
         self.aux_BPNH[b, :1] = aux_1NH
 
     def end(self, b: int) -> None:
@@ -66,9 +67,8 @@ class Sequences(NamedTuple):
         self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
 
     def tidy(self) -> None:
-        """Move the target's keys of the last paths to where the next pass looks for them, if that is not done yet."""
+        """Move the target's keys of the paths just advanced by to where the next pass looks for them."""
         self.cache.commit(self.length_B - self.count_B, self.path_BP)
-        self.path_BP.copy_(torch.arange(self.path_BP.shape[1], device=self.path_BP.device).expand_as(self.path_BP))
 
     def advance(self, nodes_BP: Tensor, count_B: Tensor, fresh_BP: Tensor, aux_BTNH: Tensor) -> None:
         """A pass has committed the nodes of its paths.

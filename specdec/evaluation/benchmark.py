@@ -93,6 +93,7 @@ def benchmark(
     conversations = [Conversation(prompt, target.tokenizer, system, thinking) for prompt in prompts]
     # all of them before anything is decoded in vain
     talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
+    run.longest = max((len(talk.ids) for talk in talks if isinstance(talk.ids, list)), default=0) + max_new_tokens
     _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)], thinking)
     depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
     same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
@@ -131,6 +132,7 @@ class _Run:
         self, target: Target, most: int, seed: int, ours: Sequence[PlainDecoder], others: Sequence[Decoder]
     ) -> None:
         self.target, self.most, self.seed, self.ours, self.others = target, most, seed, ours, others
+        self.longest = 0  # tokens of a text, as far as is known
         self.warm = False
 
     def next_ids(self, conversation: Conversation) -> list[int] | Skipped | None:
@@ -157,7 +159,7 @@ class _Run:
         end = self.target.eos_token_ids
         with _named(talks):
             for decoder in self.ours:
-                decoder.prepare(max(map(len, prompts)) + self.most)
+                decoder.prepare(max(self.longest, max(map(len, prompts)) + self.most))
             if not self.warm:
                 short = [Request(prompts[0], min(WARM_UP_TOKENS, self.most))]
                 for one in everybody:

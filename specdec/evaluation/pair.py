@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.decoding import check_pair, made_for
+from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
 from specdec.target import Target
@@ -28,4 +28,4 @@ def load_pair(source: TargetSource, drafter_directory: Path | str, device: str =
     target.prove()
     drafter.to(device=device, dtype=target.dtype)
     check_pair(target, drafter)
-    return Pair(target, drafter, made_for(target, drafter))
+    return Pair(target, drafter, warn_unless_made_for(target, drafter))

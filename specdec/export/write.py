@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.decoding import made_for
+from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow
 from specdec.export.adopt import adopt, contradictions, described
 from specdec.export.card import card, quoted
@@ -113,7 +113,7 @@ def _check_target(drafter: Drafter, target: Target) -> None:
     ):
         if ours != theirs:
             raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
-    made_for(target, drafter)
+    warn_unless_made_for(target, drafter)
 
 
 def _check_finite(tensors: dict[str, Tensor]) -> None:

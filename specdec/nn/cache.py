@@ -44,7 +44,7 @@ class StaticCache:
         batch: B, sequences side by side.
 
     Attributes:
-        keys: of every layer, (B, g, S, d); values likewise.
+        keys_BgSd: of every layer; values_BgSd likewise.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StaticCache:
     ) -> None:
         self.capacity = capacity
         # a tensor for each layer: compiled code would copy a common one whole at every write
-        self.keys, self.values = (
+        self.keys_BgSd, self.values_BgSd = (
             [torch.zeros(batch, heads, capacity, head_dim, dtype=dtype, device=device) for _ in range(layers)]
             for _ in range(2)
         )
@@ -67,7 +67,9 @@ class StaticCache:
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
         one = copy.copy(self)
-        one.keys, one.values = ([x_BgSd[b : b + 1] for x_BgSd in both] for both in (self.keys, self.values))
+        one.keys_BgSd, one.values_BgSd = (
+            [x_BgSd[b : b + 1] for x_BgSd in both] for both in (self.keys_BgSd, self.values_BgSd)
+        )
         return one
 
     def attend(
@@ -75,7 +77,7 @@ class StaticCache:
     ) -> Tensor:
         """Write the new keys into ``slots_BT`` and attend to every slot that the mask allows."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
-        keys_BgSd, values_BgSd = self.keys[layer], self.values[layer]
+        keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
         if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":

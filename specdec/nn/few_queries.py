@@ -17,7 +17,7 @@ def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
-    """Scaled dot-product attention as two plain products, (B, h, T, d); the heads of a group share their keys' pass.
+    """Scaled dot-product attention as two products, (B, h, T, d); the heads of a group share their keys' pass.
 
     Args:
         bias_B1TS: added to the scaled products.
@@ -25,7 +25,7 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and h // g * T <= few_rows.MOST
+    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < h // g * T <= few_rows.MOST
     times = few_rows.product if loops else _product
     scores = times(grouped, k_BgSd).view(B, g, h // g, T, -1)
     if bias_B1TS is not None:
@@ -35,5 +35,5 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     return out.reshape(B, h, T, -1)  # values may be narrower than keys
 
 
-def _product(x_MK: Tensor, w_NK: Tensor) -> Tensor:
-    return x_MK @ w_NK.transpose(-1, -2)
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.transpose(-1, -2)

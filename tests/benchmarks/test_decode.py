@@ -23,7 +23,7 @@ from benchmarks.decoding.scratch import keep
 from benchmarks.decoding.session import Settings, Worker, run, turns
 from benchmarks.decoding.systems import KEYS, Means, choose, entries
 from benchmarks.decoding.worker import Job, Made, System, timed
-from specdec.decoding import Chain, PlainDecoder
+from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder
 from specdec.drafter import DrafterSpec, save
 from specdec.target import Target
 from tests.export.made import made_drafter
@@ -216,9 +216,9 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any] = l
     monkeypatch.setattr(outside, "Compiled", lambda function, *_: lambda *args: change(function(*args)))
 
 
-@pytest.mark.parametrize("growth", [None, Chain(3)])
+@pytest.mark.parametrize("growth", [None, Chain(3), DynamicTree(depth=3, top_k=2, nodes=5)])
 def test_acceptance_alone_is_the_rounds_own(
-    growth: Chain | None, target_directory: Path, drafter_directory: Path, monkeypatch: pytest.MonkeyPatch
+    growth: Growth | None, target_directory: Path, drafter_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = OfSpecdec(job(target_directory, drafter_directory, compiled=False, growth="chain:depth=3"))
     drafter = None if growth is None else one.drafter

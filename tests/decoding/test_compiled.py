@@ -2,26 +2,42 @@
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, PlainDecoder, Sampling, SpeculativeDecoder
+from specdec.decoding import (
+    Chain,
+    ConfidentChain,
+    DynamicTree,
+    Growth,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+)  # fmt: skip
 from specdec.decoding.compiled import Compiled
+from specdec.decoding.decoder import room_for
 from specdec.drafter import Drafter
+from specdec.nn.few_queries import additive, attend_few
+from specdec.nn.few_rows import MOST, product
 from specdec.target import Target
-from tests.perfect import markov_target, perfect_drafter
+from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
-PROMPTS = [[3, 4, 5], [17], list(range(40))]
+PROMPTS = [[3, 4, 5], [17], list(range(40)), [9, 9, 2], [30, 1]]
 """Of a target so small that a graph takes seconds."""
 
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[Target, Drafter]:
-    target = markov_target()
-    return target, perfect_drafter(target, presets()["eagle3_1"])
+    """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
+    target = markov_target(context=0.45)
+    return target, disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0), 0.8)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +56,11 @@ def graphs() -> int:
     ("growth", "sampling", "count"),
     [
         (Chain(3), Sampling(), 2),
-        (DynamicTree(depth=3, top_k=2, nodes=6), Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2), 2),
+        (
+            DynamicTree(depth=3, top_k=2, nodes=6),
+            Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2),
+            3,
+        ),  # a tree's keys are tidied
         (ConfidentChain(4, 0.9), Sampling(), 1),  # drafting has no fixed shape
     ],
     ids=["chain", "tree", "confident"],
@@ -55,11 +75,16 @@ def test_no_text_needs_another_graph(
     assert graphs() == count
     announced = [record.getMessage() for record in caplog.records]
     assert [text.split()[0] for text in announced] == ["compiling", "compiled"] * count
+    requests = [Request(prompt, (1, 30, 60)[seed % 3], seed) for seed, prompt in enumerate(PROMPTS)]
     plain = PlainDecoder(target, sampling)
-    for seed, most in enumerate((1, 30, 60)):
-        for prompt in PROMPTS:
-            made = decoder.generate(prompt, most, {7}, seed)
-            assert made.ids == plain.generate(prompt, most, {7}, seed).ids
+    wanted = [plain.generate(prompt, most, {7}, seed).ids for prompt, most, seed in requests]
+    left = decoder.generate_all(requests[1:], {7})
+    next(left)
+    left.close()  # in the middle of others
+    made = dict(decoder.generate_all(requests, {7}))
+    assert [made[number].ids for number in range(len(requests))] == wanted
+    accepted = {taken for one in made.values() for taken in one.accepted}
+    assert {0, 1} < accepted
     assert graphs() == count
 
 
@@ -91,3 +116,46 @@ def test_other_shapes_are_refused() -> None:
             assert twice((torch.ones(3), None)).tolist() == [2, 2, 2]
         with pytest.raises(ValueError, match=r"doubling was compiled for the shapes .*3.*, not .*4"):
             twice((torch.ones(4), None))
+
+
+@pytest.mark.parametrize(("rows", "loops"), [(1, True), (MOST, True), (MOST + 1, False)])
+def test_few_rows_take_loops(rows: int, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def watched(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+        seen.append(len(x_MK))
+        return product(x_MK, w_NK)
+
+    monkeypatch.setattr("specdec.nn.few_rows.product", watched)
+    layer = nn.Linear(5, 7)
+    x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode():
+        torch.testing.assert_close(Compiled(lambda x: layer(x), "a layer", x.device)(x), layer(x))
+    assert bool(seen) == loops
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 2), (1, 5)])
+def test_attention_is_compiled_to_the_same(heads: int, queries: int, dtype: torch.dtype) -> None:
+    """As loops or as products."""
+    generator = torch.Generator().manual_seed(queries)
+    q, k, v = (
+        torch.randn(2, n, t, 6, generator=generator).to(dtype) for n, t in ((2 * heads, queries), (2, 9), (2, 9))
+    )
+    allowed = torch.rand(2, 1, queries, 9, generator=generator) < 0.5
+    allowed[..., 0] = True
+    with torch.inference_mode():
+        want = attend_few(q.double(), k.double(), v.double(), additive(allowed, torch.float64), 0.4)
+        compiled = Compiled(lambda q, k, v, bias: attend_few(q, k, v, bias, 0.4), "attention", q.device)
+        got = compiled(q, k, v, additive(allowed, dtype))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+
+
+@pytest.mark.parametrize(
+    ("slots", "before", "most", "room"),
+    [(1, 0, None, 64), (64, 0, None, 64), (65, 0, None, 128), (70, 128, None, 256), (65, 0, 100, 100), (65, 64, 65, 65),
+     (300, 0, 200, 300)],
+)  # fmt: skip
+def test_room_is_made_in_steps_and_at_least_doubled(slots: int, before: int, most: int | None, room: int) -> None:
+    assert room_for(cast(Target, SimpleNamespace(most_slots=most)), slots, before) == room

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.decoding import made_for
+from specdec.decoding import warn_unless_made_for
 from tests.export.made import made_drafter
 from tests.tiny import presets, tiny_target
 
@@ -11,6 +11,6 @@ from tests.tiny import presets, tiny_target
 def test_another_target_of_the_same_shape(caplog: pytest.LogCaptureFixture) -> None:
     target, other = (tiny_target(seed, dtype=torch.float32) for seed in (0, 1))
     drafter = made_drafter(presets()["eagle3"], target)
-    assert made_for(target, drafter) and not caplog.text
-    assert not made_for(other, drafter)
+    assert warn_unless_made_for(target, drafter) and not caplog.text
+    assert not warn_unless_made_for(other, drafter)
     assert "trained for another target (in memory) of the same shape" in caplog.text

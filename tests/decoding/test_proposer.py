@@ -62,7 +62,7 @@ def test_rounds_of_drafting_leave_no_trace(name: str, growth: Growth) -> None:
 
 def spoil(proposer: Drafting, first: int) -> None:
     """Rubbish in every slot from ``first`` on."""
-    for keys, values in zip(proposer.cache.keys, proposer.cache.values, strict=True):
+    for keys, values in zip(proposer.cache.keys_BgSd, proposer.cache.values_BgSd, strict=True):
         keys[:, :, first:], values[:, :, first:] = 1e3, -1e3
 
 
@@ -103,7 +103,7 @@ def test_a_prefill_is_the_first_extension(name: str, growth: Growth) -> None:
     clean, _ = fresh(drafter, growth, ids, aux, 8)
     assert (proposer.rows(1) - clean.rows()).abs().max() < 1e-12
     for b in (0, 2):
-        assert not any(x.any() for x in proposer.cache.row(b).keys + proposer.cache.row(b).values)
+        assert not any(x.any() for x in proposer.cache.row(b).keys_BgSd + proposer.cache.row(b).values_BgSd)
 
 
 LENGTHS = (3, 0, 11, 6)  # the second sequence is nobody's
@@ -205,13 +205,13 @@ def test_the_capacity_is_used_to_the_last_slot(growth: Growth) -> None:
     extend(proposer, ids, aux, LENGTH - 1)
     # as a round has it: one row that counts, and padding up to the deepest path's length
     start = proposer.commit(ids[:, -1:].expand(-1, again), aux[:, -1:].expand(-1, again, -1, -1), torch.tensor([1]))
-    padded = bool(proposer.cache.keys[0][..., -1, :].any())
+    padded = bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
     tree = proposer.draft(ids[:, LENGTH], start)
     assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)
     roomy = Drafting(drafter, growth, LENGTH + 9)
     assert_same(tree, roomy.draft(ids[:, LENGTH], extend(roomy, ids, aux, LENGTH)))
     assert padded == (growth.depth >= growth.slots)
-    assert bool(proposer.cache.keys[0][..., -1, :].any())
+    assert bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
 
 
 def test_the_top_k_may_be_the_whole_draft_vocabulary() -> None:
@@ -230,7 +230,7 @@ def test_values_are_compared_in_float32_at_least(dtype: torch.dtype) -> None:
     ids, aux = text(drafter)
     proposer = Drafting(drafter, GROWTHS[1], LENGTH)
     start = extend(proposer, ids, aux.to(dtype), 4)
-    assert proposer.cache.keys[0].dtype == start.h_BKH.dtype == dtype
+    assert proposer.cache.keys_BgSd[0].dtype == start.h_BKH.dtype == dtype
     assert start.log_probs_BKD.dtype == torch.promote_types(dtype, torch.float32)
     assert float(start.log_probs_BKD.exp().sum()) == pytest.approx(1, abs=1e-5)
     tree = proposer.draft(ids[:, 4], start)

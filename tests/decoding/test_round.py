@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.decoding import Chain, ConfidentChain, DraftTree, DynamicTree, PlainDecoder, Sampling
-from specdec.decoding.round import DraftedRound, PlainRound, _in_order
+from specdec.decoding import (
+    Chain,
+    ConfidentChain,
+    DraftTree,
+    DynamicTree,
+    PlainDecoder,
+    Sampling,
+    SpeculativeDecoder,
+)  # fmt: skip
+from specdec.decoding.round import DraftedRound, PlainRound, _nodes_in_order
 from specdec.drafter import Drafter
 from tests.decoding.trees import parent_lists, path_to
 from tests.perfect import markov_target, perfect_drafter
@@ -157,6 +165,15 @@ def test_paths_in_order(data: st.DataObject, trees: list[list[int]], spare: int)
     paths = [path_to(data.draw(st.integers(0, len(parents) - 1)), parents) for parents in trees]
     most = max(map(len, paths)) + spare
     path_BN = torch.tensor([[node in path for node in range(N)] for path in paths])
-    found = _in_order(path_BN, torch.arange(most))
+    found = _nodes_in_order(path_BN, torch.arange(most))
     assert found.dtype == torch.int64
     assert found.tolist() == [path + [min(j, N - 1) for j in range(len(path), most)] for path in paths]
+
+
+def test_a_tree_may_be_allowed_more_levels_than_nodes() -> None:
+    """Up to the last slot of the cache."""
+    growth = DynamicTree(depth=6, top_k=1, nodes=3)
+    decoder, plain = SpeculativeDecoder(TARGET, tiny_drafter(presets()["eagle3"]), growth), PlainDecoder(TARGET)
+    assert DraftedRound(TARGET, decoder.drafter, growth, GREEDY, 40).path == 4
+    for most in range(1, 7):
+        assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids

@@ -52,8 +52,7 @@ def test_at_first_there_is_nothing() -> None:
     assert sequences.aux_BPNH.shape == (B, P, N, HIDDEN) and sequences.aux_BPNH.dtype == TARGET.dtype
     assert sequences.fresh_BP.shape == (B, P) and sequences.live_B.dtype == torch.bool
     assert sequences.chance.seen_BV.shape == (B, VOCAB) and empty(Sampling()).chance.seen_BV.shape == (B, 0)
-    assert sequences.path_BP.tolist() == B * [list(range(P))]  # nothing to tidy
-    for each in tensors(sequences._replace(path_BP=sequences.live_B)):
+    for each in tensors(sequences):
         assert len(each) == B and not each.any()
     assert len({each.data_ptr() for each in tensors(sequences)}) == len(list(tensors(sequences)))
 
@@ -80,19 +79,17 @@ def test_each_advances_by_a_count_of_its_own() -> None:
     assert sequences.length_B.tolist() == [9, 0, 14] and sequences.root_B[[0, 2]].tolist() == [40, 8]
 
 
-def test_keys_are_tidied_once_and_not_by_a_sequence_that_begins() -> None:
+def test_tidied_keys_stand_in_order_behind_the_prefix() -> None:
     sequences = begun()
     view = View.chain(torch.zeros(B, dtype=torch.int64), 20, 20, sequences.cache)
     sequences.cache.place(view)
     order_S = torch.arange(20.0, dtype=torch.float64).view(1, 1, 20, 1).expand(B, 1, 20, 2)
     keys_BgSd, values_BgSd = sequences.cache.update(order_S, -order_S, 0)
     advance(sequences, [3, 0, 2])  # from lengths of 5, 0 and 9
-    sequences.begin(2, 4, torch.tensor([33]), states(1, N, HIDDEN, seed=3))
-    for _ in range(2):
-        sequences.tidy()
-        assert keys_BgSd[0, 0, :8, 0].tolist() == [0, 1, 2, 3, 4, 5, 7, 10]
-        assert keys_BgSd[2, 0, :, 0].tolist() == list(range(20))
-        assert torch.equal(values_BgSd, -keys_BgSd)
+    sequences.tidy()
+    assert keys_BgSd[0, 0, :8, 0].tolist() == [0, 1, 2, 3, 4, 5, 7, 10]
+    assert keys_BgSd[2, 0, :11, 0].tolist() == list(range(11))
+    assert torch.equal(values_BgSd, -keys_BgSd)
 
 
 def test_one_that_is_not_live_does_not_grow() -> None:

@@ -150,7 +150,7 @@ def test_the_capacity_is_used_to_the_last_slot_and_committed_rows_stay(growth: S
     drafter = tiny_drafter(presets()["eagle3_1"])
     proposer, tree = propose(drafter, growth)
     assert proposer.capacity == LENGTH + max(growth.slots, growth.depth)
-    assert bool(proposer.cache.keys[0][..., -1, :].any())
+    assert bool(proposer.cache.keys_BgSd[0][..., -1, :].any())
     roomy, same = propose(drafter, growth, LENGTH + 9)
     assert torch.equal(tree.tokens_BN, same.tokens_BN)
     clean, _ = propose(drafter, Chain(1))

@@ -65,7 +65,7 @@ def test_uses_the_cache_of_its_own_layer() -> None:
     whole = run(x, View.packed(torch.zeros(1, 6, dtype=torch.int64)))
     pieces = [run(x[:, :4], View.chain(0, 4, 8, cache)), run(x[:, 4:], View.chain(4, 2, 8, cache))]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-12)
-    assert bool((cache.keys[0] == 0).all()) and bool((cache.keys[1][:, :, :6] != 0).all())
+    assert bool((cache.keys_BgSd[0] == 0).all()) and bool((cache.keys_BgSd[1][:, :, :6] != 0).all())
 
 
 def test_one_matrix_for_queries_keys_and_values() -> None:

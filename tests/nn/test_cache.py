@@ -63,7 +63,7 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
 
     capacity = total + 2
     cache = StaticCache(2, g, capacity, d, torch.float64)
-    for keys, values in zip(cache.keys, cache.values, strict=True):
+    for keys, values in zip(cache.keys_BgSd, cache.values_BgSd, strict=True):
         keys.fill_(7.0)  # rubbish in slots to come must never be seen
         values.fill_(9.0)
     cut = data.draw(st.integers(1, prefix))
@@ -85,9 +85,9 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
             if layer == 0:
                 torch.testing.assert_close(got, want[:, :, slots], rtol=0, atol=1e-12)
     for layer, sign in ((0, 1.0), (1, -1.0)):
-        assert torch.equal(cache.keys[layer][:, :, :total], sign * k)
-        assert torch.equal(cache.values[layer][:, :, :total], v)
-        assert bool((cache.keys[layer][:, :, total:] == 7).all())
+        assert torch.equal(cache.keys_BgSd[layer][:, :, :total], sign * k)
+        assert torch.equal(cache.values_BgSd[layer][:, :, :total], v)
+        assert bool((cache.keys_BgSd[layer][:, :, total:] == 7).all())
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,31 +98,33 @@ def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new
     batched = StaticCache(1, g, capacity, d, torch.float64, batch=B)
     q, k, v = (random(B, heads, new, d, seed=seed + i) for i, heads in enumerate((h, g, g)))
     old_k, old_v = random(B, g, capacity, d, seed=seed + 3), random(B, g, capacity, d, seed=seed + 4)
-    batched.keys[0], batched.values[0] = old_k, old_v
+    batched.keys_BgSd[0].copy_(old_k)
+    batched.values_BgSd[0].copy_(old_v)
     view = View.chain(torch.tensor(prefixes), new, capacity)
     got = batched.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
     for b, prefix in enumerate(prefixes):
         one, own = slice(b, b + 1), View.chain(prefix, new, capacity)
         alone = StaticCache(1, g, capacity, d, torch.float64)
-        alone.keys[0], alone.values[0] = old_k[one], old_v[one]
+        alone.keys_BgSd[0].copy_(old_k[one])
+        alone.values_BgSd[0].copy_(old_v[one])
         wanted = alone.attend(0, q[one], k[one], v[one], own.mask_B1TS, own.slots_BT)
         torch.testing.assert_close(got[one], wanted, rtol=0, atol=1e-12)
-        assert torch.equal(batched.row(b).keys[0], alone.keys[0])
-        assert torch.equal(batched.row(b).values[0], alone.values[0])
-        assert torch.equal(batched.keys[0][b, :, prefix : prefix + new], k[b])
+        assert torch.equal(batched.row(b).keys_BgSd[0], alone.keys_BgSd[0])
+        assert torch.equal(batched.row(b).values_BgSd[0], alone.values_BgSd[0])
+        assert torch.equal(batched.keys_BgSd[0][b, :, prefix : prefix + new], k[b])
 
 
 def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
     cache = StaticCache(2, 1, 5, d, torch.float64, batch=3)
     row, view = cache.row(1), View.chain(2, 2, 5)
-    assert row.capacity == 5 and {x.shape for x in row.keys + row.values} == {(1, 1, 5, d)}
+    assert row.capacity == 5 and {x.shape for x in row.keys_BgSd + row.values_BgSd} == {(1, 1, 5, d)}
     k, v = random(1, 1, 2, d, seed=1), random(1, 1, 2, d, seed=2)
     row.attend(1, random(1, 1, 2, d), k, v, view.mask_B1TS, view.slots_BT)
-    for buffers, new in ((cache.keys, k), (cache.values, v)):
+    for buffers, new in ((cache.keys_BgSd, k), (cache.values_BgSd, v)):
         assert torch.equal(buffers[1][1, :, 2:4], new[0])
         buffers[1][1, :, 2:4] = 0
         assert not any(buffer.any() for buffer in buffers)  # and nothing else was written
-    assert not row.keys[1].any() and len(cache.keys[0]) == 3
+    assert not row.keys_BgSd[1].any() and len(cache.keys_BgSd[0]) == 3
 
 
 def test_few_and_many_queries_meet_keys_alike() -> None:
@@ -134,14 +136,14 @@ def test_few_and_many_queries_meet_keys_alike() -> None:
     many = whole.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
     few = whole.attend(0, q[:, :, :MOST], k, v, view.mask_B1TS[:, :, :MOST], view.slots_BT)
     torch.testing.assert_close(few, many[:, :, :MOST], rtol=0, atol=1e-12)
-    keys, values = (x[0].clone() for x in (whole.keys, whole.values))
+    keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
     torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
 
 
 def test_static_cache_shape_dtype_and_slots() -> None:
     cache = StaticCache(3, 2, 10, d, torch.bfloat16)
-    assert {(x.shape, x.dtype) for x in cache.keys + cache.values} == {((1, 2, 10, d), torch.bfloat16)}
-    assert len(cache.keys) == len(cache.values) == 3 and cache.capacity == 10
+    assert {(x.shape, x.dtype) for x in cache.keys_BgSd + cache.values_BgSd} == {((1, 2, 10, d), torch.bfloat16)}
+    assert len(cache.keys_BgSd) == len(cache.values_BgSd) == 3 and cache.capacity == 10
     view = View.packed(torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(AssertionError, match=r"View\.append"):
         cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.mask_B1TS, view.slots_BT)

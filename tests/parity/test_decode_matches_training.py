@@ -14,9 +14,9 @@ from specdec.data import Batch
 from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder, SpeculativeDecoder
 from specdec.decoding.growth import Frontier
 from specdec.decoding.proposer import Proposer
+from specdec.decoding.sequences import Sequences
 from specdec.drafter import Drafter
 from specdec.target import Target
-from specdec.target.cache import TargetCache
 from specdec.training.objective import Recipe, objective, teach
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -157,7 +157,7 @@ def test_the_drafter_is_handed_the_features_of_training(
     drafter = disturb(perfect_drafter(target, SPECS[name], sharpness=2.0), 0.8)
     handed: list[tuple[Tensor, Tensor]] = []
     paths: list[list[int]] = []
-    original_prefill, original_extend, original_commit = Proposer.prefill, Proposer.extend, TargetCache.commit
+    original_prefill, original_extend, original_advance = Proposer.prefill, Proposer.extend, Sequences.advance
 
     def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         assert b == 0 and not handed
@@ -169,13 +169,13 @@ def test_the_drafter_is_handed_the_features_of_training(
         handed.append((ids_BM[0, : int(count_B)].clone(), aux_BMNH[:, : int(count_B)].clone()))
         return original_extend(self, length_B, ids_BM, aux_BMNH, count_B)
 
-    def commit(self: TargetCache, prefix_B: Tensor, path_BP: Tensor) -> None:
-        paths.append(path_BP[0].tolist())
-        original_commit(self, prefix_B, path_BP)
+    def advance(self: Sequences, nodes_BP: Tensor, *args: Tensor) -> None:
+        paths.append(nodes_BP[0].tolist())
+        original_advance(self, nodes_BP, *args)
 
     monkeypatch.setattr(Proposer, "prefill", prefill)
     monkeypatch.setattr(Proposer, "extend", extend)
-    monkeypatch.setattr(TargetCache, "commit", commit)
+    monkeypatch.setattr(Sequences, "advance", advance)
     made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 40)
     for path, count in zip(paths, made.accepted, strict=True):
         assert path[count + 1 :] == list(range(count + 1, growth.depth + 1))  # behind its end: the nodes' numbers

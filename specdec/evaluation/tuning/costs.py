@@ -102,6 +102,7 @@ def measure_costs(
     requests: Sequence[Request],
     plain: PlainDecoder,
     repeats: int,
+    longest: int = 0,
     on_call: Callable[[], None] = lambda: None,
 ) -> Costs:
     """Time every shape of the ladder and plain decoding in turn, ``repeats`` times after a call that does not count.
@@ -109,12 +110,15 @@ def measure_costs(
     Args:
         requests: one for each sequence of the batch.
         plain: whose batch and kind are meant.
+        longest: tokens of a text that compiled decoders are to have room for.
         on_call: called after each call of a decoder.
     """
     order = ladder(plain.compiled, drafter.config.draft_vocab_size)
     decoders = [
         SpeculativeDecoder(target, drafter, shape.growth, batch=plain.batch, compiled=plain.compiled) for shape in order
     ]
+    for decoder in (plain, *decoders):
+        decoder.prepare(longest)
     plain_ms: list[float] = []
     draft_ms: list[list[float]] = [[] for _ in order]
     verify_ms: list[list[float]] = [[] for _ in order]

@@ -43,6 +43,7 @@ def measure(
     order = ladder(compiled, drafter.config.draft_vocab_size)
     widths = tuple(k for k in WIDTHS if k <= max(shape.top_k for shape in order))
     end = sorted(target.eos_token_ids)
+    longest = max(map(len, prompts)) + max_new_tokens
     with _bars() as bar:
         done = bar("acceptance at every place of the answers", len(prompts))
         profile = measure_profile(target, drafter, prompts, max_new_tokens, widths, end=end, on_prompts=done)
@@ -60,7 +61,9 @@ def measure(
             calls = (repeats + 1) * (1 + len(order))
             done = bar(f"batch size {batch}: {'compiled ' if compiled else ''}passes of every shape", calls)
             requests = timed_requests(prompts, answers, batch, max_new_tokens, compiled)
-            costs = measure_costs(target, drafter, requests, plain, repeats, on_call=functools.partial(done, 1))
+            costs = measure_costs(
+                target, drafter, requests, plain, repeats, longest, on_call=functools.partial(done, 1)
+            )
             predictions = predict(costs, widths, length)
             best = predictions[0]
             done = bar(f"batch size {batch}: decoding with {best.shape.text}", len(groups(prompts, batch, 1)))

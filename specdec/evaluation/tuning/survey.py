@@ -31,6 +31,7 @@ class Survey(Growth):
     """
 
     fixed: ClassVar[bool] = False
+    in_order: ClassVar[bool] = True
 
     depth: int = 1
     widths: tuple[int, ...] = (1,)

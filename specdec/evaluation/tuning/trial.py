@@ -45,8 +45,7 @@ def measure_trial(
     requests = groups(prompts, decoder.batch, max_new_tokens)
     for one in (plain, decoder):
         if one.compiled:
-            for group in requests:
-                one.prepare(max(len(request.prompt) + request.max_new_tokens for request in group))
+            one.prepare(max(map(len, prompts)) + max_new_tokens)
         else:
             list(one.generate_all(requests[0][: one.batch]))
     plain_run, run = Run(), Run()
