@@ -102,16 +102,16 @@ def measure_costs(
     requests: Sequence[Request],
     plain: PlainDecoder,
     repeats: int,
-    longest: int = 0,
     on_call: Callable[[], None] = lambda: None,
+    longest: int = 0,
 ) -> Costs:
     """Time every shape of the ladder and plain decoding in turn, ``repeats`` times after a call that does not count.
 
     Args:
         requests: one for each sequence of the batch.
         plain: whose batch and kind are meant.
-        longest: tokens of a text that compiled decoders are to have room for.
         on_call: called after each call of a decoder.
+        longest: tokens of a text that compiled decoders are to have room for.
     """
     order = ladder(plain.compiled, drafter.config.draft_vocab_size)
     decoders = [

@@ -61,9 +61,7 @@ def measure(
             calls = (repeats + 1) * (1 + len(order))
             done = bar(f"batch size {batch}: {'compiled ' if compiled else ''}passes of every shape", calls)
             requests = timed_requests(prompts, answers, batch, max_new_tokens, compiled)
-            costs = measure_costs(
-                target, drafter, requests, plain, repeats, longest, on_call=functools.partial(done, 1)
-            )
+            costs = measure_costs(target, drafter, requests, plain, repeats, functools.partial(done, 1), longest)
             predictions = predict(costs, widths, length)
             best = predictions[0]
             done = bar(f"batch size {batch}: decoding with {best.shape.text}", len(groups(prompts, batch, 1)))
