@@ -16,6 +16,7 @@ COMMANDS = {
     "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
     "tune": ("specdec.evaluation.tuning.command:main", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),
+    "parity": ("specdec.parity.command:main", "whether training, decoding and the export, as vLLM reads it, agree"),
     "import": ("specdec.export.import_command:main", "a published EAGLE checkpoint as a drafter"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),

@@ -1,0 +1,102 @@
+"""``specdec parity`` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec.cli import main
+from specdec.drafter import DrafterSpec, WeightedSum, save
+from specdec.export import export_drafter
+from specdec.target import Target
+from tests.export.made import made_drafter
+from tests.parity_command.made import edit, sharp
+
+SMALL = ["--max_new_tokens", "8", "--depth", "2"]
+
+
+@pytest.fixture
+def line(target_directory: Path, tmp_path: Path) -> list[str]:
+    """The command for a drafter saved in ``tmp_path / "drafter"``, which is exported in ``tmp_path / "served"``."""
+    target = Target.load(target_directory)
+    drafter = sharp(made_drafter(DrafterSpec(draft_vocab_size=200), target))
+    save(drafter, tmp_path / "drafter")
+    export_drafter(drafter, target, tmp_path / "served")
+    return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]
+
+
+def test_a_drafter_is_exported_and_compared(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "training and export" in told and "0 to 2" in told and "DIFFERENT" not in told
+    assert told.splitlines()[-1] == "what was trained is what is decoded and what is served"
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert report["holds"] and report["findings"] == [] and report["export_not_compared"] is None
+    assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
+    assert len(report["rows"]) == 2 * 4 * 3
+    row = report["rows"][-1]
+    assert (row["pair"], row["place"], row["depth"]) == ("training and export", "packed", 2)
+    assert row["equal"] and row["verdict"] == "equal" and 0 < row["share"] < row["allowed"] == 1e-4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "out", "served"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 2
+    assert "parity.json exists already" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served, prompts = tmp_path / "served", tmp_path / "p.txt"
+    prompts.write_text("def add(a, b):\n")
+    line += ["--exported", str(served), "--prompts", str(prompts), "--target.dtype", "float64"]
+    assert main(line) == 0
+    assert "log-probabilities in float64" in capsys.readouterr().out
+    edit(served, lambda raw: raw.update(norm_output=False), None)
+    assert main([*line, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().out
+    assert "config.json: norm_output is false, for this drafter true" in told
+    assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith("NOT THE SAME")
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert not report["holds"] and report["texts"] == 1 and len(report["findings"]) == 1
+    edit(served, None, lambda w: w.pop("norm.weight"))
+    assert main(line) == 1
+    told = capsys.readouterr().out
+    assert "the export was not compared" in told and "lacks norm.weight" in told and "NOT SERVED" in told
+
+
+def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> None:
+    """An infinite difference is null: JSON has no other word for it."""
+
+    def move(w: dict) -> None:
+        taken = {int(offset) + draft for draft, offset in enumerate(w["d2t"])}
+        w["d2t"][0] = min(set(range(300)) - taken)
+
+    edit(tmp_path / "served", None, move)
+    assert main([*line, "--exported", str(tmp_path / "served"), "--out", str(tmp_path / "out")]) == 1
+    rows = json.loads((tmp_path / "out" / "parity.json").read_text())["rows"]
+    assert {row["gap"] for row in rows if row["pair"] == "training and export"} == {None}
+
+
+def test_what_is_not_servable_says_why(
+    target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = made_drafter(DrafterSpec(WeightedSum(), draft_vocab_size=200), Target.load(target_directory))
+    save(drafter, tmp_path / "sum")
+    assert main(["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "sum"), *SMALL]) == 1
+    told = capsys.readouterr().out
+    assert "training and cached decoding" in told and "training and export" not in told
+    assert "fusion WeightedSum: states are concatenated" in told and "vLLM 0.32.0 cannot serve" in told
+
+
+def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
+        (["--depth", "6"], "answers of 8 tokens have no room for depth 6: 9 do"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--max_new_tokens", "4000"], "exceed the target's"),
+        (["--drafter", "nowhere"], "no such drafter directory"),
+        (["--limit", "0"], "limit is 0"),
+        (["--colour", "red"], "colour"),
+    ):
+        assert main([*line, *more]) == 2
+        error = capsys.readouterr().err
+        assert message in error.splitlines()[-1]
