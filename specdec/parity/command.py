@@ -8,7 +8,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
-from specdec.decoding import check_pair, made_for
+from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.prompts import load_prompts
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, console.status("exporting") as status:
         directory, refused = Path(args.exported) if args.exported else Path(folder) / "served", None
         if args.exported:
-            made_for(target, drafter)
+            warn_unless_made_for(target, drafter)
             findings = differences(directory, drafter, target)
         else:
             refused, findings = _refusal(drafter, target, directory), []
