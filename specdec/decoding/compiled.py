@@ -12,7 +12,7 @@ import torch
 import torch._inductor.config
 from torch._dynamo.exc import TorchDynamoException
 
-from specdec.nn.few_rows import Loops
+from specdec.nn.few_rows import OFFER, Loops, choosing
 from specdec.nn.products import fast_products
 
 log = logging.getLogger(__name__)
@@ -22,14 +22,16 @@ _number = itertools.count()
 
 
 def _options(device: torch.device) -> dict[str, Any]:
-    """On a CPU weights are packed for their products, those that meet the same input in one, few rows take loops of
-    their own, and the graph runs without Python. On a GPU it runs as CUDA graphs.
+    """On a CPU weights are packed for their products, those that meet the same input in one, few rows take kernels of
+    their own, what is long to compute (the mask) is not computed again wherever it is used, and the graph runs
+    without Python. On a GPU it runs as CUDA graphs.
 
     Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
     """
     own: dict[str, Any] = {"triton.cudagraphs": True}
     if device.type == "cpu":
-        own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "pre_grad_custom_pass": Loops()}
+        own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "realize_opcount_threshold": 16}
+        own |= {**OFFER, "pre_grad_custom_pass": Loops()}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 
@@ -65,7 +67,8 @@ class Compiled(Generic[R]):
             log.info("compiling %s, which may take a minute", self.what)
             begin = time.perf_counter()
             try:
-                with torch._inductor.config.patch(freezing=self.freezing):  # the option alone comes too late
+                # the option alone comes too late
+                with torch._inductor.config.patch(freezing=self.freezing), choosing():
                     out = self._call(*args)
             except TorchDynamoException as error:
                 reason = " ".join(str(error).split("\n\n")[0].split())

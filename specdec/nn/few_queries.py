@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.nn import few_rows
 
+LOOPS = 12  # queries of the heads that share keys, up to which loops of a compiled graph beat products
 MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
 
 
@@ -25,7 +26,7 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < h // g * T <= few_rows.MOST
+    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < h // g * T <= LOOPS
     times = few_rows.product if loops else _product
     scores = times(grouped, k_BgSd).view(B, g, h // g, T, -1)
     if bias_B1TS is not None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch._inductor.ir import ChoiceCaller
+from torch._inductor.select_algorithm import ExternKernelCaller
+from torch._inductor.utils import fresh_inductor_cache
 
 from specdec.decoding import (
     Chain,
@@ -24,7 +27,7 @@ from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import room_for
 from specdec.drafter import Drafter
 from specdec.nn.few_queries import additive, attend_few
-from specdec.nn.few_rows import MOST, product
+from specdec.nn.few_rows import MOST, MOST_FLOATS, choose, product
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
@@ -127,11 +130,30 @@ def test_few_rows_take_loops(rows: int, loops: bool, monkeypatch: pytest.MonkeyP
         return product(x_MK, w_NK)
 
     monkeypatch.setattr("specdec.nn.few_rows.product", watched)
-    layer = nn.Linear(5, 7)
-    x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows))
+    layer = nn.Linear(5, 7).bfloat16()
+    x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows)).bfloat16()
     with torch.inference_mode():
         torch.testing.assert_close(Compiled(lambda x: layer(x), "a layer", x.device)(x), layer(x))
     assert bool(seen) == loops
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rows", [1, MOST_FLOATS, MOST_FLOATS + 1])
+def test_few_rows_of_float32_take_the_template(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[ChoiceCaller] = []
+
+    def watched(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
+        chosen.extend(choose(choices))
+        return chosen[-1:]
+
+    monkeypatch.setattr("specdec.nn.few_rows.choose", watched)
+    layer = nn.Linear(64, 96, dtype=dtype)
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    with torch.inference_mode(), fresh_inductor_cache():
+        torch.testing.assert_close(Compiled(lambda x: layer(x), "a layer", x.device)(x), layer(x))
+    template = dtype == torch.float32 and rows <= MOST_FLOATS
+    assert [not isinstance(choice, ExternKernelCaller) for choice in chosen] == [template] * len(chosen)
+    assert chosen or not template
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,11 +1,14 @@
 """Products of few rows: the library's numbers, and in a compiled graph no call of it."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._inductor.select_algorithm import get_algorithm_selector_cache
 from torch.nn import functional as F
 
-from specdec.nn.few_rows import MOST, Loops, linear, product
+from specdec.nn.few_rows import MOST, Loops, choose, choosing, linear, product
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -19,6 +22,21 @@ def test_it_is_torchs_linear(shape: tuple[int, ...], bias: Tensor | None) -> Non
     got, want = linear(x, w, bias), F.linear(x, w, bias)
     assert got.shape == want.shape
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+def test_float32_is_left_to_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.nn.few_rows.product", None)
+    x, w = random(1, 5).float(), random(7, 5, seed=1).float()
+    assert linear(x, w).equal(F.linear(x, w))
+
+
+def test_choosing_leaves_no_trace() -> None:
+    functions = get_algorithm_selector_cache().preprocessing_fns
+    before = list(functions)
+    with contextlib.suppress(KeyError), choosing():
+        assert functions == [*before, choose]
+        raise KeyError
+    assert functions == before
 
 
 def test_a_product_keeps_the_dimensions_in_front_and_sums_wide() -> None:
@@ -40,9 +58,10 @@ def test_the_pass_turns_every_linear_layer_of_a_graph_into_loops() -> None:
     torch.testing.assert_close(got, F.linear(F.linear(x_MK, a_NK, b_N), c_LN), rtol=0, atol=1e-12)
 
 
-def test_another_limit_is_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["MOST", "MOST_FLOATS"])
+def test_another_limit_is_another_pass(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or torch would take a graph out of its cache that was made with the old one."""
     before = Loops().uuid()
     assert Loops().uuid() == before
-    monkeypatch.setattr("specdec.nn.few_rows.MOST", MOST + 1)
+    monkeypatch.setattr(f"specdec.nn.few_rows.{limit}", MOST + 20)
     assert Loops().uuid() != before
