@@ -25,9 +25,10 @@ from specdec.export import blocks, keys, layers, names
 from specdec.export.checkpoint import OURS, Checkpoint
 from specdec.export.format import VOCABULARY
 from specdec.export.formats import format_of
+from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target
 
-EMBEDDING, HEAD, BIAS = "embed_tokens.weight", "lm_head.weight", "fc.bias"
+BIAS = "fc.bias"
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
 
 

@@ -35,8 +35,14 @@ def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[
     return metrics
 
 
-def card(subject: Subject, served: Served, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
-    """``README.md``."""
+def card(
+    subject: Subject, served: Served, chosen: Format, line: str, metrics: Mapping[str, Any] | None, rounding: str = ""
+) -> str:
+    """``README.md``.
+
+    Args:
+        rounding: as :func:`specdec.export.shared.rounded` tells it.
+    """
     config = subject.config
     rows = [
         ("Method", subject.method),
@@ -47,6 +53,7 @@ def card(subject: Subject, served: Served, chosen: Format, line: str, metrics: M
         ("Draft vocabulary", f"{config.draft_vocab_size} of {config.vocab_size} tokens"),
         ("Layers, width", f"{config.num_layers}, {config.hidden_size}"),
         ("Token embedding", "its own" if subject.own_embedding else "the target's, not in the file"),
+        *([("Rounded in training, here as the target has them", rounding)] if rounding else []),
     ]
     return "\n".join(
         [

@@ -67,7 +67,7 @@ class Format:
         rows = names.table(subject.config)
         made: dict[str, Tensor] = {}
         for name, value in blocks.published(drafter.state_dict(), subject.config).items():
-            if name == VOCABULARY or self.left_out(name, subject):
+            if name == VOCABULARY or name in subject.shared:
                 continue
             theirs = names.translate(name, rows)
             if theirs is None:
@@ -78,12 +78,6 @@ class Format:
             made[names.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
             made[names.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
         return {name: value.detach().cpu().contiguous() for name, value in made.items()}
-
-    def left_out(self, name: str, subject: Subject) -> bool:
-        """Whether weights, by their published name, are the target's and stay with it."""
-        if name == "embed_tokens.weight":
-            return not subject.own_embedding
-        return subject.method == "eagle" and name == "lm_head.weight"
 
     def spelled(self, name: str, subject: Subject) -> str:
         """A tensor's name in the spelling that most versions of the engine know."""

@@ -12,6 +12,8 @@ ENGINES = (VLLM, SGLANG)
 # targets that SGLang numbers otherwise: ids are of layers' outputs only if the first id is 1
 SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
 
 class NotServable(ValueError):  # noqa: N818  a verdict
     """An engine cannot express the drafter: the message names what it lacks and its version."""
@@ -32,6 +34,11 @@ class Subject(NamedTuple):
     def method(self) -> str:
         """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` is EAGLE-3 and 3.1."""
         return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Weights that are the target's and stay with it."""
+        return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if self.method == "eagle" else ())
 
 
 class Switch(NamedTuple):

@@ -15,7 +15,8 @@ from specdec.export.card import card, quoted
 from specdec.export.checkpoint import CONFIG, FORMAT, OURS, SINGLE, read_checkpoint
 from specdec.export.format import Format, Served
 from specdec.export.formats import FORMATS
-from specdec.export.switches import NotServable, Subject
+from specdec.export.shared import is_targets, warn_if_rounded, weights
+from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.files import sha256, staged_directory, write_json, write_text
 from specdec.provenance import provenance
 from specdec.target import Target
@@ -47,7 +48,7 @@ def export_drafter(
     """Write a drafter for a serving engine, in its own dtype.
 
     Args:
-        target: whose drafter it is; embedding and head that are the target's own are left to it.
+        target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
         format: ``vllm``, ``speculators`` or ``sglang``.
         draft_tokens: drafts a pass, in the line that serves it.
         served_target: directory or Hub id under which the engine finds the target, if not ``target.source``.
@@ -69,18 +70,19 @@ def export_drafter(
     served = Served(served_target or target.source, _architectures(target), draft_tokens)
     line = chosen.command(str(directory), subject, served)
     quote = quoted(evaluation, drafter, target) if evaluation is not None else None
+    rounding = warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     _check_finite(tensors)
     with staged_directory(directory) as temporary:
-        weights = temporary / SINGLE[0]
+        file = temporary / SINGLE[0]
         try:
-            save_file(tensors, weights, metadata={"format": "pt"})
+            save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(temporary / CONFIG, chosen.config(subject, served))
-        write_json(temporary / OURS, _record(chosen, subject, sha256(weights), line, command))
-        write_text(temporary / "README.md", card(subject, served, chosen, line, quote))
-        _verify(temporary, drafter, target)
+        write_json(temporary / OURS, _record(chosen, subject, sha256(file), line, command))
+        write_text(temporary / "README.md", card(subject, served, chosen, line, quote, rounding))
+        _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
 
 
@@ -90,14 +92,10 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
     bias = state.get("entry.feature_fc.bias")
     return Subject(
         config,
-        own_embedding=not _same(state["embed_tokens.weight"], target.embedding_weight()),
-        own_head=not _same(state["lm_head.weight"], target.head_weight()),
+        own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
+        own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
     )
-
-
-def _same(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.shape == theirs.shape and torch.equal(ours.cpu(), theirs.to("cpu", ours.dtype))
 
 
 def _architectures(target: Target) -> list[str]:
@@ -135,12 +133,16 @@ def _record(chosen: Format, subject: Subject, digest: str, line: str, command: l
     }
 
 
-def _verify(directory: Path, drafter: Drafter, target: Target) -> None:
-    """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit."""
+def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
+    """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit.
+
+    What stays with the target must be as the target has it.
+    """
     checkpoint = read_checkpoint(directory)
     if lost := contradictions(drafter.config, described(checkpoint, target)):
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
-    state = drafter.state_dict()
+    state, theirs = drafter.state_dict(), weights(target)
     for name, value in adopt(checkpoint, target).state_dict().items():
-        if not torch.equal(value, state[name].cpu()) or value.dtype != state[name].dtype:
+        wanted = theirs[name].to(state[name].dtype) if name in subject.shared else state[name]
+        if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")

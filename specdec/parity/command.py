@@ -15,6 +15,7 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import first_turns
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.arguments import load_as_stored
+from specdec.export.shared import warn_if_rounded
 from specdec.files import write_json
 from specdec.imports import flags
 from specdec.parity.differences import differences
@@ -63,12 +64,14 @@ def main(argv: list[str]) -> int:
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder, console.status("exporting") as status:
         directory, refused = Path(args.exported) if args.exported else Path(folder) / "served", None
+        subject = subject_of(drafter, target)
         if args.exported:
             warn_unless_made_for(target, drafter)
+            warn_if_rounded(drafter, target, subject)
             findings = differences(directory, drafter, target)
         else:
             refused, findings = _refusal(drafter, target, directory), []
-        method = subject_of(drafter, target).method
+        method = subject.method
         check_pair(target, drafter.to(target.device, target.dtype))  # only now: what is exported keeps its dtype
         texts = answered(target, asked, args.max_new_tokens, args.depth)
         found = parity(target, drafter, texts, args.depth, None if refused else directory, method, status.update)

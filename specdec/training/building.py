@@ -9,15 +9,22 @@ from typing import Any
 import torch
 
 from specdec.data import TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm
 from specdec.drafter.dry_run import dry_run
 from specdec.target import Target
+from specdec.training.start import Start
 
 log = logging.getLogger(__name__)
 
 
 def build(
-    spec: DrafterSpec, target: Target, data: TokenData, train_embed: bool, train_head: bool, ttt_steps: int
+    spec: DrafterSpec,
+    target: Target,
+    data: TokenData,
+    start: Start,
+    train_embed: bool,
+    train_head: bool,
+    ttt_steps: int,
 ) -> Drafter:
     """A drafter with the target's dimensions and weights to start from, and the trainable sets chosen.
 
@@ -35,11 +42,7 @@ def build(
         raise ValueError(
             f"data.seq_len {data.seq_len} exceeds the target's {target.config.max_position_embeddings} positions"
         )
-    if config.hidden_size != config.target_hidden_size and not (train_embed and train_head):
-        raise ValueError(
-            f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
-            "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
-        )
+    start.check(config, train_embed, train_head)
     if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
         raise ValueError(
             f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "
@@ -48,15 +51,13 @@ def build(
     if config.head == "target":
         _check_plain_head(target)
     counts_V = data.supervised_counts(config.vocab_size)
-    ids_D = choose(counts_V, config.draft_vocab_size, target.eos_token_ids)
-    drafter = Drafter(config, ids_D)
+    drafter = start.drafter(config, target, counts_V)
     dry_run(drafter)
-    scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
-    drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
     if ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
         log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps)
     drafter.embed_tokens.requires_grad_(train_embed)
     drafter.lm_head.requires_grad_(train_head)
+    ids_D = drafter.vocab.target_ids_D
     covered = float(counts_V[ids_D].sum() / counts_V.sum().clamp(min=1))
     trainable = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     log.info(

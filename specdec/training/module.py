@@ -30,6 +30,7 @@ from specdec.training.metrics import UnrollMetrics
 from specdec.training.noise import Noise, NoNoise, batch_generator, try_noise
 from specdec.training.objective import Objective, Recipe, objective, teach
 from specdec.training.schedule import WarmupCosine, total_steps
+from specdec.training.start import FromTarget, Start
 from specdec.training.work import FrozenModel, Work, step_work
 
 log = logging.getLogger(__name__)
@@ -48,12 +49,13 @@ class DrafterModule(pl.LightningModule):
     Args:
         target: whose drafter it becomes.
         drafter: the design, or a preset's file.
+        start: the weights to begin with: the target's where it has any, or a saved drafter's.
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_decay: weight of step k is ``step_decay**k``.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
         noise: on the target's features as they enter the drafter, in training only.
-        train_embed: train the token embedding too, which else stays the target's.
+        train_embed: train the token embedding too, which else stays as it starts: the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
         optimizer: called with the trainable parameters, by name.
         schedule: learning rate over the run.
@@ -68,6 +70,7 @@ class DrafterModule(pl.LightningModule):
         self,
         target: TargetSource = TargetSource(),  # noqa: B008  frozen
         drafter: DrafterSpec = DrafterSpec(),  # noqa: B008  frozen
+        start: Start = FromTarget(),  # noqa: B008  frozen
         loss: Loss = SoftCrossEntropy(),  # noqa: B008  frozen
         ttt_steps: int = 7,
         step_decay: float = 0.8,
@@ -86,12 +89,13 @@ class DrafterModule(pl.LightningModule):
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
             raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
-        for name, part, bases in (("loss", loss, (Loss, LawLoss, FeatureLoss)), ("noise", noise, (Noise,))):
+        parts = (("loss", loss, (Loss, LawLoss, FeatureLoss)), ("noise", noise, (Noise,)), ("start", start, (Start,)))
+        for name, part, bases in parts:
             if type(part) in bases:
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
         try_losses(loss)
-        self.target_source, self.spec, self.noise = target, drafter, noise
+        self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
@@ -146,7 +150,8 @@ class DrafterModule(pl.LightningModule):
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
         if self.drafter is None:
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.drafter = build(self.spec, self.target, data, self.train_embed, self.train_head, self.recipe.steps)
+            learnt = (self.train_embed, self.train_head)
+            self.drafter = build(self.spec, self.target, data, self.start, *learnt, self.recipe.steps)
             try_noise(self.noise, len(self.drafter.config.aux_layers), self.target.hidden_size)
 
     def setup(self, stage: str) -> None:

@@ -19,6 +19,7 @@ from specdec.data.datamodule import Splits
 from specdec.drafter import Drafter, DrafterSpec
 from specdec.target import Target
 from specdec.training.building import build, check_checkpoint
+from specdec.training.start import FromTarget, Start
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3_1"]
@@ -45,9 +46,10 @@ def make(
     train_embed: bool = False,
     train_head: bool = True,
     steps: int = 3,
+    start: Start = FromTarget(),  # noqa: B008  frozen
 ) -> Drafter:
     torch.manual_seed(5)
-    return build(spec, target or tiny_target(dtype=torch.float32), data, train_embed, train_head, steps)
+    return build(spec, target or tiny_target(dtype=torch.float32), data, start, train_embed, train_head, steps)
 
 
 def test_it_starts_from_the_target() -> None:
@@ -203,6 +205,9 @@ def command(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyP
         (["--model.loss", "WeightedSum", "--model.loss.terms", "[]"], "WeightedSum has no terms"),
         (["--model.loss", "SmoothL1"], "SmoothL1 compares the drafter's state with the target's"),
         (["--model.noise", "GaussianNoise", "--model.noise.std", "0"], "GaussianNoise.std must be positive"),
+        (["--model.start", "Start"], "model.start=Start is a base, no part"),
+        (["--model.start", "FromDrafter"], "directory"),
+        (["--model.start", "FromDrafter", "--model.start.directory", "nowhere"], "nowhere: no such drafter directory"),
         (["--model.attention", "flex"], "model.attention=flex needs CUDA"),
         (["--model.attention", "flash"], "model.attention"),
     ],
