@@ -1,7 +1,8 @@
 """Runs a server in a process group of its own, and ends all of it once standard input ends.
 
 Whoever started this closes its end to stop the server; if it is killed, the kernel closes it, so that no server is left
-alone with the machine's memory. A script of its own, of the standard library: ``python keeper.py GRACE COMMAND ...``.
+alone with the machine's memory. What is written there first is another grace. A script of its own, of the standard
+library alone: ``python keeper.py GRACE COMMAND ...``.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 
-POLL = 0.1  # seconds
+POLL = 0.05  # seconds
 NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
 
 
@@ -31,9 +32,12 @@ def main(grace: float, command: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
         return NOT_RUN
-    while _runs(child.pid) and not asked and not select.select([0], [], [], POLL)[0]:
-        pass
+    heard: list[int] = []
+    while _runs(child.pid) and not asked and not heard:
+        heard = select.select([0], [], [], POLL)[0]
     if _runs(child.pid):
+        if heard:
+            grace = float(os.read(0, 32) or grace)
         os.kill(child.pid, signal.SIGTERM)
         end = time.monotonic() + grace
         while _runs(child.pid) and time.monotonic() < end:
@@ -57,7 +61,7 @@ def _settle(group: int, seconds: float = 2.0) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < end:
             os.killpg(group, 0)
-            time.sleep(POLL / 10)
+            time.sleep(POLL)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ class Launch:
     """A target in vLLM.
 
     Args:
-        vllm: the words that start it, see :func:`specdec.serving.find_vllm`.
+        vllm: the words that start it, see :func:`specdec.serving.engine.find_vllm`.
         port: 0 for one that is free.
         timeout: seconds until it must be healthy.
         grace: seconds to end by itself.
@@ -61,6 +61,7 @@ class Launch:
             host=self.host,
             port=port,
             log=log,
+            name="vLLM",
             timeout=self.timeout,
             grace=self.grace,
             environment=QUIET,

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Self
 
 from specdec.files import explain
-from specdec.serving import keeper
+from specdec.serving import keeper, said
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
+HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
 PATIENCE = 10.0  # seconds more, until what was killed is gone
-POLL = 0.25
-TAIL = 40  # lines of a log
+POLL = 0.1
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -42,6 +42,7 @@ class Server:
     Args:
         command: it must listen on ``host`` and ``port``.
         log: a new file for what the server says.
+        name: for messages.
         timeout: seconds until it must be healthy.
         grace: seconds to end by itself when it is stopped.
         environment: variables besides this process's own.
@@ -59,15 +60,17 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 8000,
         log: Path,
+        name: str = "the server",
         timeout: float = TIMEOUT,
         grace: float = GRACE,
         environment: Mapping[str, str] | None = None,
         on_wait: Callable[[float, str], None] = lambda seconds, line: None,
     ) -> None:
         self.command, self.host, self.port, self.log = list(command), host, port, log
-        self.timeout, self.grace, self.on_wait = timeout, grace, on_wait
+        self.name, self.timeout, self.grace, self.on_wait = name, timeout, grace, on_wait
         self.environment = dict(environment or {})
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._up = False
 
     @property
     def url(self) -> str:
@@ -96,6 +99,7 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        self._up = True
         return self
 
     def __exit__(
@@ -117,19 +121,16 @@ class Server:
         if self._keeper is None:
             return
         assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
+        grace = self.grace if self._up else min(self.grace, HURRY)
+        if not self._keeper.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                self._keeper.stdin.write(str(grace).encode())
+                self._keeper.stdin.close()
         try:
             self._keeper.wait(self.grace + PATIENCE)
         except subprocess.TimeoutExpired:  # a process that the kernel cannot end: nobody can wait for it
             self._keeper.kill()
             self._keeper.wait()
-
-    def tail(self, lines: int = TAIL) -> list[str]:
-        """The end of its log."""
-        with contextlib.suppress(OSError):
-            text = self.log.read_text(encoding="utf-8", errors="replace")
-            return [line for line in text.splitlines() if line.strip()][-lines:]
-        return []
 
     def _wait_until_healthy(self) -> None:
         assert self._keeper is not None
@@ -139,15 +140,15 @@ class Server:
             if (status := self._keeper.poll()) is not None:
                 raise self._ended(status)
             if waited > self.timeout:
-                raise ServerError(f"not healthy after {self.timeout:g} s: {self._last()}", self.tail())
-            self.on_wait(waited, self._last())
+                raise self._error(f"was not healthy after {self.timeout:g} s: {said.last(self.log)}")
+            self.on_wait(waited, said.last(self.log))
             time.sleep(POLL)
 
     def _ended(self, status: int) -> ServerError:
-        return ServerError(f"{self.command[0]} ended by itself with status {status}: {self._last()}", self.tail())
+        return self._error(f"ended by itself with status {status}: {said.reason(self.log)}")
 
-    def _last(self) -> str:
-        return next(reversed(self.tail(1)), "it said nothing").strip()
+    def _error(self, what: str) -> ServerError:
+        return ServerError(f"{self.name} {what}", said.tail(self.log))
 
 
 def healthy(url: str) -> bool:

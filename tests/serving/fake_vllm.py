@@ -168,7 +168,7 @@ def main() -> None:
     if how == "crash":
         say("RuntimeError: the engine did not start")
         sys.exit(3)
-    if how == "hang":
+    if how in ("hang", "deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -179,13 +179,13 @@ def main() -> None:
     files = sorted(path.name for path in Path(drafter).iterdir()) if drafter else []
     draft.write_text(json.dumps({"argv": sys.argv[1:], "pids": [os.getpid(), worker.pid], "drafter": files}))
     draft.rename(said)
-    if how == "never":
+    if how in ("never", "deaf"):
         time.sleep(600)
-    time.sleep(0.4)
+    time.sleep(0.3)
     server = FakeVllm(drafting=args.speculative_config is not None, port=args.port)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if how == "fall":
-        time.sleep(1.0)
+        time.sleep(0.6)
         say("ValueError: fell")
         os._exit(4)
     while True:

@@ -98,7 +98,7 @@ def test_a_fall_has_a_status_of_its_own(
     monkeypatch.setenv("FAKE_VLLM", "fall")
     assert main(argv) == 1
     found = capsys.readouterr()
-    assert found.out.startswith("http") and "ended by itself with status 4" in found.err
+    assert found.out.startswith("http") and "error: vLLM ended by itself with status 4" in found.err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,10 @@ def test_one_that_never_gets_healthy_is_ended(
     server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "never")
-    with pytest.raises(ServerError, match=r"not healthy after 1 s: fake vLLM starts"), server(timeout=1.0):
+    with (
+        pytest.raises(ServerError, match=r"^the server was not healthy after 0.7 s: fake vLLM starts"),
+        server(timeout=0.7),
+    ):
         pass
     assert gone(pids(tmp_path))
 
@@ -79,11 +83,24 @@ def test_one_that_does_not_end_is_killed_with_its_workers(
     assert not any(map(alive, processes))
 
 
+def test_one_that_is_not_healthy_yet_is_not_waited_for(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "deaf")
+    begin = time.monotonic()
+    with pytest.raises(ServerError, match="not healthy"), server(timeout=0.5, grace=60.0):
+        pass
+    assert time.monotonic() - begin < 20 and gone(pids(tmp_path))
+
+
 def test_one_that_falls_is_noticed_and_its_workers_end(
     server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "fall")
-    with server() as running, pytest.raises(ServerError, match=r"ended by itself with status 4: ValueError: fell"):
+    with (
+        server() as running,
+        pytest.raises(ServerError, match=r"^the server ended by itself with status 4: ValueError: fell"),
+    ):
         running.wait()
     assert gone(pids(tmp_path))
 
