@@ -1,6 +1,7 @@
 """What may be served as a drafter."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_drafter_is_exported_first(target: Target, tmp_path: Path) -> None:
 def test_an_export_is_served_as_it_is(target: Target, tmp_path: Path) -> None:
     for form in ("vllm", "speculators"):
         export_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target), target, tmp_path / form, form)
-        assert drafted(tmp_path / form, TargetSource("not read"), tmp_path / "no") == (tmp_path / form, "eagle3")
+        assert drafted(tmp_path / form, TargetSource(target.source), tmp_path / "no") == (tmp_path / form, "eagle3")
     assert not (tmp_path / "no").exists()
 
 
@@ -44,6 +45,17 @@ def test_what_vllm_would_serve_wrongly_is_refused(target: Target, tmp_path: Path
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ValueError, match="SHA-256"):
         drafted(weights.parent, source, out)
+    export_drafter(drafter, target, tmp_path / "other")
+    other = shutil.copytree(target.source, tmp_path / "target")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    with pytest.raises(ValueError, match=r"for a target of num_hidden_layers 7, .* has 9$"):
+        drafted(tmp_path / "other", TargetSource(str(other)), out)
+    record = json.loads((tmp_path / "other" / "specdec.json").read_text())
+    del record["drafter"]["vocab_size"]
+    (tmp_path / "other" / "specdec.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"specdec\.json: damaged, for want of 'vocab_size'"):
+        drafted(tmp_path / "other", source, out)
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
     with pytest.raises(ValueError, match=r"neither a drafter .* specdec import"):
