@@ -1,5 +1,6 @@
 """How vLLM is started for a target, with a drafter or alone."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         for word in self.extra:
-            flag = word.partition("=")[0].replace("_", "-")
+            flag = re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
             if flag.startswith("-") and flag in OURS:
                 raise ValueError(f"{word} after -- is not passed on: specdec gives it to vLLM itself")
         if self.draft_tokens < 1:

@@ -106,6 +106,7 @@ def test_a_fall_has_a_status_of_its_own(
     [
         (["--", "--speculative-config", "{}"], "--speculative-config after -- is not passed on"),
         (["--", "--port=1"], "--port=1 after --"),
+        (["--", "--speculative_config.method", "eagle"], "--speculative_config.method after --"),
         (["--draft_tokens", "0"], "draft_tokens must be at least 1"),
         (["--timeout", "0"], "timeout must be above 0"),
         (["--drafter", "nowhere"], "no such drafter directory"),
