@@ -12,6 +12,7 @@ from specdec.arguments import parse, target_shorthand
 from specdec.embedded.source import TargetSource
 from specdec.serving.arguments import add_launched, launch_of, log_told, split, waiting
 from specdec.serving.drafted import drafted
+from specdec.serving.known import warn_of_draws
 from specdec.serving.server import ServerError
 from specdec.serving.signals import Asked, asked_to_end
 
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
                 server = stack.enter_context(launch.server(made, where, on_wait))
             sys.stdout.write(f"{server.url}\n")
             sys.stdout.flush()
+            warn_of_draws(where)
             log.info(
                 "%s drafts %d tokens a pass, method %s; Ctrl-C stops it", args.drafter, args.draft_tokens, made.method
             )

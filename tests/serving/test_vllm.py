@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec.cli import main
-from specdec.decoding import Chain, Generation, SpeculativeDecoder
+from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import load
 from specdec.embedded.source import TargetSource
 from specdec.serving.bench.counters import read
@@ -28,6 +29,7 @@ from tests.serving.trained import DRAFTERS, METHODS, PROMPTS, make_target, train
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS, DRAFTS = 61, 3
+COPIES = 24  # of each prompt, where tokens are drawn
 
 Inside = Callable[..., dict[str, Any]]
 
@@ -99,6 +101,26 @@ def test_tokens_and_acceptance_are_ours_at_every_position(
     assert found["accepted_tokens"] == sum(accepted)
     assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
     assert 1 + sum(accepted) / len(accepted) > 1.3  # a drafter that accepts nothing would prove nothing
+
+
+def test_acceptance_at_temperature_one_is_ours_within_chance(
+    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path: Path
+) -> None:
+    made = drafted(drafter, TargetSource(target.source), tmp_path / "exported")
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    asked = prompts * COPIES
+    found = inside("offline", target=target.source, drafter=speculative, prompts=asked, tokens=TOKENS, temperature=1.0)
+    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
+    requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
+    accepted = [generation.accepted for _, generation in decoder.generate_all(requests)]
+    passes = np.array([len(one) for one in accepted])
+    for k in range(DRAFTS):
+        deep = np.array([sum(count > k for count in one) for one in accepted])
+        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"]
+        # of a ratio of sums over texts, which are what is independent; the other side has as many of the same law
+        error = np.sqrt(2 * len(asked) * np.var(deep - ours * passes)) / passes.sum()
+        assert abs(ours - theirs) < 3.3 * error  # 1 in 1000 by chance, and the chance is seeded
+        assert 0 < error < 0.03
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.bench.load import Level, requests, run_level
 from specdec.serving.bench.summary import against, told
 from specdec.serving.drafted import Drafted, drafted
+from specdec.serving.known import warn_of_draws
 from specdec.serving.launch import Launch
 
 
@@ -51,7 +52,10 @@ def started(launch: Launch, drafter: str, work: Work) -> tuple[Served, Served]:
         made = drafted(drafter, launch.target, Path(scratch) / "drafter")
         found = []
         for name, one in (("served", made), ("baseline", None)):
-            with _server(launch, one, Path(scratch) / f"{name}.log") as url:
+            said = Path(scratch) / f"{name}.log"
+            with _server(launch, one, said) as url:
+                if one and work.temperature > 0:
+                    warn_of_draws(said)
                 found.append(measure(url, name, work))
     return found[0], found[1]
 
