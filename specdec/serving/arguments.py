@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
-from specdec.export.write import DRAFT_TOKENS
+from specdec.embedded.source import TargetSource
 from specdec.serving.engine import VARIABLE, find_vllm
 from specdec.serving.launch import Launch
-from specdec.serving.server import GRACE, TIMEOUT, ServerError
+from specdec.serving.server import ServerError
 
 log = logging.getLogger(__name__)
 
@@ -21,12 +21,12 @@ WIDTH = 100  # letters of a log's line
 
 def add_launched(parser: ArgumentParser) -> None:
     """How vLLM is run."""
-    parser.add_argument("--draft_tokens", type=int, default=DRAFT_TOKENS, help="drafts a pass")
-    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--draft_tokens", type=int, default=Launch.draft_tokens, help="drafts a pass")
+    parser.add_argument("--host", type=str, default=Launch.host, help="address to listen on")
+    parser.add_argument("--port", type=int, default=Launch.port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--vllm", type=str | None, default=None, help=f"a Python that has vLLM, or its executable; by default ${VARIABLE}, else this environment")  # fmt: skip # noqa: E501
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds until vLLM must be healthy")
-    parser.add_argument("--grace", type=float, default=GRACE, help="seconds that vLLM has to end by itself")
+    parser.add_argument("--timeout", type=float, default=Launch.timeout, help="seconds until vLLM must be healthy")
+    parser.add_argument("--grace", type=float, default=Launch.grace, help="seconds that vLLM has to end by itself")
 
 
 def launch_of(args: Namespace, extra: list[str]) -> Launch:
@@ -45,6 +45,14 @@ def launch_of(args: Namespace, extra: list[str]) -> Launch:
         args.draft_tokens,
         tuple(extra),
     )
+
+
+def launched_given(args: Namespace) -> list[str]:
+    """What was given of :func:`add_launched` and ``--target``, which means something only where vLLM is started."""
+    usual = {"target": TargetSource(), "vllm": None} | {
+        name: getattr(Launch, name) for name in ("host", "port", "timeout", "grace", "draft_tokens")
+    }
+    return [f"--{name}" for name, value in usual.items() if args[name] != value]
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -1,8 +1,9 @@
 """One request: a prompt, and its answer as a user sees it come."""
 
+import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,23 +68,29 @@ class Answered(NamedTuple):
     """Seconds from the request to the last token."""
 
 
-def ask(endpoint: Endpoint, asking: Asking, prompt: Prompt) -> Answered:
+def ask(endpoint: Endpoint, asking: Asking, prompt: Prompt, wanted: Callable[[], bool] = lambda: True) -> Answered:
     """Put a prompt to the server.
 
+    Args:
+        wanted: asked at every piece of the answer; once it is not, the server is left.
+
     Raises:
-        ValueError: it is not answered; the message names the prompt.
+        ValueError: it is not answered, or not wanted any more; the message names the prompt.
     """
     path, body = asking.body(prompt)
     text: list[str] = []
     tokens, first, last, begin = 0, 0.0, 0.0, time.perf_counter()
     try:
-        for event in endpoint.events(path, body):
-            now = time.perf_counter() - begin
-            made = int((event.get("usage") or {}).get("completion_tokens") or 0)
-            if made > tokens:
-                first, last, tokens = first or now, now, made
-            for choice in event.get("choices") or []:
-                text.append(_words(choice))
+        with contextlib.closing(endpoint.events(path, body)) as events:
+            for event in events:
+                now = time.perf_counter() - begin
+                if not wanted():
+                    raise ValueError("nobody waits for the answer any more")
+                made = int((event.get("usage") or {}).get("completion_tokens") or 0)
+                if made > tokens:
+                    first, last, tokens = first or now, now, made
+                for choice in event.get("choices") or []:
+                    text.append(_words(choice))
     except ValueError as error:
         raise ValueError(f"prompt {prompt.prompt_id}: {error}") from error
     if not tokens:

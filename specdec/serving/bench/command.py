@@ -20,7 +20,7 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.files import staged_directory, write_json
 from specdec.imports import flags
 from specdec.provenance import provenance
-from specdec.serving.arguments import add_launched, launch_of, split
+from specdec.serving.arguments import add_launched, launch_of, launched_given, split
 from specdec.serving.bench.measure import Served, Work, measure, results, started
 from specdec.serving.bench.plot import plot
 from specdec.serving.bench.report import print_bench
@@ -69,6 +69,8 @@ def main(argv: list[str]) -> int:
         raise ValueError("--baseline_url goes with --url: with --drafter the baseline is served here")
     if args.url is not None and extra:
         raise ValueError("flags after -- are vLLM's, which is not started with --url")
+    if args.url is not None and (given := launched_given(args)):
+        raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
     out = Path(args.out) if args.out else new_run("bench")
     baseline: Served | None = None
     try:

@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,7 +38,7 @@ class Endpoint:
         except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
             raise ValueError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?") from error
 
-    def events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The server-sent events that ``POST`` of a body with ``stream`` gives, each as it comes."""
         with self._response("POST", path, json.dumps(body)) as response:
             for line in response:

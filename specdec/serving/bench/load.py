@@ -1,9 +1,10 @@
 """Users who ask one thing after another, so many at a time."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import cycle, islice
 from typing import NamedTuple
 
@@ -42,22 +43,24 @@ def run_level(
 ) -> Level:
     """Ask; every user waits for the answer before the next request. One request of each goes before, untimed.
 
+    If one fails, or this is interrupted, the others are broken off.
+
     Raises:
         ValueError: a prompt is not answered.
     """
+    over = threading.Event()
     with ThreadPoolExecutor(concurrency) as pool:
 
         def all_of(asked: Sequence[Prompt], told: Callable[[Answered], None]) -> list[Answered]:
-            futures = [pool.submit(ask, endpoint, asking, prompt) for prompt in asked]
+            futures = [pool.submit(ask, endpoint, asking, prompt, lambda: not over.is_set()) for prompt in asked]
             try:
-                answers = []
-                for future in futures:
-                    answers.append(future.result())
-                    told(answers[-1])
+                for future in as_completed(futures):
+                    told(future.result())
             except BaseException:
+                over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-            return answers
+            return [future.result() for future in futures]
 
         before = read(endpoint)
         warm = all_of(list(islice(cycle(prompts), concurrency)), lambda answer: None)

@@ -8,9 +8,12 @@ from rich.table import Table
 
 HEADINGS = (
     "Users", "", "Tokens/s per user", "Tokens/s of all", "First token, ms", "Between tokens, ms", "Acceptance length",
-    "Identical outputs",
+    "by position", "Identical outputs",
 )  # fmt: skip
-CAPTION = "latencies: median and 95th percentile over requests; x: times the same requests without the drafter"
+CAPTION = (
+    "latencies: median and 95th percentile over requests; by position: share of passes that accepted so many drafts; "
+    "x: times the same requests without the drafter"
+)
 
 
 def print_bench(found: Mapping[str, Any], console: Console) -> None:
@@ -36,7 +39,10 @@ def _row(one: Mapping[str, Any], ratio: Mapping[str, Any] | None) -> list[str]:
     ]
     latencies = [_spread(one[name]) for name in ("first_token_seconds", "inter_token_seconds")]
     acceptance = one["acceptance"]
-    return [*speeds, *latencies, f"{acceptance['acceptance_length']:.2f}" if acceptance else "-"]
+    if not acceptance:
+        return [*speeds, *latencies, "-", "-"]
+    joint = " ".join(f"{share:.2f}" for share in acceptance["accepted_per_position"]["joint"])
+    return [*speeds, *latencies, f"{acceptance['acceptance_length']:.2f}", joint]
 
 
 def _spread(value: Mapping[str, float] | None) -> str:

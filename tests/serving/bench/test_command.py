@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.bench.load import requests, run_level
 from specdec.serving.bench.summary import told
 from specdec.serving.server import free_port
-from tests.serving.conftest import alive
+from tests.serving.conftest import alive, soon
 from tests.serving.fake_vllm import DRAFTS, FakeVllm, pieces
 
 Servers = Callable[..., FakeVllm]
@@ -69,6 +70,7 @@ def test_with_and_without_a_drafter(
     assert found["settings"]["max_new_tokens"] == TOKENS and found["provenance"]["command"].startswith("specdec bench")
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
+    assert " ".join(f"{count / (16 * len(passes)):.2f}" for count in acceptance["accepted_at"]) in shown
     assert "16 of 16" in shown and f"{1 + sum(passes) / len(passes):.2f}" in shown
     assert (ours.most_at_once, plain.most_at_once) == (4, 4)
 
@@ -122,6 +124,7 @@ def test_nothing_is_left_of_what_failed(
         (["--drafter", "x", "--baseline_url", url], "--baseline_url goes with --url"),
         (["--url", url, "--", "--dtype", "half"], "flags after --"),
         (["--url", url, "--engine", "sglang"], "engine"),
+        (["--url", url, "--target", "x", "--draft_tokens", "5"], "--target, --draft_tokens would start vLLM"),
         (["--url", url, "--max_new_tokens", "0"], "max_new_tokens must be at least 1"),
     ):
         assert bench(prompts, out, *wrong) == 2
@@ -147,6 +150,16 @@ def test_somebody_else_at_the_server_is_warned_of(served: Servers, caplog: pytes
     assert not caplog.text
     work(5)
     assert "somebody else uses it" in caplog.text
+
+
+def test_a_failure_breaks_the_others_off(served: Servers) -> None:
+    server = served(False, delay=0.1)
+    slow, refused = Prompt("slow", None, None, None, "p"), Prompt("long", None, None, None, "x" * 200)
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="prompt long: "):
+        run_level(Endpoint(server.url), Asking("m", 200), [slow, refused], 2)
+    assert time.monotonic() - begin < 10  # the slow one would take twenty seconds
+    assert soon(lambda: server.at_once == 0)
 
 
 def test_every_prompt_is_asked_and_every_user_has_some_requests() -> None:
