@@ -18,6 +18,8 @@ COMMANDS = {
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),
     "parity": ("specdec.parity.command:main", "whether training, decoding and the export, as vLLM reads it, agree"),
     "import": ("specdec.export.import_command:main", "a published EAGLE checkpoint as a drafter"),
+    "serve": ("specdec.serving.command:main", "a target in vLLM with a drafter, until Ctrl-C"),
+    "bench": ("specdec.serving.bench.command:main", "what a served model's users get, with and without its drafter"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
 }

@@ -90,5 +90,10 @@ class Format:
 
 def vllm_serve(directory: str, subject: Subject, served: Served) -> str:
     """vLLM's command line."""
-    speculative = {"method": subject.method, "model": directory, "num_speculative_tokens": served.draft_tokens}
-    return shlex.join(["vllm", "serve", served.target, "--speculative-config", json.dumps(speculative)])
+    return shlex.join(["vllm", *vllm_words(served.target, subject.method, directory, served.draft_tokens)])
+
+
+def vllm_words(target: str, method: str, directory: str, draft_tokens: int) -> list[str]:
+    """What ``vllm`` is told to serve a target with a drafter; it would guess the method from the path."""
+    speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
+    return ["serve", target, "--speculative-config", json.dumps(speculative)]

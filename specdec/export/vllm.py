@@ -23,5 +23,5 @@ class VllmFormat(Format):
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def command(self, directory: str, subject: Subject, served: Served) -> str:
-        """``vllm serve``; the method must be named, since vLLM would guess it from the path."""
+        """``vllm serve``, with method and drafter."""
         return vllm_serve(directory, subject, served)

@@ -58,6 +58,20 @@ def load_model(
     return model.to(where), tokenizer
 
 
+def load_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """The configuration of a target's text model, without its weights.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    local = _is_directory(source)
+    with _told_in_one_line(source, local):
+        config = AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
+        )
+        return config.get_text_config(decoder=True)
+
+
 def _device(device: str) -> torch.device:
     try:
         where = torch.device(device)

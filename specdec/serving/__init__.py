@@ -1,0 +1,1 @@
+"""A serving engine as a child process, and what a drafter is worth in it."""

@@ -1,0 +1,1 @@
+"""Throughput and latency of a served model, as its users see them."""

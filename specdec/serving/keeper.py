@@ -1,0 +1,68 @@
+"""Runs a server in a process group of its own, and ends all of it once standard input ends.
+
+Whoever started this closes its end to stop the server; if it is killed, the kernel closes it, so that no server is left
+alone with the machine's memory. What is written there first is another grace. A script of its own, of the standard
+library alone: ``python keeper.py GRACE COMMAND ...``.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+POLL = 0.05  # seconds
+NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
+
+
+def main(grace: float, command: list[str]) -> int:
+    """Run a command to its end, or until nobody wants it any more; its exit status, 128 and the signal's number if one
+    ended it.
+
+    Args:
+        grace: seconds between SIGTERM to the command and SIGKILL to its process group.
+    """
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: asked.append(number))  # ignoring them would be inherited
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
+        return NOT_RUN
+    heard: list[int] = []
+    while _runs(child.pid) and not asked and not heard:
+        heard = select.select([0], [], [], POLL)[0]
+    if _runs(child.pid):
+        if heard:
+            grace = float(os.read(0, 32) or grace)
+        os.kill(child.pid, signal.SIGTERM)
+        end = time.monotonic() + grace
+        while _runs(child.pid) and time.monotonic() < end:
+            time.sleep(POLL)
+    # before it is waited for: until then its number, the group's, is given to nobody else
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    status = child.wait()
+    _settle(child.pid)
+    return status if status >= 0 else 128 - status
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child runs; it is not waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def _settle(group: int, seconds: float = 2.0) -> None:
+    """Wait for killed processes to be gone; those that nobody collects stay as zombies, which hold nothing."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(POLL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

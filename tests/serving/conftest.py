@@ -1,0 +1,62 @@
+"""Stand-ins for vLLM."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec.serving.engine import VARIABLE
+from tests.serving.fake_vllm import FakeVllm
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An executable ``vllm``; what it was told lies in ``tmp_path / "said"``."""
+    root = Path(__file__).parents[2]
+    path = tmp_path / "vllm"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
+        "from tests.serving.fake_vllm import main\nmain()\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_VLLM_SAID", str(tmp_path / "said"))
+    monkeypatch.delenv("FAKE_VLLM", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return str(path)
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., FakeVllm]]:
+    """Makes fake servers in this process, and ends them."""
+    made: list[FakeVllm] = []
+
+    def make(drafting: bool, delay: float = 0.0) -> FakeVllm:
+        made.append(FakeVllm(drafting, delay=delay))
+        threading.Thread(target=made[-1].serve_forever, args=(0.05,), daemon=True).start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it comes true within some seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True

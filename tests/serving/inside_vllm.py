@@ -1,0 +1,78 @@
+"""Runs in vLLM's own environment: ``python inside_vllm.py JOB``, in JSON; the answer is the last line of output."""
+
+import json
+import os
+import sys
+from typing import Any
+
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def offline(
+    target: str, drafter: dict[str, Any] | None, prompts: list[list[int]], tokens: int, temperature: float = 0.0
+) -> dict[str, Any]:
+    """Tokens after each prompt, every prompt with a seed of its own, and the counters of all."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+
+    if temperature > 0:
+        _keep_temperatures()
+    more = {"speculative_config": drafter} if drafter else {}
+    llm = LLM(
+        model=target, dtype="float32", max_model_len=256, max_num_seqs=4, enforce_eager=True, disable_log_stats=False,
+        seed=0, **more,
+    )  # fmt: skip
+    how = [
+        SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=number)
+        for number in range(len(prompts))
+    ]
+    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
+    found: dict[str, Any] = {"ids": [list(one.outputs[0].token_ids) for one in made]}
+    for metric in llm.get_metrics():
+        if metric.name.startswith("vllm:spec_decode"):
+            found[metric.name.removeprefix("vllm:spec_decode_num_")] = getattr(metric, "values", None) or metric.value
+    return found
+
+
+def _keep_temperatures() -> None:
+    """Mend https://github.com/vllm-project/vllm/issues/55005: on a CPU, what each draft is divided by gets lost."""
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    def expand(
+        of_each: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> torch.Tensor:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        return torch.where(of_each == replace_from, replace_to, of_each).repeat_interleave(counts)
+
+    rejection_sampler.expand_batch_to_tokens = expand
+
+
+def chat(url: str, text: str, tokens: int) -> dict[str, Any]:
+    """A streamed chat completion through OpenAI's client."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    stream = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": text}],
+        temperature=0,
+        max_tokens=tokens,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    parts = [event.choices[0].delta.content or "" for event in stream if event.choices]
+    return {"model": model, "parts": parts}
+
+
+if __name__ == "__main__":
+    os.environ.update(QUIET)
+    job = json.loads(sys.argv[1])
+    answer = {"offline": offline, "chat": chat}[job.pop("do")](**job)
+    sys.stdout.write(f"{json.dumps(answer)}\n")

@@ -1,0 +1,192 @@
+"""What was trained is what vLLM serves: drafters of ``specdec fit`` in a real vLLM, on a CPU, in float32."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec.cli import main
+from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
+from specdec.drafter import load
+from specdec.embedded.source import TargetSource
+from specdec.serving.bench.counters import read
+from specdec.serving.bench.endpoint import Endpoint
+from specdec.serving.drafted import drafted
+from specdec.serving.engine import VARIABLE
+from specdec.serving.server import free_port
+from specdec.target import Target
+from tests.serving import inside_vllm
+from tests.serving.conftest import alive, soon
+from tests.serving.trained import DRAFTERS, METHODS, PROMPTS, make_target, train_drafter
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TOKENS, DRAFTS = 61, 3
+COPIES = 24  # of each prompt, where tokens are drawn
+
+Inside = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def inside() -> Inside:
+    """Does a job in vLLM's environment."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
+
+    def run(do: str, **job: Any) -> dict[str, Any]:
+        command = [python, inside_vllm.__file__, json.dumps({"do": do, **job})]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def target(inside: Inside, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(make_target(tmp_path_factory.mktemp("pair") / "target"))
+
+
+@pytest.fixture(scope="module")
+def prompts(target: Target) -> list[list[int]]:
+    return [target.tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def plain(target: Target, prompts: list[list[int]], inside: Inside) -> list[list[int]]:
+    """vLLM's own greedy tokens, nothing drafted."""
+    return inside("offline", target=target.source, drafter=None, prompts=prompts, tokens=TOKENS)["ids"]
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def drafter(request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory, as ``specdec fit`` leaves it."""
+    return train_drafter(request.param, Path(target.source), tmp_path_factory.mktemp("drafter") / request.param)
+
+
+@pytest.fixture
+def name(drafter: Path) -> str:
+    return drafter.parent.name
+
+
+def decoded(target: Target, drafter: Path, prompts: list[list[int]]) -> list[Generation]:
+    """What our evaluator does, end tokens ignored."""
+    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS))
+    return [decoder.generate(ids, TOKENS) for ids in prompts]
+
+
+def test_tokens_and_acceptance_are_ours_at_every_position(
+    drafter: Path, name: str, target: Target, prompts: list[list[int]], plain: list[list[int]], inside: Inside,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    made = drafted(drafter, TargetSource(target.source), tmp_path / "exported")
+    assert made.method == METHODS[name]
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    found = inside("offline", target=target.source, drafter=speculative, prompts=prompts, tokens=TOKENS)
+    assert found["ids"] == plain
+    ours = decoded(target, drafter, prompts)
+    assert [one.ids for one in ours] == plain
+    # both count what was accepted behind the last token
+    accepted = [count for one in ours for count in one.accepted]
+    assert found["drafts"] == len(accepted)
+    assert found["draft_tokens"] == DRAFTS * len(accepted)
+    assert found["accepted_tokens"] == sum(accepted)
+    assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
+    assert 1 + sum(accepted) / len(accepted) > 1.3  # a drafter that accepts nothing would prove nothing
+
+
+def test_acceptance_at_temperature_one_is_ours_within_chance(
+    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path: Path
+) -> None:
+    made = drafted(drafter, TargetSource(target.source), tmp_path / "exported")
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    asked = prompts * COPIES
+    found = inside("offline", target=target.source, drafter=speculative, prompts=asked, tokens=TOKENS, temperature=1.0)
+    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
+    requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
+    accepted = [generation.accepted for _, generation in decoder.generate_all(requests)]
+    passes = np.array([len(one) for one in accepted])
+    for k in range(DRAFTS):
+        deep = np.array([sum(count > k for count in one) for one in accepted])
+        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"]
+        # of a ratio of sums over texts, which are what is independent; the other side has as many of the same law
+        error = np.sqrt(2 * len(asked) * np.var(deep - ours * passes)) / passes.sum()
+        assert abs(ours - theirs) < 3.3 * error  # 1 in 1000 by chance, and the chance is seeded
+        assert 0 < error < 0.03
+
+
+@pytest.fixture
+def serving(drafter: Path, target: Target, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """``specdec serve`` on its way."""
+    argv = [
+        *("serve", "--target", target.source, "--drafter", str(drafter), "--port", str(free_port())),
+        *("--draft_tokens", str(DRAFTS), "--log", str(tmp_path / "log"), "--timeout", "300"),
+        *("--", "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specdec", *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | inside_vllm.QUIET,
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_served_asked_and_stopped(
+    serving: subprocess.Popen[str], name: str, target: Target, plain: list[list[int]], inside: Inside, tmp_path: Path
+) -> None:
+    assert serving.stdout is not None
+    url = serving.stdout.readline().strip()
+    assert url, (tmp_path / "log").read_text()[-4000:]
+    processes = descendants(serving.pid)
+    assert len(processes) >= 3  # who keeps vLLM, its API and its engine
+    endpoint = Endpoint(url)
+    before = read(endpoint)
+    said = inside("chat", url=url, text=PROMPTS[0], tokens=TOKENS)
+    assert said["model"] == endpoint.model() == target.source
+    assert "".join(said["parts"]) == target.tokenizer.decode(plain[0], skip_special_tokens=True)
+    assert 2 < len([part for part in said["parts"] if part]) < TOKENS  # in pieces, some of several tokens
+    assert soon(lambda: read(endpoint).generated - before.generated == TOKENS)
+    counted = read(endpoint).since(before)
+    assert len(counted.per_position) == DRAFTS and counted.accepted == sum(counted.per_position) > 0
+    if name == "eagle3_1":
+        bench(url, tmp_path)
+    serving.send_signal(signal.SIGINT)
+    _, err = serving.communicate(timeout=60)
+    assert serving.returncode == 0, err
+    assert not any(map(alive, processes))
+
+
+def bench(url: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    more = ["--url", url, "--concurrency", "1", "4", "--max_new_tokens", "32", "--ignore_eos", "true"]
+    assert main(["bench", "--prompts", str(prompts), "--out", str(tmp_path / "bench"), *more]) == 0
+    for level in json.loads((tmp_path / "bench" / "bench.json").read_text())["levels"]:
+        served = level["served"]
+        assert served["tokens"] == 32 * served["requests"]
+        assert served["acceptance"]["acceptance_length"] > 1.3
+        assert served["first_token_seconds"]["median"] > 0 and served["inter_token_seconds"]["median"] > 0
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that one has started, and those that they have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, fresh = [], [pid]
+    while fresh:
+        fresh = [child for child, parent in parents.items() if parent in fresh]
+        found += fresh
+    return found
