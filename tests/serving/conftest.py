@@ -1,5 +1,6 @@
 """Stand-ins for vLLM."""
 
+import os
 import sys
 import threading
 import time
@@ -42,6 +43,24 @@ def served() -> Iterator[Callable[..., FakeVllm]]:
     for one in made:
         one.shutdown()
         one.server_close()
+
+
+@pytest.fixture
+def end() -> Iterator[Callable[[Callable[[], bool], int], None]]:
+    """Signals this process once something is true."""
+    threads: list[threading.Thread] = []
+
+    def start(when: Callable[[], bool], number: int) -> None:
+        def wait() -> None:
+            if soon(when, 20):
+                os.kill(os.getpid(), number)
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
 
 
 def alive(pid: int) -> bool:

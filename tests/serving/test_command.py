@@ -1,17 +1,15 @@
 """``specdec serve`` from the command line."""
 
 import json
-import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from specdec.cli import main
 from specdec.serving.server import free_port
-from tests.serving.conftest import alive, soon
+from tests.serving.conftest import alive
 
 
 @pytest.fixture
@@ -21,24 +19,6 @@ def argv(fake: str, target_directory: Path, drafter_directory: Path) -> list[str
         *("serve", "--target", str(target_directory), "--drafter", str(drafter_directory)),
         *("--vllm", fake, "--port", port, "--timeout", "20"),
     ]  # fmt: skip
-
-
-@pytest.fixture
-def end() -> Iterator[Callable[[Callable[[], bool], int], None]]:
-    """Signals this process once something is true."""
-    threads: list[threading.Thread] = []
-
-    def start(when: Callable[[], bool], number: int) -> None:
-        def wait() -> None:
-            if soon(when, 20):
-                os.kill(os.getpid(), number)
-
-        threads.append(threading.Thread(target=wait))
-        threads[-1].start()
-
-    yield start
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

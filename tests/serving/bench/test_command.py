@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,30 @@ def test_nothing_is_left_of_what_failed(
     out.mkdir()
     assert bench(prompts, out, "--url", url) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_in_the_middle(
+    number: int, prompts: str, served: Servers, end: Callable[..., None], tmp_path: Path
+) -> None:
+    server = served(True, delay=0.2)
+    end(lambda: server.at_once == 2, number)
+    begin = time.monotonic()
+    more = ["--url", server.url, "--concurrency", "2", "--max_new_tokens", "200"]
+    assert bench(prompts, tmp_path / "out", *more) == 128 + number
+    assert time.monotonic() - begin < 10 and not (tmp_path / "out").exists()
+
+
+def test_stopped_while_its_server_starts(
+    prompts: str, fake: str, target_directory: Path, drafter_directory: Path, end: Callable[..., None], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("FAKE_VLLM", "never")
+    end((tmp_path / "said").exists, signal.SIGTERM)
+    pair = ["--target", str(target_directory), "--drafter", str(drafter_directory), "--vllm", fake, "--port", "0"]
+    assert bench(prompts, tmp_path / "out", *pair) == 128 + signal.SIGTERM
+    assert not any(map(alive, json.loads((tmp_path / "said").read_text())["pids"]))
+    assert not (tmp_path / "out").exists()
 
 
 def test_somebody_else_at_the_server_is_warned_of(served: Servers, caplog: pytest.LogCaptureFixture) -> None:
