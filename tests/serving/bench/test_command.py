@@ -64,9 +64,10 @@ def test_with_and_without_a_drafter(
         assert acceptance["acceptance_length"] == pytest.approx(1 + sum(passes) / len(passes))
         assert acceptance["accepted_at"] == [count * sum(a > k for a in passes) for k in range(DRAFTS)]
         ratio = level["ratio"]
-        assert ratio["user"] > 1.3 and ratio["total"] > 1.3
+        for of in ("user", "total"):
+            served_rate, plain_rate = (level[one]["tokens_per_second"][of] for one in ("served", "baseline"))
+            assert ratio[of] == pytest.approx(served_rate / plain_rate)
         assert (ratio["identical_outputs"], ratio["compared_outputs"]) == (count, count)
-    assert found["levels"][1]["served"]["tokens_per_second"]["total"] > 2 * found["levels"][0]["served"]["tokens_per_second"]["total"]  # fmt: skip # noqa: E501
     assert found["servers"]["served"]["model"] == "the-target"
     assert found["settings"]["max_new_tokens"] == TOKENS and found["provenance"]["command"].startswith("specdec bench")
     assert (tmp_path / "out" / "bench.png").read_bytes().startswith(b"\x89PNG")
