@@ -90,6 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         with fake.lock:
             fake.bodies.append(body)
             fake.at_once += 1
+            self.running = True
             fake.most_at_once = max(fake.most_at_once, fake.at_once)
         try:
             chat = "messages" in body
@@ -99,8 +100,13 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._stream(prompt, body, chat)
         finally:
-            with fake.lock:
-                fake.at_once -= 1
+            self._done()
+
+    def _done(self) -> None:
+        """Count this answer as over, once."""
+        with self.server.lock:
+            self.server.at_once -= self.running
+            self.running = False
 
     def _stream(self, prompt: str, body: dict, chat: bool) -> None:
         self.send_response(200)
@@ -128,6 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             self._event({"error": {"message": "the engine fell"}})
         if not fake.breaks:
             self._event({"choices": [], "usage": _usage(made)})
+            self._done()  # whoever reads the end may ask again before it is written
             self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 
