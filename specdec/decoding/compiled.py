@@ -68,7 +68,8 @@ class Compiled(Generic[R]):
             begin = time.perf_counter()
             try:
                 # the option alone comes too late
-                with torch._inductor.config.patch(freezing=self.freezing), choosing():
+                frozen = torch._inductor.config.patch(freezing=self.freezing)
+                with frozen, choosing() if self.freezing else contextlib.nullcontext():
                     out = self._call(*args)
             except TorchDynamoException as error:
                 reason = " ".join(str(error).split("\n\n")[0].split())

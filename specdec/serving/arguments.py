@@ -4,14 +4,15 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
-from specdec.embedded.source import TargetSource
+from specdec.serving.drafted import Drafted
 from specdec.serving.engine import VARIABLE, find_vllm
 from specdec.serving.launch import Launch
-from specdec.serving.server import ServerError
+from specdec.serving.server import Server, ServerError
 
 log = logging.getLogger(__name__)
 
@@ -19,11 +20,11 @@ TOLD_EVERY = 30.0  # seconds, where nobody watches a terminal
 WIDTH = 100  # letters of a log's line
 
 
-def add_launched(parser: ArgumentParser) -> None:
+def add_launched(parser: ArgumentParser, port: int = Launch.port) -> None:
     """How vLLM is run."""
     parser.add_argument("--draft_tokens", type=int, default=Launch.draft_tokens, help="drafts a pass")
     parser.add_argument("--host", type=str, default=Launch.host, help="address to listen on")
-    parser.add_argument("--port", type=int, default=Launch.port, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--port", type=int, default=port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--vllm", type=str | None, default=None, help=f"a Python that has vLLM, or its executable; by default ${VARIABLE}, else this environment")  # fmt: skip # noqa: E501
     parser.add_argument("--timeout", type=float, default=Launch.timeout, help="seconds until vLLM must be healthy")
     parser.add_argument("--grace", type=float, default=Launch.grace, help="seconds that vLLM has to end by itself")
@@ -47,12 +48,10 @@ def launch_of(args: Namespace, extra: list[str]) -> Launch:
     )
 
 
-def launched_given(args: Namespace) -> list[str]:
-    """What was given of :func:`add_launched` and ``--target``, which means something only where vLLM is started."""
-    usual = {"target": TargetSource(), "vllm": None} | {
-        name: getattr(Launch, name) for name in ("host", "port", "timeout", "grace", "draft_tokens")
-    }
-    return [f"--{name}" for name, value in usual.items() if args[name] != value]
+def launched_given(parser: ArgumentParser, args: Namespace) -> list[str]:
+    """What was given of :func:`add_launched`, which means something only where vLLM is started."""
+    names = ("draft_tokens", "host", "port", "vllm", "timeout", "grace")
+    return [f"--{name}" for name in names if args[name] != parser.get_default(name)]
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -62,7 +61,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[Callable[[float, str], None]]:
+def _waiting(what: str) -> Iterator[Callable[[float, str], None]]:
     """Tell how long it takes, and what the log says; what is yielded goes to the server as ``on_wait``."""
     console, told = Console(stderr=True), 0.0
     with console.status(f"starting {what}") as status:
@@ -76,6 +75,20 @@ def waiting(what: str) -> Iterator[Callable[[float, str], None]]:
                 log.info("starting %s, %.0f s: %s", what, seconds, line[:WIDTH])
 
         yield on_wait
+
+
+@contextlib.contextmanager
+def running(launch: Launch, drafter: Drafted | None, said: Path) -> Iterator[Server]:
+    """vLLM, healthy; until then it is told how long that takes.
+
+    Args:
+        drafter: without one the target serves alone.
+        said: a new file for what the server says.
+    """
+    with contextlib.ExitStack() as stack:
+        with _waiting("vLLM" if drafter else "vLLM without the drafter") as on_wait:
+            server = stack.enter_context(launch.server(drafter, said, on_wait))
+        yield server
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from specdec.arguments import parse, target_shorthand
 from specdec.embedded.source import TargetSource
-from specdec.serving.arguments import add_launched, launch_of, log_told, split, waiting
+from specdec.serving.arguments import add_launched, launch_of, log_told, running, split
 from specdec.serving.drafted import drafted
 from specdec.serving.known import warn_of_draws
 from specdec.serving.server import ServerError
@@ -56,9 +56,8 @@ def main(argv: list[str]) -> int:
             stack.enter_context(log_told())
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-serve-")))
             made = drafted(args.drafter, launch.target, scratch / "drafter")
-            with waiting("vLLM") as on_wait:
-                where = Path(args.log) if args.log else scratch / "server.log"
-                server = stack.enter_context(launch.server(made, where, on_wait))
+            where = Path(args.log) if args.log else scratch / "server.log"
+            server = stack.enter_context(running(launch, made, where))
             sys.stdout.write(f"{server.url}\n")
             sys.stdout.flush()
             warn_of_draws(where)

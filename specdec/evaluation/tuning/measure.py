@@ -1,14 +1,11 @@
 """Everything that tuning measures, under progress bars."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from collections.abc import Sequence
 
 from specdec.decoding import PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter
+from specdec.evaluation.bars import bars
 from specdec.evaluation.tuning.costs import ladder, measure_costs, timed_requests
 from specdec.evaluation.tuning.model import predict
 from specdec.evaluation.tuning.profile import Profile, measure_profile
@@ -16,9 +13,6 @@ from specdec.evaluation.tuning.results import Tuned
 from specdec.evaluation.tuning.shape import WIDTHS, Shape
 from specdec.evaluation.tuning.trial import groups, measure_trial
 from specdec.target import Target
-
-Bar = Callable[[str, int], Callable[[int], None]]
-"""(what, total) -> what tells a new bar that so many more are done."""
 
 
 def measure(
@@ -44,7 +38,7 @@ def measure(
     widths = tuple(k for k in WIDTHS if k <= max(shape.top_k for shape in order))
     end = sorted(target.eos_token_ids)
     longest = max(map(len, prompts)) + max_new_tokens
-    with _bars() as bar:
+    with bars() as bar:
         done = bar("acceptance at every place of the answers", len(prompts))
         profile = measure_profile(target, drafter, prompts, max_new_tokens, widths, end=end, on_prompts=done)
         answers = [text.ids for text in profile.texts]
@@ -72,15 +66,3 @@ def measure(
             )  # fmt: skip
             tuned.append(Tuned(costs, predictions, trial))
     return profile, tuned
-
-
-@contextlib.contextmanager
-def _bars() -> Iterator[Bar]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-
-        def bar(what: str, total: int) -> Callable[[int], None]:
-            return functools.partial(progress.advance, progress.add_task(what, total=total))
-
-        yield bar

@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
         ValueError: an argument or a file is wrong, or a server cannot be had or does not answer.
     """
     ours, extra = split(argv)
-    args = parse(parser(), target_shorthand(ours))
+    arguments = parser()
+    args = parse(arguments, target_shorthand(ours))
     work = Work(
         load_prompts(args.prompts, args.limit, args.layouts),
         _checked(args.concurrency), args.max_new_tokens, args.temperature, args.ignore_eos,
@@ -69,7 +70,8 @@ def main(argv: list[str]) -> int:
         raise ValueError("--baseline_url goes with --url: with --drafter the baseline is served here")
     if args.url is not None and extra:
         raise ValueError("flags after -- are vLLM's, which is not started with --url")
-    if args.url is not None and (given := launched_given(args)):
+    given = ["--target"] * (args.target != TargetSource()) + launched_given(arguments, args)
+    if args.url is not None and given:
         raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
     out = Path(args.out) if args.out else new_run("bench")
     baseline: Served | None = None

@@ -1,21 +1,17 @@
 """What a bench does: ask servers at every concurrency, and start them first where there are none."""
 
-import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+from specdec.evaluation.bars import bars
 from specdec.evaluation.prompts import Prompt
-from specdec.serving.arguments import log_told, waiting
+from specdec.serving.arguments import log_told, running
 from specdec.serving.bench.asking import Asking
 from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.bench.load import Level, requests, run_level
 from specdec.serving.bench.summary import against, told
-from specdec.serving.drafted import Drafted, drafted
+from specdec.serving.drafted import drafted
 from specdec.serving.known import warn_of_draws
 from specdec.serving.launch import Launch
 
@@ -53,19 +49,11 @@ def started(launch: Launch, drafter: str, work: Work) -> tuple[Served, Served]:
         found = []
         for name, one in (("served", made), ("baseline", None)):
             said = Path(scratch) / f"{name}.log"
-            with _server(launch, one, said) as url:
+            with running(launch, one, said) as server:
                 if one and work.temperature > 0:
                     warn_of_draws(said)
-                found.append(measure(url, name, work))
+                found.append(measure(server.url, name, work))
     return found[0], found[1]
-
-
-@contextlib.contextmanager
-def _server(launch: Launch, drafter: Drafted | None, log: Path) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        with waiting("vLLM" if drafter else "vLLM without the drafter") as on_wait:
-            server = stack.enter_context(launch.server(drafter, log, on_wait))
-        yield server.url
 
 
 def measure(url: str, name: str, work: Work) -> Served:
@@ -76,21 +64,13 @@ def measure(url: str, name: str, work: Work) -> Served:
     """
     endpoint = Endpoint(url)
     model = endpoint.model()
-    with _progress(name, sum(len(requests(work.prompts, users)) for users in work.concurrency)) as advance:
+    with bars() as bar:
+        advance = bar(f"{name}, requests", sum(len(requests(work.prompts, users)) for users in work.concurrency))
         levels = [
-            run_level(endpoint, work.asking(model), work.prompts, users, lambda answer: advance())
+            run_level(endpoint, work.asking(model), work.prompts, users, lambda answer: advance(1))
             for users in work.concurrency
         ]
     return Served(url, model, levels)
-
-
-@contextlib.contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("requests"))
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda: progress.advance(task)
 
 
 def results(served: Served, baseline: Served | None, work: Work) -> dict[str, Any]:
