@@ -7,6 +7,7 @@ behind it as ``.json``; it exits with 1 if a token is wrong, a law is not the ta
 import argparse
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     asked = {"float32": args.tokens, "float64": args.tokens64}
-    about: dict[str, Any] = {**machine(1), "steps": args.steps, "asked": asked}
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    about: dict[str, Any] = {**machine(1), "versions": versions, "steps": args.steps, "asked": asked}
     out = args.out
     if out.suffix != ".md":
         out = out / f"lossless_{args.hardware}_{about['date'][:7].replace('-', '')}.md"

@@ -74,7 +74,7 @@ def markdown(about: dict[str, Any], cases: Sequence[Case], counts: Sequence[Coun
     """The dated file."""
     parts = [
         f"# Speculative decoding beside plain decoding, {about['date'][:10]}\n",
-        *conditions(about, {}, f"; {about['seconds']} s in all"),
+        *conditions(about, about["versions"], f"; {about['seconds']} s in all"),
         "\n## Result\n",
     ]
     for dtype in dict.fromkeys(case.dtype for case in cases):
