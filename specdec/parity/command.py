@@ -1,10 +1,15 @@
-"""``specdec parity``: is what was trained what is decoded, and what vLLM makes of the export, logit by logit."""
+"""``specdec parity``: is what was trained what is decoded, and what vLLM makes of the export, logit by logit.
+
+With ``--engine vllm`` a real vLLM answers the same prompts, and what it accepts in every pass is compared; flags of
+``vllm serve`` go after ``--``.
+"""
 
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
@@ -16,13 +21,20 @@ from specdec.evaluation.skipping import first_turns
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.arguments import load_as_stored
 from specdec.export.shared import warn_if_rounded
+from specdec.export.switches import VLLM
 from specdec.files import write_json
 from specdec.imports import flags
-from specdec.parity.differences import differences
-from specdec.parity.report import as_json, table
+from specdec.parity.asked import ask_all
+from specdec.parity.differences import differences, format_at
+from specdec.parity.passes import compare_passes
+from specdec.parity.report import as_json, engine_table, table
 from specdec.parity.run import Parity, parity
 from specdec.parity.texts import answered, default_prompts
 from specdec.provenance import provenance
+from specdec.serving.arguments import add_launched, launch_of, launched_given, split
+from specdec.serving.drafted import Drafted
+from specdec.serving.launch import Launch
+from specdec.serving.signals import Asked
 from specdec.target import Target
 
 REPORT = "parity.json"
@@ -40,6 +52,9 @@ def parser() -> ArgumentParser:
     out.add_argument("--max_new_tokens", type=int, default=32, help="new tokens per answer")
     out.add_argument("--depth", type=int, default=7, help="deepest draft compared; the first is 0")
     out.add_argument("--device", type=str, default="cpu")
+    out.add_argument("--engine", type=Literal["vllm"] | None, default=None, help="ask a real one, too")
+    out.add_argument("--url", type=str | None, default=None, help="a vLLM that serves the drafter; by default one is started for it")  # fmt: skip # noqa: E501
+    add_launched(out, port=0)
     out.add_argument("--out", type=str | None, default=None, help=f"directory for {REPORT}; no older one in it")
     return out
 
@@ -48,41 +63,83 @@ def main(argv: list[str]) -> int:
     """Run the command; status 1 if anything differs or the export could not be compared.
 
     Raises:
-        ValueError: an argument, a file or the pair of drafter and target is wrong.
+        ValueError: an argument, a file or the pair of drafter and target is wrong; or the engine cannot be asked.
     """
-    args = parse(parser(), target_shorthand(argv))
+    ours, extra = split(argv)
+    arguments = parser()
+    args = parse(arguments, target_shorthand(ours))
+    where = _engine(arguments, args, extra)
     report = Path(args.out) / REPORT if args.out else None
     if report is not None and report.exists():
         raise ValueError(f"{report} exists already: choose another place or remove it first")
     if args.exported is not None and not Path(args.exported).is_dir():
         raise ValueError(f"{args.exported}: no such directory")
+    if where and args.exported and (other := format_at(Path(args.exported)).engine) != VLLM:
+        raise ValueError(f"{args.exported}: exported for {other}, --engine vllm cannot serve it")
     prompts = load_prompts(args.prompts, args.limit) if args.prompts else default_prompts(args.limit)
     drafter = load_as_stored(args.drafter)
     target = args.target.load(args.device)
     target.prove()
-    asked, _ = first_turns(target, prompts, args.max_new_tokens)
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder, console.status("exporting") as status:
-        directory, refused = Path(args.exported) if args.exported else Path(folder) / "served", None
-        subject = subject_of(drafter, target)
+    room = args.max_new_tokens + (args.draft_tokens if where else 0)
+    asked, _ = first_turns(target, prompts, room)
+    dtype = str(target.dtype).removeprefix("torch.")
+    out = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
+    with tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
+        directory = Path(args.exported) if args.exported else Path(scratch) / "served"
+        found, findings, method = _three_ways(args, drafter, target, asked, directory)
+        _show(found, findings, dtype, out)
+        if where and found.lacking is None:
+            made = Drafted(directory.resolve(), method)
+            try:
+                answers = ask_all(where, made, dtype, asked, args.max_new_tokens, Path(scratch) / "vllm.log")
+            except Asked as to_end:
+                return to_end.status
+            with Console(stderr=True).status("comparing") as status:
+                engine = compare_passes(target, drafter, answers, status.update)
+            found = found._replace(engine=engine)
+            out.print(engine_table(engine, dtype))
+    if report is not None:
+        about = {"drafter": args.drafter, "target": target.identity, "exported": args.exported, "method": method}
+        about |= {"dtype": dtype, "texts": len(asked), "provenance": provenance(["specdec", "parity", *flags(), *argv])}
+        write_json(report, as_json(found, findings, **about))
+    out.print(_told(found), markup=False, highlight=False)
+    return 0 if found.holds else 1
+
+
+def _three_ways(
+    args: Namespace, drafter: Drafter, target: Target, asked: list[list[int]], directory: Path
+) -> tuple[Parity, list[str], str]:
+    """Training, decoding and the export; what the export has otherwise, by name; and the method that serves it."""
+    with Console(stderr=True).status("exporting") as status:
+        refused, findings, subject = None, [], subject_of(drafter, target)
         if args.exported:
             warn_unless_made_for(target, drafter)
             warn_if_rounded(drafter, target, subject)
             findings = differences(directory, drafter, target)
         else:
-            refused, findings = _refusal(drafter, target, directory), []
-        method = subject.method
+            refused = _refusal(drafter, target, directory)
         check_pair(target, drafter.to(target.device, target.dtype))  # only now: what is exported keeps its dtype
         texts = answered(target, asked, args.max_new_tokens, args.depth)
-        found = parity(target, drafter, texts, args.depth, None if refused else directory, method, status.update)
-    found = found._replace(lacking=refused or found.lacking)
-    dtype = str(target.dtype).removeprefix("torch.")
-    if report is not None:
-        about = {"drafter": args.drafter, "target": target.identity, "exported": args.exported, "method": method}
-        about |= {"dtype": dtype, "texts": len(texts), "provenance": provenance(["specdec", "parity", *flags(), *argv])}
-        write_json(report, as_json(found, findings, **about))
-    _show(found, findings, dtype)
-    return 0 if found.holds else 1
+        exported = None if refused else directory
+        found = parity(target, drafter, texts, args.depth, exported, subject.method, status.update)
+    return found._replace(lacking=refused or found.lacking), findings, subject.method
+
+
+def _engine(arguments: ArgumentParser, args: Namespace, extra: list[str]) -> Launch | str | None:
+    """What is started, or the URL of what runs, or None where no engine is asked.
+
+    Raises:
+        ValueError: arguments that do not go together, or there is no vLLM.
+    """
+    given = [*launched_given(arguments, args), *(["flags after --"] if extra else [])]
+    if args.engine is None and (args.url is not None or given):
+        given = ["--url"] * (args.url is not None) + given
+        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
+    if args.url is not None and given:
+        raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
+    if any(word.replace("_", "-").split("=")[0] == "--dtype" for word in extra):
+        raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
+    return args.url or (launch_of(args, extra) if args.engine else None)
 
 
 def _refusal(drafter: Drafter, target: Target, directory: Path) -> str | None:
@@ -94,19 +151,21 @@ def _refusal(drafter: Drafter, target: Target, directory: Path) -> str | None:
     return None
 
 
-def _show(found: Parity, findings: list[str], dtype: str) -> None:
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
-    console.print(table(found.rows, dtype))
+def _show(found: Parity, findings: list[str], dtype: str, out: Console) -> None:
+    out.print(table(found.rows, dtype))
     for line in findings:
-        console.print(f"the export is not what this drafter exports: {line}", markup=False, highlight=False)
+        out.print(f"the export is not what this drafter exports: {line}", markup=False, highlight=False)
     if found.lacking:
-        console.print(f"the export was not compared: {found.lacking}", markup=False, highlight=False)
-    console.print(_told(found), markup=False, highlight=False)
+        out.print(f"the export was not compared: {found.lacking}", markup=False, highlight=False)
 
 
 def _told(found: Parity) -> str:
     if found.holds:
-        return "what was trained is what is decoded and what is served"
-    if all(row.equal for row in found.rows):
+        return "what was trained is what is decoded and what " + ("vLLM serves" if found.engine else "is served")
+    if not all(row.equal for row in found.rows):
+        return "NOT THE SAME: see above"
+    if found.engine is None:
         return "NOT SERVED: what was trained is what is decoded, and there is no export that an engine reads so"
-    return "NOT THE SAME: see above"
+    if found.engine.different:
+        return f"NOT THE SAME: {found.engine.different} of {found.engine.tokens} tokens are not this target's"
+    return "NOT THE SAME: vLLM accepts other drafts than these, see above"

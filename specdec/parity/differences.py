@@ -28,12 +28,20 @@ NOBODY = Served("", [], 1)  # what a checkpoint is served with says nothing of t
 def differences(directory: Path, drafter: Drafter, target: Target) -> list[str]:
     """Every key of ``config.json`` and every tensor that is there and should not be, or lacks, or differs."""
     try:
-        raw, subject = read_json(directory / CONFIG), subject_of(drafter, target)
-        ours = read_json(directory / OURS) if (directory / OURS).is_file() else {}
-        chosen = FORMATS.get(str(ours.get("exported_as"))) or format_of(raw)
+        raw, subject, chosen = read_json(directory / CONFIG), subject_of(drafter, target), format_at(directory)
         return [*_keys(raw, chosen, subject), *_tensors(directory, chosen, drafter, subject)]
     except (ValueError, SafetensorError) as error:
         return [" ".join(str(error).split())]
+
+
+def format_at(directory: Path) -> Format:
+    """What a checkpoint says that it is, else what it looks like.
+
+    Raises:
+        ValueError: its files cannot be read.
+    """
+    ours = read_json(directory / OURS) if (directory / OURS).is_file() else {}
+    return FORMATS.get(str(ours.get("exported_as"))) or format_of(read_json(directory / CONFIG))
 
 
 def _keys(raw: dict[str, Any], chosen: Format, subject: Subject) -> Iterator[str]:

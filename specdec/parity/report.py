@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specdec.parity.comparison import Row
+from specdec.parity.passes import Engine
 from specdec.parity.run import Parity
 
 
@@ -18,6 +19,15 @@ def table(rows: Sequence[Row], dtype: str) -> Table:
     out = Table("pair", "place", "depth", "difference", "of the range", "same best token", "verdict", title=title)
     for line in _lines(rows):
         out.add_row(*(escape(cell) for cell in line))
+    return out
+
+
+def engine_table(found: Engine, dtype: str) -> Table:
+    """A line for each draft position."""
+    title = f"{found.tokens} greedy tokens of vLLM in {dtype}"
+    out = Table("draft", "passes", "accepted by vLLM", "expected", "verdict", title=title)
+    for one in found.positions:
+        out.add_row(*(str(cell) for cell in (one.position, one.passes, one.accepted, one.expected, one.verdict)))
     return out
 
 
@@ -37,4 +47,11 @@ def as_json(found: Parity, findings: list[str], **about: Any) -> dict[str, Any]:
         | {"equal": row.equal, "verdict": row.verdict}
         for row in found.rows
     ]
-    return {**about, "holds": found.holds, "export_not_compared": found.lacking, "findings": findings, "rows": rows}
+    return {
+        **about,
+        "holds": found.holds,
+        "export_not_compared": found.lacking,
+        "findings": findings,
+        "rows": rows,
+        "engine": found.engine.told() if found.engine else None,
+    }

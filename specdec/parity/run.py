@@ -10,6 +10,7 @@ from specdec.drafter import Drafter
 from specdec.parity.comparison import Row, compare, merged
 from specdec.parity.exported import engine, opened
 from specdec.parity.ours import cached, unrolled
+from specdec.parity.passes import Engine
 from specdec.parity.reference import Misread, Served
 from specdec.parity.said import Said
 from specdec.parity.texts import Place, Text, places
@@ -24,11 +25,14 @@ class Parity(NamedTuple):
     rows: list[Row]
     lacking: str | None
     """Why the export is not among them."""
+    engine: Engine | None = None
+    """What a real engine accepted; None if none was asked."""
 
     @property
     def holds(self) -> bool:
-        """Whether training, decoding and the export are one and the same."""
-        return self.lacking is None and all(row.equal for row in self.rows)
+        """Whether training, decoding and the export, and the engine if one was asked, are one and the same."""
+        served = self.engine is None or self.engine.holds
+        return self.lacking is None and all(row.equal for row in self.rows) and served
 
 
 @torch.no_grad()

@@ -7,22 +7,10 @@ import pytest
 
 from specdec.cli import main
 from specdec.drafter import DrafterSpec, WeightedSum, save
-from specdec.export import export_drafter
 from specdec.target import Target
 from tests.export.made import made_drafter
-from tests.parity_command.made import edit, sharp
-
-SMALL = ["--max_new_tokens", "8", "--depth", "2"]
-
-
-@pytest.fixture
-def line(target_directory: Path, tmp_path: Path) -> list[str]:
-    """The command for a drafter saved in ``tmp_path / "drafter"``, which is exported in ``tmp_path / "served"``."""
-    target = Target.load(target_directory)
-    drafter = sharp(made_drafter(DrafterSpec(draft_vocab_size=200), target))
-    save(drafter, tmp_path / "drafter")
-    export_drafter(drafter, target, tmp_path / "served")
-    return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]
+from tests.parity_command.conftest import SMALL
+from tests.parity_command.made import edit
 
 
 def test_a_drafter_is_exported_and_compared(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -20,11 +20,11 @@ ACCEPTED, DRAFTS = (2, 0, 3, 1), 3
 LABELS = 'engine="0",model_name="/tmp/a{b},c"'
 
 
-def pieces(tokens: int, drafting: bool) -> Iterator[tuple[int, int | None]]:
+def pieces(tokens: int, drafting: bool, of_each: Sequence[int] = ()) -> Iterator[tuple[int, int | None]]:
     """How an answer of so many tokens comes: tokens of each piece, and how many drafts its pass accepted."""
     yield 1, None
     left = tokens - 1
-    for accepted in itertools.cycle(ACCEPTED if drafting else (0,)):
+    for accepted in itertools.cycle((of_each or ACCEPTED) if drafting else (0,)):
         if left <= 0:
             return
         yield min(left, accepted + 1), accepted if drafting else None
@@ -45,6 +45,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.at_once, self.most_at_once = 0, 0
         self.words: str | None = None  # of every token, instead of the prompt's own
         self.breaks = ""
+        self.plans: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}  # by prompt: tokens, and accepted drafts
+        self.joined = 0  # answers, from the next on, whose first two pieces come as one
 
     @property
     def url(self) -> str:
@@ -116,19 +118,27 @@ class Handler(BaseHTTPRequestHandler):
         fake, made = self.server, 0
         if chat:
             self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": _usage(0)})
-        for number, accepted in pieces(body["max_tokens"], fake.drafting):
-            time.sleep(fake.delay)
-            if fake.breaks and made:
-                break
-            text = "".join(fake.words or f"{prompt[:3]}{made + i} " for i in range(number))
-            made += number
-            choice = {"delta": {"content": text}} if chat else {"text": text}
+        ids, accepted_of_each = fake.plans.get(tuple(prompt), (None, None))
+        coming = list(pieces(body["max_tokens"], fake.drafting, accepted_of_each or ()))
+        for number, accepted in coming:
             with fake.lock:
                 fake.generated += number
                 if accepted is not None:
                     fake.passes += 1
                     for k in range(accepted):
                         fake.accepted_at[k] += 1
+        if fake.joined > 0:
+            fake.joined -= 1
+            coming[:2] = [(coming[0][0] + coming[1][0], None)]
+        for number, _ in coming:
+            time.sleep(fake.delay)
+            if fake.breaks and made:
+                break
+            text = "".join(fake.words or f"{prompt[:3]}{made + i} " for i in range(number))
+            choice = {"delta": {"content": text}} if chat else {"text": text}
+            if ids is not None and body.get("return_token_ids"):
+                choice["token_ids"] = ids[made : made + number]
+            made += number
             self._event({"choices": [choice], "usage": _usage(made)})
         if fake.breaks == "told":
             self._event({"error": {"message": "the engine fell"}})

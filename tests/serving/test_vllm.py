@@ -141,8 +141,9 @@ def serving(drafter: Path, target: Target, tmp_path: Path) -> Iterator[subproces
 
 
 def test_served_asked_and_stopped(
-    serving: subprocess.Popen[str], name: str, target: Target, plain: list[list[int]], inside: Inside, tmp_path: Path
-) -> None:
+    serving: subprocess.Popen[str], drafter: Path, name: str, target: Target, plain: list[list[int]], inside: Inside,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     assert serving.stdout is not None
     url = serving.stdout.readline().strip()
     assert url, (tmp_path / "log").read_text()[-4000:]
@@ -157,12 +158,48 @@ def test_served_asked_and_stopped(
     assert soon(lambda: read(endpoint).generated - before.generated == TOKENS)
     counted = read(endpoint).since(before)
     assert len(counted.per_position) == DRAFTS and counted.accepted == sum(counted.per_position) > 0
+    same(url, drafter, target, tmp_path)
     if name == "eagle3_1":
         bench(url, tmp_path)
     serving.send_signal(signal.SIGINT)
     _, err = serving.communicate(timeout=60)
     assert serving.returncode == 0, err
     assert not any(map(alive, processes))
+
+
+def same(url: str, drafter: Path, target: Target, tmp_path: Path) -> None:
+    """``specdec parity`` finds every pass of the server as our own decoding has it."""
+    more = ["--engine", "vllm", "--url", url, "--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "parity")]
+    assert main(["parity", "--target", target.source, "--drafter", str(drafter), *more]) == 0
+    found = json.loads((tmp_path / "parity" / "parity.json").read_text())["engine"]
+    assert found["holds"] and (found["tokens"], found["rounding"]) == (3 * TOKENS, 0)
+    positions = found["positions"]
+    assert [one["verdict"] for one in positions] == ["equal"] * DRAFTS
+    assert [one["accepted"] for one in positions] == [one["expected"] for one in positions]
+    assert positions[0]["passes"] > 3 and positions[0]["accepted"] > 0
+
+
+@pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
+def test_parity_starts_vllm_and_finds_what_it_drops(
+    drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export whose config feeds back another state: the same answers, and other drafts."""
+    for variable, value in inside_vllm.QUIET.items():
+        monkeypatch.setenv(variable, value)
+    drafted(drafter, TargetSource(target.source), tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["norm_output"] is True
+    (tmp_path / "exported" / "config.json").write_text(json.dumps(config | {"norm_output": False}))
+    argv = ["parity", "--target", target.source, "--drafter", str(drafter), "--exported", str(tmp_path / "exported")]
+    argv += ["--engine", "vllm", "--max_new_tokens", str(TOKENS), "--out", str(tmp_path), "--timeout", "300"]
+    flags = ["--", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
+    assert main([*argv, "--draft_tokens", str(DRAFTS), *flags]) == 1
+    report = json.loads((tmp_path / "parity.json").read_text())
+    found = report["engine"]
+    assert not found["holds"] and found["different"] == 0
+    assert sum(one["different"] for one in found["positions"]) > 0
+    assert found["positions"][0]["different"] == 0  # the first draft reads the target's states alone
+    assert report["findings"] == ["config.json: norm_output is false, for this drafter true"]
 
 
 def bench(url: str, tmp_path: Path) -> None:
