@@ -21,6 +21,7 @@ REQUESTS = [Request([5], 40), Request(list(range(30)), 40)]
 ABOUT = {
     "date": "2026-01-01", "command": "x", "cpu": "c", "cores": 1, "threads": 1, "memory_gb": 1, "platform": "p",
     "git_commit": "g", "git_dirty": False, "python": "3", "load_at_start": 0, "load_at_end": 0, "seconds": 1,
+    "versions": {"torch": "9.9"},
     "asked": {"float64": 50},
 }  # fmt: skip
 
@@ -94,6 +95,7 @@ def test_the_report_names_every_fault() -> None:
     told = faults({"float64": 61}, [bad], counts)
     assert len(told) == 6, told
     text = markdown(ABOUT, [good, bad], counts)
+    assert "torch 9.9\n" in text
     assert "120 greedy tokens compared, **1 wrong**, 1 near-ties" in text and "**1e-09**" in text
     assert to_json(ABOUT, [good], counts[:1])["greedy"][0]["acceptance_length"] == 2.5
 
