@@ -76,6 +76,11 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> Answe
             raise ValueError(f"{endpoint.url} counted {counted.generated} tokens of {len(ids)}: somebody else uses it")
         if not counted.passes:
             raise ValueError(f"{endpoint.url} drafts nothing: is it served with the drafter?")
+        if counted.passes < len(pieces) - 1:
+            raise ValueError(
+                f"{endpoint.url} drafts in {counted.passes} of {len(pieces) - 1} passes: give it a --max-model-len of "
+                f"{len(prompt) + tokens + len(counted.per_position) + 1} or more"
+            )
         if counted.passes == len(pieces) - 1:
             break
     else:

@@ -49,6 +49,20 @@ def test_passes_that_come_together_are_asked_again(server: FakeVllm, endpoint: E
         ask(endpoint, "the-target", PROMPT, 11)
 
 
+def test_passes_without_drafts(server: FakeVllm, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM drafts nothing where drafts would reach beyond its longest text."""
+    whole = FakeVllm.metrics
+
+    def fewer(self: FakeVllm) -> str:
+        return whole(self).replace("num_drafts_total", "num_drafts_dropped") + (
+            f"vllm:spec_decode_num_drafts_total{{}} {max(0, self.passes - 1)}\n"
+        )
+
+    monkeypatch.setattr(FakeVllm, "metrics", fewer)
+    with pytest.raises(ValueError, match="drafts in 3 of 4 passes: give it a --max-model-len of 17 or more"):
+        ask(endpoint, "the-target", PROMPT, 11)
+
+
 def test_counters_of_others_are_no_evidence(
     server: FakeVllm, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
