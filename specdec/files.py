@@ -99,6 +99,8 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
         with _told(path, temporary):
             yield temporary
             for file in temporary.rglob("*"):
+                if file.is_file() and not file.is_symlink():
+                    file.chmod(file.stat().st_mode | _mode(0o666))  # safetensors writes for its owner alone
                 if not file.is_symlink():
                     _sync(file)
             temporary.chmod(_mode(0o777))

@@ -1,10 +1,12 @@
 """The drafter's directory: ``config.json`` and ``model.safetensors``, complete, checked when read."""
 
+import hashlib
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.drafter import Drafter
@@ -12,6 +14,7 @@ from specdec.files import explain, read_json, sha256, staged_directory, write_js
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
+METADATA = {"format": "pt"}
 
 
 def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
@@ -21,10 +24,10 @@ def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path
         ValueError: the directory exists and ``replace`` is false, or it cannot be written.
     """
     directory = Path(directory)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
+    tensors = _tensors(drafter)
     with staged_directory(directory, replace) as temporary:
         try:
-            save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+            save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(
@@ -32,6 +35,11 @@ def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path
             {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()},
         )
     return directory
+
+
+def weights_sha256(drafter: Drafter) -> str:
+    """What ``config.json`` says of these weights in this dtype, wherever they were saved."""
+    return hashlib.sha256(serialized(_tensors(drafter), metadata=METADATA)).hexdigest()
 
 
 def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Drafter:
@@ -73,3 +81,7 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
     drafter.load_state_dict(tensors)
     drafter.vocab.refresh()
     return drafter.to(device).eval().requires_grad_(False)
+
+
+def _tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}

@@ -33,7 +33,7 @@ from specdec.evaluation.report import print_results, write_metrics, write_report
 from specdec.evaluation.skipping import Skipped
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.evaluation.summary import baseline_summary, summary
-from specdec.files import staged
+from specdec.files import read_json, staged
 from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.target import Target
@@ -146,7 +146,11 @@ def evaluate(
         results = [summary(g.name, g.describe(), a) for g, a in zip(chosen, answers, strict=True)]
         context: dict[str, Any] = {
             "target": dict(target.identity),
-            "drafter": {"directory": str(drafter_directory), **drafter.config.to_json()},
+            "drafter": {
+                "directory": str(drafter_directory),
+                "weights_sha256": read_json(drafter_directory / "config.json")["weights_sha256"],
+                **drafter.config.to_json(),
+            },
             "settings": {
                 **asdict(source),
                 "prompts": [str(path) for path in prompt_files],

@@ -29,6 +29,7 @@ from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target
 
 BIAS = "fc.bias"
+NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
 
 
@@ -44,11 +45,19 @@ def adopt(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | 
         ValueError: the checkpoint is not an EAGLE drafter of this target, or has parts that drafters here have not.
     """
     try:
+        finite(checkpoint.tensors)
         config = _config(checkpoint, target, aux_layers)
         ids_D, order_D = _vocabulary(checkpoint.tensors, config)
         return _fill(Drafter(config, ids_D), checkpoint.tensors, order_D, target)
     except ValueError as error:
         raise ValueError(f"{checkpoint.where}: {error}") from error
+
+
+def finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a weight is NaN or infinite."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
 def _config(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None) -> DrafterConfig:
@@ -93,9 +102,13 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     queries = tensors.get("layers.0.self_attn.q_proj.weight")
     if queries is None or "fc.weight" not in tensors:
         raise ValueError("no EAGLE drafter: it lacks layers.0.self_attn.q_proj.weight (or midlayer.*) or fc.weight")
+    for name in ("layers.0.self_attn.q_proj.weight", "fc.weight"):
+        if tensors[name].ndim != 2:
+            raise ValueError(f"{name} is {list(tensors[name].shape)}, wanted a matrix")
     hidden = len(tensors["fc.weight"])
     method = "eagle3" if queries.shape[1] == 2 * hidden else "eagle"
     found = keys.read(flat, method)
+    _check_size(tensors, found)
     whole = HEAD not in tensors and found.get("draft_vocab_size") == found["vocab_size"]
     base: dict[str, Any] = {"recurrence": PreNorm(), "head": "target" if whole else "own"}
     changes = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
@@ -112,6 +125,16 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     return DrafterConfig(**{**base, **found}, num_target_layers=target.num_layers, target=dict(target.identity))
 
 
+def _check_size(tensors: Mapping[str, Tensor], found: Mapping[str, Any]) -> None:
+    """Raise ValueError where the config wants more than there is, before anything of that size is made."""
+    last, down = f"layers.{found['num_layers'] - 1}.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight"
+    if last not in tensors:
+        raise ValueError(f"it lacks {last}; the config says {found['num_layers']} layers")
+    wanted = [found["hidden_size"], found["intermediate_size"]]
+    if down in tensors and list(tensors[down].shape) != wanted:
+        raise ValueError(f"{down} is {list(tensors[down].shape)}, the config says {wanted}")
+
+
 def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """The draft vocabulary ascending, and where its tokens stand in the checkpoint: some order them by frequency."""
     D, V = config.draft_vocab_size, config.vocab_size
@@ -122,6 +145,11 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
         offsets_D = torch.zeros(D, dtype=torch.int64)
     if offsets_D.shape != (D,):
         raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {D} draft tokens")
+    if offsets_D.is_floating_point() or offsets_D.is_complex() or offsets_D.dtype == torch.bool:
+        raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
+    # offsets stand still wherever two tokens of the target follow each other, which some always do; ids never do
+    if D >= NEVER and D < V and bool((offsets_D.to(torch.int64).diff() > 0).all()):
+        raise ValueError("d2t rises with every token, as target ids do: it must hold offsets, target id less draft id")
     ids_D, order_D = (torch.arange(D) + offsets_D.to(torch.int64)).sort()
     if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
         raise ValueError(f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id")

@@ -4,26 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specdec.drafter import Drafter
+from specdec.drafter import Concat, Drafter, PostNorm
+from specdec.drafter.io import weights_sha256
 from specdec.export.format import Format, Served
 from specdec.export.switches import Subject
 from specdec.files import read_json
 from specdec.target import Target
 from specdec.values import canonical
 
-TITLES = {"eagle": "EAGLE-1", "eagle3": "EAGLE-3"}
-
 
 def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
-    """The ``metrics.json`` of an evaluation, if it is of a drafter of this design and this target.
+    """The ``metrics.json`` of an evaluation, if it is of this drafter, to the last bit, and this target.
 
     Raises:
-        ValueError: there is none, or it is of another drafter or target.
+        ValueError: there is none, or it is of another drafter, dtype or target.
     """
     where = Path(evaluation) / "metrics.json"
     metrics = read_json(where)
     try:
-        design = {name: value for name, value in metrics["drafter"].items() if name != "directory"}
+        design = dict(metrics["drafter"])
+        where_from, digest = design.pop("directory"), design.pop("weights_sha256")
         fingerprint, results = metrics["target"]["fingerprint"], metrics["results"]
         [(result["growth"], result["acceptance_length"]["mean"], result["prompts"]) for result in results]
     except (TypeError, KeyError, AttributeError) as error:
@@ -31,7 +31,9 @@ def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[
     if fingerprint != target.identity["fingerprint"]:
         raise ValueError(f"{where}: the evaluation is of another target (its fingerprint)")
     if canonical(design) != canonical(drafter.config.to_json()):
-        raise ValueError(f"{where}: the evaluation is of another drafter ({metrics['drafter'].get('directory')})")
+        raise ValueError(f"{where}: the evaluation is of another drafter ({where_from})")
+    if digest != weights_sha256(drafter):
+        raise ValueError(f"{where}: the evaluation is of other weights than these ({where_from}): evaluate again")
     return metrics
 
 
@@ -61,7 +63,7 @@ def card(
             f"tags: [speculative-decoding, {subject.method}, specdec]",
             "---",
             "",
-            f"# {TITLES[subject.method]} drafter for {served.target}",
+            f"# {_generation(subject)} drafter for {config.target.get('source', served.target)}",
             "",
             "| | |",
             "|---|---|",
@@ -81,6 +83,13 @@ def card(
             "",
         ]
     )
+
+
+def _generation(subject: Subject) -> str:
+    config = subject.config
+    if not isinstance(config.fusion, Concat):
+        return "EAGLE-1"
+    return "EAGLE-3.1" if config.norms.aux == "each" and isinstance(config.recurrence, PostNorm) else "EAGLE-3"
 
 
 def _measured(metrics: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,8 @@ OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG = "config.json"
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 WANTED = (CONFIG, OURS, "*.safetensors", "*.safetensors.index.json")  # of a repository on the Hub
+# a file of a stranger may be anything, and so may what its reader stumbles over
+UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError, AttributeError)
 PICKLED = ("*.bin", "*.bin.index.json")
 
 
@@ -68,13 +70,14 @@ def fetch(source: str, revision: str | None) -> Path:
     if Path(source).is_dir():
         return Path(source)
     # only here: the Hub is rarely asked
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        safe = any(name.endswith(".safetensors") for name in list_repo_files(source, revision=revision))
-        patterns = [*WANTED, *(() if safe else PICKLED)]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
+        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*WANTED]))
+        if not any(found.glob("*.safetensors")):
+            found = Path(snapshot_download(source, revision=revision, allow_patterns=[*WANTED, *PICKLED]))
+        return found
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{source}: no such directory, nor to be had from the Hugging Face Hub ({reason})") from error
@@ -94,8 +97,8 @@ def _weights(directory: Path) -> list[Path]:
         index = directory / f"{name}.index.json"
         if index.is_file():
             listed = _mapping(index).get("weight_map")
-            if not isinstance(listed, Mapping):
-                raise ValueError(f"{index}: it has no weight_map")
+            if not isinstance(listed, Mapping) or not all(isinstance(part, str) for part in listed.values()):
+                raise ValueError(f"{index}: it has no weight_map from tensors to files")
             files = [directory / part for part in sorted(set(listed.values()))]
             if outside := [file for file in files if file.parent != directory]:
                 raise ValueError(f"{index}: it names {outside[0]}, outside of its directory")
@@ -115,9 +118,13 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         raise ValueError(f"{file}: damaged or cut off ({error}): fetch it again") from error
     except OSError as error:
         raise explain(error, file) from error
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:120]
+    except UNREADABLE as error:
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
         raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    plain = isinstance(loaded, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for name, value in loaded.items()
+    )
+    if not plain:
         raise ValueError(f"{file}: not a table of tensors")
-    return loaded
+    return dict(loaded)

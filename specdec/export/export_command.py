@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser
 
 from specdec.arguments import parse, target_shorthand
 from specdec.embedded.source import TargetSource
-from specdec.export.arguments import found_at, load_as_stored
+from specdec.export.arguments import load_as_stored
 from specdec.export.formats import FORMATS
 from specdec.export.write import DRAFT_TOKENS, export_drafter
 from specdec.imports import flags
@@ -23,6 +23,7 @@ def parser() -> ArgumentParser:
     out.add_argument("--format", type=str, default="vllm", help=", ".join(FORMATS))
     out.add_argument("--draft_tokens", type=int, default=DRAFT_TOKENS, help="drafts a pass, in the line that serves it")
     out.add_argument("--evaluation", type=str | None, default=None, help="a directory of specdec evaluate, whose acceptance the model card quotes")  # fmt: skip # noqa: E501
+    out.add_argument("--force", action="store_true", help="replace an export that is there")
     return out
 
 
@@ -33,8 +34,8 @@ def main(argv: list[str]) -> int:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
     args = parse(parser(), target_shorthand(argv))
-    if Path(args.out).exists():
-        raise ValueError(f"{args.out} exists already: choose another place or remove it first")
+    if Path(args.out).exists() and not args.force:
+        raise ValueError(f"{args.out} exists already: choose another place, remove it first, or give --force")
     drafter = load_as_stored(args.drafter)
     exported = export_drafter(
         drafter,
@@ -42,7 +43,8 @@ def main(argv: list[str]) -> int:
         args.out,
         args.format,
         draft_tokens=args.draft_tokens,
-        served_target=found_at(args.target),
+        served=args.target,
+        replace=args.force,
         evaluation=args.evaluation,
         command=["specdec", "export", *flags(), *argv],
     )

@@ -26,6 +26,9 @@ class Served(NamedTuple):
     architectures: list[str]
     """The target's."""
     draft_tokens: int
+    revision: str | None = None
+    """Of the target on the Hub."""
+    trust_remote_code: bool = False
 
 
 class Format:
@@ -90,10 +93,17 @@ class Format:
 
 def vllm_serve(directory: str, subject: Subject, served: Served) -> str:
     """vLLM's command line."""
-    return shlex.join(["vllm", *vllm_words(served.target, subject.method, directory, served.draft_tokens)])
+    words = vllm_words(served.target, subject.method, directory, served.draft_tokens)
+    return shlex.join(["vllm", *words, *target_words(served.revision, served.trust_remote_code)])
 
 
 def vllm_words(target: str, method: str, directory: str, draft_tokens: int) -> list[str]:
     """What ``vllm`` is told to serve a target with a drafter; it would guess the method from the path."""
     speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
     return ["serve", target, "--speculative-config", json.dumps(speculative)]
+
+
+def target_words(revision: str | None, trust_remote_code: bool) -> list[str]:
+    """What ``vllm`` is told of a target besides its name."""
+    pinned = ["--revision", revision, "--tokenizer-revision", revision] if revision is not None else []
+    return [*pinned, *(["--trust-remote-code"] if trust_remote_code else [])]

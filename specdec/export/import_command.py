@@ -6,7 +6,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from specdec.arguments import parse, target_shorthand
-from specdec.drafter import save
+from specdec.drafter import load, save
 from specdec.embedded.source import TargetSource
 from specdec.export.adopt import adopt
 from specdec.export.checkpoint import fetch, read_checkpoint
@@ -21,6 +21,7 @@ def parser() -> ArgumentParser:
     out.add_argument("--target", type=TargetSource, default=TargetSource())
     out.add_argument("--aux_layers", type=list[int] | None, default=None, help="boundaries that it was trained with, where its config does not say so rightly")  # fmt: skip # noqa: E501
     out.add_argument("--out", type=str, required=True, help="the drafter's directory, not there yet")
+    out.add_argument("--force", action="store_true", help="replace a drafter that is there")
     return out
 
 
@@ -32,10 +33,12 @@ def main(argv: list[str]) -> int:
     """
     args = parse(parser(), target_shorthand(argv))
     if Path(args.out).exists():
-        raise ValueError(f"{args.out} exists already: choose another place or remove it first")
+        if not args.force:
+            raise ValueError(f"{args.out} exists already: choose another place, remove it first, or give --force")
+        load(args.out)  # nothing else is replaced
     checkpoint = read_checkpoint(fetch(args.checkpoint, args.revision))
     layers = tuple(args.aux_layers) if args.aux_layers else None
     drafter = adopt(checkpoint, args.target.load(), layers)
-    save(drafter, args.out)
+    save(drafter, args.out, replace=args.force)
     sys.stdout.write(f"{args.out}\n")
     return 0

@@ -34,6 +34,8 @@ def _same(key: str, field: str | None = None) -> Row:
         value = getattr(hf, key, None)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{key} is {value!r}, wanted a number")
+        if value <= 0:
+            raise ValueError(f"{key} is {value!r}, wanted one above 0")
         return {field: value}
 
     return Row(key, lambda config: getattr(config, field), read)
@@ -56,6 +58,8 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> Row:
     def read(raw: Raw, hf: Any) -> dict[str, Any]:
         nested = raw.get("eagle_config") or {}
         values = [holder[name] for holder in (nested, raw) for name in (key, *spellings) if name in holder]
+        if odd := [value for value in values if not isinstance(value, bool | None)]:
+            raise ValueError(f"{key} is {odd[0]!r}, wanted true or false")
         return {field: on} if values and values[0] else {}
 
     return Row(key, write, read)
@@ -153,11 +157,13 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     Raises:
         ValueError: a value is not one that a drafter here can have.
     """
+    if not isinstance(raw.get("eagle_config") or {}, Mapping):
+        raise ValueError(f"eagle_config is {raw['eagle_config']!r}, wanted a table")
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
     try:
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**_plain(raw))
-    except (StrictDataclassError, TypeError, KeyError) as error:
+    except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"config.json is not one that transformers reads: {' '.join(str(error).split())}") from error
     found: dict[str, Any] = {"attention_window": "full"}
     for row in TABLES[method]:

@@ -43,4 +43,7 @@ class SglangFormat(Format):
             "--speculative-eagle-topk": "1",
             "--speculative-num-draft-tokens": str(served.draft_tokens + 1),
         }
-        return shlex.join(["python", "-m", "sglang.launch_server", *(word for pair in words.items() for word in pair)])
+        words |= {"--revision": served.revision} if served.revision is not None else {}
+        trust = ["--trust-remote-code"] if served.trust_remote_code else []
+        pairs = (word for pair in words.items() for word in pair)
+        return shlex.join(["python", "-m", "sglang.launch_server", *pairs, *trust])

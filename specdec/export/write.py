@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow
-from specdec.export.adopt import adopt, contradictions, described
+from specdec.embedded.source import TargetSource
+from specdec.export.adopt import adopt, contradictions, described, finite
+from specdec.export.arguments import found_at
 from specdec.export.card import card, quoted
 from specdec.export.checkpoint import CONFIG, FORMAT, OURS, SINGLE, read_checkpoint
 from specdec.export.format import Format, Served
@@ -41,7 +42,8 @@ def export_drafter(
     format: str = "vllm",
     *,
     draft_tokens: int = DRAFT_TOKENS,
-    served_target: str | None = None,
+    served: TargetSource | None = None,
+    replace: bool = False,
     evaluation: Path | str | None = None,
     command: list[str] | None = None,
 ) -> Exported:
@@ -51,37 +53,45 @@ def export_drafter(
         target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
         format: ``vllm``, ``speculators`` or ``sglang``.
         draft_tokens: drafts a pass, in the line that serves it.
-        served_target: directory or Hub id under which the engine finds the target, if not ``target.source``.
+        served: where the engine finds the target, if not at ``target.source``.
+        replace: an older export in ``directory`` goes once the new one is there.
         evaluation: a directory of ``specdec evaluate``, which the model card quotes.
         command: the command line, for the record.
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
-        ValueError: the drafter is of another target, or the directory exists or cannot be written.
+        ValueError: the drafter is of another target, or the directory exists, and is not an export to be replaced, or
+            cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1, not {draft_tokens}")
     directory, chosen = Path(directory), FORMATS[format]
+    if replace and directory.exists() and not (directory / OURS).is_file():
+        raise ValueError(f"{directory} is no export, for want of {OURS}, and is not replaced: remove it yourself")
     _check_target(drafter, target)
     subject = subject_of(drafter, target)
     chosen.check(subject)
-    served = Served(served_target or target.source, _architectures(target), draft_tokens)
-    line = chosen.command(str(directory), subject, served)
+    where = Served(target.source, _architectures(target), draft_tokens)
+    if served is not None:
+        where = where._replace(
+            target=found_at(served), revision=served.revision, trust_remote_code=served.trust_remote_code
+        )
+    line = chosen.command(str(directory.resolve()), subject, where)
     quote = quoted(evaluation, drafter, target) if evaluation is not None else None
     rounding = warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
-    _check_finite(tensors)
-    with staged_directory(directory) as temporary:
+    finite(tensors)
+    with staged_directory(directory, replace) as temporary:
         file = temporary / SINGLE[0]
         try:
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / CONFIG, chosen.config(subject, served))
+        write_json(temporary / CONFIG, chosen.config(subject, where))
         write_json(temporary / OURS, _record(chosen, subject, sha256(file), line, command))
-        write_text(temporary / "README.md", card(subject, served, chosen, line, quote, rounding))
+        write_text(temporary / "README.md", card(subject, where, chosen, line, quote, rounding))
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
 
@@ -112,12 +122,6 @@ def _check_target(drafter: Drafter, target: Target) -> None:
         if ours != theirs:
             raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
     warn_unless_made_for(target, drafter)
-
-
-def _check_finite(tensors: dict[str, Tensor]) -> None:
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
 def _record(chosen: Format, subject: Subject, digest: str, line: str, command: list[str] | None) -> dict[str, Any]:

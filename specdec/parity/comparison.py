@@ -13,6 +13,9 @@ from specdec.parity.said import Said
 
 # what two orders of the same sums may differ by, as a share of the numbers' range, by the dtype that all run in
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# never less is allowed, however little training and decoding differ
+LEAST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TIMES = 4  # as much as training and decoding differ by, of another implementation
 NO_NUMBER = float("inf")
 
 
@@ -81,6 +84,16 @@ def merged(rows: Iterable[Row]) -> list[Row]:
             )
         found[key] = row
     return list(found.values())
+
+
+def rounding(rows: Iterable[Row], dtype: torch.dtype) -> float:
+    """The share that another implementation may differ by, where our own two differ as ``rows`` say.
+
+    In 16 bits the tolerance is wide enough to hide a norm that was left out; what rounding really does there is seen
+    where training and decoding are compared.
+    """
+    seen = max((max(row.share, row.feature_share) for row in rows), default=0.0)
+    return min(TOLERANCE[dtype], max(LEAST[dtype], TIMES * seen))
 
 
 def _laws(one: Tensor, two: Tensor) -> tuple[float, float]:

@@ -6,7 +6,7 @@ This goes by the exporter's own tables, and so it proves nothing; the numbers do
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,13 +25,22 @@ from specdec.target import Target
 NOBODY = Served("", [], 1)  # what a checkpoint is served with says nothing of the drafter
 
 
-def differences(directory: Path, drafter: Drafter, target: Target) -> list[str]:
+class Finding(NamedTuple):
+    """One difference."""
+
+    text: str
+    differs: bool = True
+    """False for keys that are there besides or are left out, unless they switch something on."""
+
+
+def differences(directory: Path, drafter: Drafter, target: Target) -> list[Finding]:
     """Every key of ``config.json`` and every tensor that is there and should not be, or lacks, or differs."""
     try:
         raw, subject, chosen = read_json(directory / CONFIG), subject_of(drafter, target), format_at(directory)
-        return [*_keys(raw, chosen, subject), *_tensors(directory, chosen, drafter, subject)]
+        tensors = (Finding(text) for text in _tensors(directory, chosen, drafter, subject))
+        return [*_keys(raw, chosen, subject), *tensors]
     except (ValueError, SafetensorError) as error:
-        return [" ".join(str(error).split())]
+        return [Finding(" ".join(str(error).split()))]
 
 
 def format_at(directory: Path) -> Format:
@@ -44,18 +53,19 @@ def format_at(directory: Path) -> Format:
     return FORMATS.get(str(ours.get("exported_as"))) or format_of(read_json(directory / CONFIG))
 
 
-def _keys(raw: dict[str, Any], chosen: Format, subject: Subject) -> Iterator[str]:
+def _keys(raw: dict[str, Any], chosen: Format, subject: Subject) -> Iterator[Finding]:
     wanted = json.loads(json.dumps(chosen.flat(chosen.config(subject, NOBODY))))
     found = chosen.flat(raw)
     for key, value in wanted.items():
         if key == "architectures":
             continue
         if key not in found:
-            yield f"config.json lacks {key}, which is {json.dumps(value)} for this drafter"
+            text = f"config.json lacks {key}, which is {json.dumps(value)} for this drafter"
+            yield Finding(text, differs=value is True)
         elif found[key] != value:
-            yield f"config.json: {key} is {json.dumps(found[key])}, for this drafter {json.dumps(value)}"
+            yield Finding(f"config.json: {key} is {json.dumps(found[key])}, for this drafter {json.dumps(value)}")
     if more := sorted(set(found) - set(wanted)):
-        yield f"config.json has also {', '.join(more)}"
+        yield Finding(f"config.json has also {', '.join(more)}", differs=False)
 
 
 def _tensors(directory: Path, chosen: Format, drafter: Drafter, subject: Subject) -> Iterator[str]:

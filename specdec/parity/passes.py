@@ -6,6 +6,7 @@ the passes before, only on the text; so that one pass that rounding decides leav
 Legend: A passes, K drafts, T tokens, V target vocabulary.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from torch import Tensor
 from specdec.decoding import PlainDecoder
 from specdec.drafter import Drafter
 from specdec.parity.asked import Answer
-from specdec.parity.comparison import TOLERANCE
 from specdec.parity.ours import cached
 from specdec.parity.texts import Text
 from specdec.target import Target
+
+BY_CHANCE = 1e-4
 
 
 class Position(NamedTuple):
@@ -54,52 +56,74 @@ class Engine(NamedTuple):
     """Of them, those that are not the target's best token, but within rounding of it."""
     different: int
     """Those that are neither: the engine runs another target."""
+    fewer: int
+    """Passes that rounding decides and in which the engine accepts fewer drafts."""
+
+    @property
+    def chance(self) -> float:
+        """The p-value of so many, as chance takes close drafts either way: a sign test over these passes."""
+        n = sum(one.rounding for one in self.positions)
+        most = max(self.fewer, n - self.fewer)
+        return min(1.0, 2 * sum(math.comb(n, k) for k in range(most, n + 1)) / 2**n)
 
     @property
     def holds(self) -> bool:
         """Whether the engine accepts what it should, everywhere."""
-        return self.different == 0 and all(one.different == 0 for one in self.positions)
+        return self.different == 0 and all(one.different == 0 for one in self.positions) and self.chance >= BY_CHANCE
 
     def told(self) -> dict[str, Any]:
         """JSON-ready."""
         positions = [{**one._asdict(), "verdict": one.verdict} for one in self.positions]
-        return {**self._asdict(), "positions": positions, "holds": self.holds}
+        return {**self._asdict(), "positions": positions, "chance": self.chance, "holds": self.holds}
 
 
 @torch.no_grad()
 def compare_passes(
-    target: Target, drafter: Drafter, answers: Sequence[Answer], on_text: Callable[[str], None] = lambda what: None
+    target: Target,
+    drafter: Drafter,
+    answers: Sequence[Answer],
+    share: float,
+    on_text: Callable[[str], None] = lambda what: None,
 ) -> Engine:
     """Compare every pass of every answer.
 
     Args:
         drafter: in the target's dtype, on its device.
+        share: of a law's range, that rounding may make of one log-probability.
 
     Raises:
         ValueError: an answer leaves no room for the drafts behind it.
     """
-    allowed = 2 * TOLERANCE[target.dtype]  # each of two candidates has an error of its own
+    allowed = 2 * share  # each of two candidates has an error of its own
     depth = len(answers[0].accepted_at)
     expected, rounding, different = ([0] * depth for _ in range(3))
-    passes = tokens = 0
+    passes = tokens = fewer = 0
     parted = torch.zeros(2, dtype=torch.int64)
     for number, answer in enumerate(answers):
         on_text(f"answer {number + 1} of {len(answers)}")
         known = [*answer.prompt, *answer.ids]
         text = Text([*known, *PlainDecoder(target).generate(known, depth).ids], len(answer.prompt))
-        short = _short_of_best(target, text, len(answer.ids))
+        short, lead = _of_target(target, text)
+        short = short[: len(answer.ids)]
         tokens, passes = tokens + len(answer.ids), passes + len(answer.known)
         parted += torch.stack([((short > 0) & (short <= allowed)).sum(), (short > allowed).sum()]).cpu()
         predicted, doubt_AK = _predicted(target, drafter, text, answer.known, depth)
+        lead[: len(answer.ids)] = torch.inf  # what vLLM wrote is certain; behind that a target's own tie counts, too
+        behind_AK = torch.tensor([[n + k for k in range(depth)] for n in answer.known], device=lead.device)
+        doubt_AK = torch.minimum(doubt_AK, lead[behind_AK].to(doubt_AK))
         for ours, theirs, doubt_K in zip(predicted, answer.accepted, doubt_AK.tolist(), strict=True):
             for k in range(ours):
                 expected[k] += 1
             if ours != theirs:
                 k = min(ours, theirs)
-                (rounding if doubt_K[k] <= allowed else different)[k] += 1
+                close = doubt_K[k] <= allowed
+                (rounding if close else different)[k] += 1
+                fewer += close and theirs < ours
     accepted = [sum(counts) for counts in zip(*(answer.accepted_at for answer in answers), strict=True)]
     columns = zip(accepted, expected, rounding, different, strict=True)
-    return Engine([Position(k, passes, *counts) for k, counts in enumerate(columns, 1)], tokens, *parted.tolist())
+    positions = [Position(k, passes, *counts) for k, counts in enumerate(columns, 1)]
+    close, wrong = parted.tolist()
+    return Engine(positions, tokens, close, wrong, fewer)
 
 
 def _predicted(
@@ -117,11 +141,12 @@ def _predicted(
     return hit_AK.cumprod(1).sum(1).tolist(), torch.where(hit_AK, lead_AK, short_AK)
 
 
-def _short_of_best(target: Target, text: Text, tokens: int) -> Tensor:
-    """(T,) how far each of the answer's tokens is from being the target's best."""
+def _of_target(target: Target, text: Text) -> tuple[Tensor, Tensor]:
+    """(T,) how far each token behind the prompt is from being the target's best; and how far that is from the next."""
     ids_1T = torch.tensor([text.ids], device=target.device)
-    logits_TV = target.model(input_ids=ids_1T, use_cache=False).logits[0, text.prompt - 1 :][:tokens]
-    return _share(logits_TV, ids_1T[0, text.prompt :][:tokens])
+    logits_TV = target.model(input_ids=ids_1T, use_cache=False).logits[0, text.prompt - 1 : -1]
+    two_T2 = logits_TV.topk(2).values
+    return _share(logits_TV, ids_1T[0, text.prompt :]), (two_T2[:, 0] - two_T2[:, 1]) / _range(logits_TV)
 
 
 def _share(scores: Tensor, due: Tensor) -> Tensor:

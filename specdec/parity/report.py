@@ -24,7 +24,7 @@ def table(rows: Sequence[Row], dtype: str) -> Table:
 
 def engine_table(found: Engine, dtype: str) -> Table:
     """A line for each draft position."""
-    title = f"{found.tokens} greedy tokens of vLLM in {dtype}"
+    title = f"{found.tokens} greedy tokens of vLLM, beside cached decoding in {dtype}"
     out = Table("draft", "passes", "accepted by vLLM", "expected", "verdict", title=title)
     for one in found.positions:
         out.add_row(*(str(cell) for cell in (one.position, one.passes, one.accepted, one.expected, one.verdict)))
@@ -40,7 +40,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[list[str]]:
         yield [pair, place, depths, f"{gap:.1e}", f"{share:.1e}", f"{agree} of {anchors}", verdict]
 
 
-def as_json(found: Parity, findings: list[str], **about: Any) -> dict[str, Any]:
+def as_json(found: Parity, **about: Any) -> dict[str, Any]:
     """Everything, for ``parity.json``; a difference that is infinite is null."""
     rows = [
         {name: None if value == math.inf else value for name, value in row._asdict().items()}
@@ -51,7 +51,8 @@ def as_json(found: Parity, findings: list[str], **about: Any) -> dict[str, Any]:
         **about,
         "holds": found.holds,
         "export_not_compared": found.lacking,
-        "findings": findings,
+        "findings": [finding.text for finding in found.findings],
         "rows": rows,
         "engine": found.engine.told() if found.engine else None,
+        "engine_failed": found.failed,
     }

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 
 from specdec.drafter import Drafter
-from specdec.parity.comparison import Row, compare, merged
+from specdec.parity.comparison import Row, compare, merged, rounding
+from specdec.parity.differences import Finding
 from specdec.parity.exported import engine, opened
 from specdec.parity.ours import cached, unrolled
 from specdec.parity.passes import Engine
@@ -16,6 +17,7 @@ from specdec.parity.said import Said
 from specdec.parity.texts import Place, Text, places
 from specdec.target import Target
 
+FINE = 1e-3  # a share below which no part of a drafter is lost unseen
 DECODED, EXPORTED = "training and cached decoding", "training and export"
 
 
@@ -25,14 +27,26 @@ class Parity(NamedTuple):
     rows: list[Row]
     lacking: str | None
     """Why the export is not among them."""
+    allowed: float
+    """The share that rounding may make of an export's or an engine's differences."""
+    findings: tuple[Finding, ...] = ()
+    """What the export has otherwise than this drafter's, by name."""
     engine: Engine | None = None
     """What a real engine accepted; None if none was asked."""
+    failed: str | None = None
+    """Why an engine that was asked did not answer."""
+
+    @property
+    def blurred(self) -> bool:
+        """Whether something differs by name that the numbers' precision may hide."""
+        coarse = self.allowed > FINE and all(row.equal for row in self.rows)
+        return coarse and any(finding.differs for finding in self.findings)
 
     @property
     def holds(self) -> bool:
         """Whether training, decoding and the export, and the engine if one was asked, are one and the same."""
-        served = self.engine is None or self.engine.holds
-        return self.lacking is None and all(row.equal for row in self.rows) and served
+        served = self.failed is None and (self.engine is None or self.engine.holds)
+        return self.lacking is None and not self.blurred and all(row.equal for row in self.rows) and served
 
 
 @torch.no_grad()
@@ -62,7 +76,10 @@ def parity(
     for number, text in enumerate(texts):
         on_text(f"text {number + 1} of {len(texts)}")
         rows += _of_text(target, drafter, texts[number - 1], text, depth, served)
-    return Parity(sorted(merged(rows), key=lambda row: row.pair == EXPORTED), lacking)
+    found = merged(rows)
+    ours, theirs = ([row for row in found if (row.pair == EXPORTED) == other] for other in (False, True))
+    allowed = rounding(ours, target.dtype)
+    return Parity([*ours, *(row._replace(allowed=allowed) for row in theirs)], lacking, allowed)
 
 
 def _of_text(

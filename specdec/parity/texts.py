@@ -52,11 +52,11 @@ def answered(target: Target, asked: Sequence[list[int]], max_new_tokens: int, de
         ValueError: there is no prompt, or the answers are too short for drafts of this depth.
     """
     if depth < 0:
-        raise ValueError(f"parity: depth is {depth}, it must be at least 0")
+        raise ValueError(f"depth is {depth}, it must be at least 0")
     if max_new_tokens < depth + 3:
-        raise ValueError(f"parity: answers of {max_new_tokens} tokens have no room for depth {depth}: {depth + 3} do")
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: drafts of depth {depth} need {depth + 3} or more")
     if not asked:
-        raise ValueError("parity: no prompt given")
+        raise ValueError("no prompt given")
     decoder = PlainDecoder(target)
     return [Text([*ids, *decoder.generate(ids, max_new_tokens).ids], len(ids)) for ids in asked]
 

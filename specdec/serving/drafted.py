@@ -39,7 +39,7 @@ def drafted(directory: Path | str, target: TargetSource, scratch: Path) -> Draft
         raise ValueError(
             f"{directory}: neither a drafter of specdec nor an export of one; specdec import reads published ones"
         )
-    made = export_drafter(load_as_stored(directory), target.load(), scratch, served_target=found_at(target))
+    made = export_drafter(load_as_stored(directory), target.load(), scratch, served=target)
     return Drafted(made.directory, made.method)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specdec.embedded.source import TargetSource
 from specdec.export.arguments import found_at
-from specdec.export.format import vllm_words
+from specdec.export.format import target_words, vllm_words
 from specdec.export.write import DRAFT_TOKENS
 from specdec.serving.drafted import Drafted
 from specdec.serving.server import GRACE, TIMEOUT, Server, free_port
@@ -75,8 +75,5 @@ class Launch:
         words = ["serve", target]
         if drafter is not None:
             words = vllm_words(target, drafter.method, str(drafter.directory), self.draft_tokens)
-        if self.target.revision is not None:
-            words += ["--revision", self.target.revision, "--tokenizer-revision", self.target.revision]
-        if self.target.trust_remote_code:
-            words.append("--trust-remote-code")
+        words += target_words(self.target.revision, self.target.trust_remote_code)
         return [*self.vllm, *words, "--host", self.host, "--port", str(port), *self.extra]

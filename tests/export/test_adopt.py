@@ -85,6 +85,14 @@ def eagle1() -> dict[str, Tensor]:
     }
 
 
+def few(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Sixteen draft tokens by target ids so low that they are offsets within the vocabulary, too; NVIDIA has no t2d."""
+    ids_16 = torch.arange(0, 32, 2)
+    config.update(draft_vocab_size=16)
+    tensors.update({"lm_head.weight": torch.randn(16, H), "d2t": ids_16})
+    del tensors["t2d"]
+
+
 def flat(**more: Any) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **SIZES, "rope_theta": 1e4,
@@ -288,7 +296,28 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no norm": (lambda c, t: t.pop("midlayer.hidden_norm.weight"), "it lacks layers.0.hidden_norm.weight"),
     "no map": (lambda c, t: t.pop("d2t"), "it lacks d2t"),
     "no head": (lambda c, t: t.pop("lm_head.weight"), "it lacks lm_head.weight"),
-    "absolute ids": (lambda c, t: t.update(d2t=t["d2t"] + torch.arange(D)), "d2t must hold offsets"),
+    "absolute ids": (lambda c, t: t.update(d2t=t["d2t"] + torch.arange(D)), "d2t rises with every token"),
+    "ids that fit": (lambda c, t: few(c, t), "d2t rises with every token"),
+    "offsets beyond": (lambda c, t: t.update(d2t=t["d2t"] + 40), "d2t must hold offsets"),
+    "half offsets": (lambda c, t: t.update(d2t=t["d2t"] + 0.7), "d2t is torch.float32, wanted integers"),
+    "a NaN": (lambda c, t: t["fc.weight"][3, 4].fill_(torch.nan), "the weights fc.weight are not all finite"),
+    "an infinity": (lambda c, t: t["norm.weight"][3].fill_(torch.inf), "the weights norm.weight are not all finite"),
+    "outputs at the top": (lambda c, t: c.update({IDS: [1, 2, 3]}), r"EAGLE-3's \[2, 3, 4\] if it numbers outputs"),
+    "boundaries inside": (lambda c, t: c.update(eagle_config={IDS: [2, 3, 4]}), "EAGLE-3's own boundaries"),
+    "one id": (lambda c, t: c.update({IDS: 5}), "is 5, wanted a list of whole numbers"),
+    "half an id": (lambda c, t: c.update({IDS: [2.5, 3, 5]}), "wanted a list of whole numbers"),
+    "a true id": (lambda c, t: c.update(eagle_config={IDS: [True, 3, 5]}), "wanted a list of whole numbers"),
+    "a list for a table": (lambda c, t: c.update(eagle_config=[2, 3]), r"eagle_config is \[2, 3\], wanted a table"),
+    "a word for a switch": (lambda c, t: c.update(norm_output="false"), "norm_output is 'false', wanted true or false"),
+    "no heads": (lambda c, t: c.update(num_attention_heads=0), "not one that transformers reads"),
+    "no groups": (lambda c, t: c.update(num_key_value_heads=-2), "num_key_value_heads is -2, wanted one above 0"),
+    "a vector": (
+        lambda c, t: t.update({"midlayer.self_attn.q_proj.weight": torch.ones(48)}),
+        r"q_proj.weight is \[48\], wanted a matrix",
+    ),
+    "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), r"fc.weight is \[\], wanted a matrix"),
+    "beyond all memory": (lambda c, t: c.update(intermediate_size=10**12), r"the config says \[32, 1000000000000\]"),
+    "layers without end": (lambda c, t: c.update(num_hidden_layers=10**7), "the config says 10000000 layers"),
     "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
     "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "no drafter here has: fc_norm.0"),
@@ -368,8 +397,18 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
     (directory / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         read_checkpoint(directory)
-    torch.save([torch.ones(1)], directory / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="not a table of tensors"):
+    for content in ([torch.ones(1)], {1: torch.ones(1)}, {"fc.weight": torch.ones(2, 2).to_sparse()}):
+        torch.save(content, directory / "pytorch_model.bin")
+        with pytest.raises(ValueError, match="not a table of tensors"):
+            read_checkpoint(directory)
+    for raw in (b"", b"fc.weight: 1, 2, 3", b"\x80\x02garbage"):
+        (directory / "pytorch_model.bin").write_bytes(raw)
+        with pytest.raises(ValueError, match="no file of plain weights") as told:
+            read_checkpoint(directory)
+        assert "\x1b" not in str(told.value) and "()" not in str(told.value)
+    (directory / "pytorch_model.bin").unlink()
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"fc.weight": 3}}')
+    with pytest.raises(ValueError, match="it has no weight_map from tensors to files"):
         read_checkpoint(directory)
     (directory / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):

@@ -2,10 +2,14 @@
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, WeightedSum, load, save
@@ -35,6 +39,70 @@ def test_out_and_in_again(
     assert capsys.readouterr().out == f"{back}\n"
     again = load(back)
     assert same_state(again, load(here)) and again.config == drafter.config
+
+
+def test_what_is_there_is_replaced_only_on_demand_and_only_its_like(
+    drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, out, back = (str(tmp_path / name) for name in ("drafter", "out", "back"))
+    export = ["export", "--drafter", here, "--target", str(target_directory), "--out"]
+    adopt = ["import", "--checkpoint", out, "--target", str(target_directory), "--out"]
+    assert main([*export, out]) == 0 and main([*adopt, back]) == 0
+    for line, place in ((export, out), (adopt, back)):
+        assert main([*line, place]) == 2
+        assert "exists already" in capsys.readouterr().err and "--force" not in line
+        older = (Path(place) / "config.json").stat().st_ino
+        assert main([*line, place, "--force"]) == 0
+        assert (Path(place) / "config.json").stat().st_ino != older
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("all of it")
+    for line, message in ((export, "is no export"), (adopt, "config.json: no such file")):
+        assert main([*line, str(precious), "--force"]) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1]
+    assert (precious / "thesis.txt").read_text() == "all of it"
+
+
+def test_killed_in_the_middle(drafter: Drafter, target_directory: Path, tmp_path: Path) -> None:
+    """All written, nothing verified: there is no directory of that name, and none that stands in the way."""
+    argv = ["export", "--drafter", str(tmp_path / "drafter"), "--target", str(target_directory)]
+    argv += ["--out", str(tmp_path / "there" / "served")]
+    code = (
+        "import os, sys; from specdec.export import write; from specdec.cli import main\n"
+        "write._verify = lambda *of: os.kill(os.getpid(), 9)\n"
+        "main(sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    left = [path.name for path in (tmp_path / "there").iterdir()]
+    assert len(left) == 1 and left[0].startswith(".tmp-")
+    assert main(argv) == 0 and (tmp_path / "there" / "served" / "config.json").is_file()
+
+
+def test_files_are_for_all_to_read(drafter: Drafter, target_directory: Path, tmp_path: Path) -> None:
+    """An engine may run as somebody else."""
+    argv = ["export", "--drafter", str(tmp_path / "drafter"), "--target", str(target_directory)]
+    assert main([*argv, "--out", str(tmp_path / "out")]) == 0
+    for folder in ("drafter", "out"):
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / folder).iterdir()}
+        assert set(modes.values()) == {modes["config.json"]} and modes["config.json"] & 0o044
+
+
+def test_the_line_that_serves_says_everything_of_the_target(
+    drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    pinned = ["--target.revision", "v2", "--target.trust_remote_code", "true"]
+    argv = ["export", "--drafter", "drafter", "--target", str(target_directory), *pinned]
+    for format, wanted in (
+        ("vllm", ["--revision", "v2", "--tokenizer-revision", "v2", "--trust-remote-code"]),
+        ("sglang", ["--revision", "v2", "--trust-remote-code"]),
+    ):
+        assert main([*argv, "--out", format, "--format", format]) == 0
+        words = shlex.split(capsys.readouterr().out)
+        assert words[-len(wanted) :] == wanted
+        assert str(tmp_path / format) in " ".join(words)
 
 
 def test_the_stored_dtype_is_kept(drafter: Drafter, target_directory: Path, tmp_path: Path) -> None:
@@ -79,15 +147,17 @@ def test_a_checkpoint_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    for files, pickled in ((["model.safetensors", "pytorch_model.bin"], False), (["pytorch_model.bin"], True)):
-        monkeypatch.setattr("huggingface_hub.list_repo_files", lambda source, revision, files=files: files)
-        assert checkpoint.fetch("org/drafter", "v1") == tmp_path
-        assert ("*.bin" in asked[-1]) == pickled and not any(".py" in pattern for pattern in asked[-1])
+    assert checkpoint.fetch("org/drafter", "v1") == tmp_path
+    assert ["*.bin" in patterns for patterns in asked] == [False, True]
+    assert not any(".py" in pattern for patterns in asked for pattern in patterns)
+    (tmp_path / "model.safetensors").touch()
+    assert checkpoint.fetch("org/drafter", "v1") == tmp_path
+    assert len(asked) == 3 and "*.bin" not in asked[2]
 
-    def gone(source: str, revision: str | None) -> list[str]:
-        raise OSError("offline")
+    def gone(source: str, revision: str | None, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("offline")
 
-    monkeypatch.setattr("huggingface_hub.list_repo_files", gone)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", gone)
     with pytest.raises(ValueError, match=r"org/drafter: no such directory, nor to be had .*offline"):
         checkpoint.fetch("org/drafter", None)
     assert checkpoint.fetch(str(tmp_path), None) == tmp_path

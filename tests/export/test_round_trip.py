@@ -115,7 +115,9 @@ def random_cases(count: int) -> list[tuple[int, DrafterSpec]]:
             layers = chance.sample(range(LAYERS + 1), chance.randint(1, 5))
             changes |= {"aux_layers": sorted(layers), "hidden_size": chance.choice(["target", 24])}
         changes["intermediate_size"] = chance.choice(["target", 20])
-        cases.append((chance.randrange(len(ROPES)), dataclasses.replace(spec, **changes)))
+        case = chance.randrange(len(ROPES)), dataclasses.replace(spec, **changes)
+        if case not in cases:
+            cases.append(case)
     return cases
 
 

@@ -11,6 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from specdec.drafter import DrafterConfig, DrafterSpec, Norms
+from specdec.drafter.io import weights_sha256
+from specdec.embedded.source import TargetSource
 from specdec.export import FORMATS, export_drafter, names
 from specdec.export.switches import NotServable
 from specdec.files import sha256
@@ -85,7 +87,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> None:
     drafter = made_drafter(SPEC, target)
     out = tmp_path / "out"
-    exported = export_drafter(drafter, target, out, served_target="org/target", draft_tokens=5)
+    exported = export_drafter(drafter, target, out, served=TargetSource("org/target"), draft_tokens=5)
     assert config_of(out) == EAGLE3_1
     tensors = load_file(out / "model.safetensors")
     assert {name: tuple(x.shape) for name, x in tensors.items()} == SHAPES
@@ -174,7 +176,7 @@ def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Targe
 
 def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     exported = export_drafter(
-        made_drafter(SPEC, target), target, tmp_path / "out", "speculators", served_target="org/t"
+        made_drafter(SPEC, target), target, tmp_path / "out", "speculators", served=TargetSource("org/t")
     )
     config = config_of(tmp_path / "out")
     assert "model_type" not in config  # vLLM refuses it there
@@ -202,7 +204,7 @@ def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object) ->
     metrics = {
         "results": [result],
         "target": {"fingerprint": fingerprint},
-        "drafter": {"directory": "runs/a", **drafter},
+        "drafter": {"directory": "runs/a", **drafter},  # as specdec evaluate writes it, weights_sha256 among it
         "settings": {"prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128},
         "provenance": {"date": "2026-01-02"},
     }
@@ -212,7 +214,8 @@ def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object) ->
 
 def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, target: Target) -> None:
     drafter = made_drafter(SPEC, target)
-    stored, fingerprint = drafter.config.to_json(), target.identity["fingerprint"]
+    fingerprint = target.identity["fingerprint"]
+    stored = drafter.config.to_json() | {"weights_sha256": weights_sha256(drafter)}
     good = evaluation(tmp_path / "good", stored, fingerprint)
     export_drafter(drafter, target, tmp_path / "out", evaluation=good)
     card = (tmp_path / "out" / "README.md").read_text()
@@ -221,6 +224,8 @@ def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, tar
         ("a", evaluation(tmp_path / "a", stored, "other"), "of another target"),
         ("b", evaluation(tmp_path / "b", stored | {"num_layers": 2}, fingerprint), "of another drafter"),
         ("c", tmp_path / "nowhere", "no such file"),
+        ("e", evaluation(tmp_path / "e", stored | {"weights_sha256": "0" * 64}, fingerprint), "of other weights"),
+        ("f", evaluation(tmp_path / "f", drafter.config.to_json(), fingerprint), "for want of 'weights_sha256'"),
     ):
         with pytest.raises(ValueError, match=message):
             export_drafter(drafter, target, tmp_path / f"out-{name}", evaluation=wrong)

@@ -51,6 +51,21 @@ def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pyte
     assert "the export was not compared" in told and "lacks norm.weight" in told and "NOT SERVED" in told
 
 
+def test_what_sixteen_bits_hide_is_told_by_name(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A norm off by less than rounding is no less off."""
+    line += ["--exported", str(tmp_path / "served"), "--target.dtype", "bfloat16"]
+    assert main(line) == 0
+    edit(tmp_path / "served", None, lambda w: w["norm.weight"].mul_(1.004))
+    capsys.readouterr()
+    assert main([*line, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().out
+    assert "DIFFERENT" not in told and "norm.weight differs in" in told
+    assert "drowns in this precision, --target.dtype float32 shows it" in told.splitlines()[-1]
+    assert not json.loads((tmp_path / "out" / "parity.json").read_text())["holds"]
+
+
 def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> None:
     """An infinite difference is null: JSON has no other word for it."""
 
@@ -78,7 +93,7 @@ def test_what_is_not_servable_says_why(
 def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
         (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
-        (["--depth", "6"], "answers of 8 tokens have no room for depth 6: 9 do"),
+        (["--depth", "6"], "max_new_tokens is 8: drafts of depth 6 need 9 or more"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--max_new_tokens", "4000"], "exceed the target's"),
         (["--drafter", "nowhere"], "no such drafter directory"),

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specdec.parity.comparison import TOLERANCE, compare, merged
+from specdec.parity.comparison import TOLERANCE, Row, compare, merged, rounding
 from specdec.parity.said import Said
 
 A, K, H, V = 3, 2, 4, 6
@@ -68,3 +68,21 @@ def test_rows_of_several_texts_are_one() -> None:
     assert (found[0].anchors, found[0].gap, found[0].share) == (2 * A, rows[4].gap, rows[4].share)
     assert found[0].agree == A + rows[4].agree and found[0].feature_share == rows[4].feature_share > 0
     assert not found[0].equal and found[2].equal
+
+
+@pytest.mark.parametrize(
+    ("dtype", "seen", "allowed"),
+    [
+        (torch.bfloat16, 4e-3, 1.6e-2),
+        (torch.bfloat16, 1e-4, 1e-2),
+        (torch.bfloat16, 0.5, 5e-2),
+        (torch.float16, 1e-3, 4e-3),
+        (torch.float32, 1e-7, 1e-4),
+        (torch.float64, 1e-3, 1e-9),
+    ],
+)
+def test_another_implementation_rounds_as_our_own_two_do(dtype: torch.dtype, seen: float, allowed: float) -> None:
+    rows = [Row("p", "q", 0, 1, 1, 0.0, share, 0.0, 1.0) for share in (0.0, seen, seen / 2)]
+    assert rounding(rows, dtype) == pytest.approx(allowed)
+    wide = [row._replace(share=0.0, feature_share=seen) for row in rows]
+    assert rounding(wide, dtype) == pytest.approx(allowed)

@@ -10,7 +10,7 @@ from tests.parity_command.made import Weights, drafter, drops, edit, exported, s
 
 
 def told(directory: Path) -> list[str]:
-    return differences(directory, drafter("eagle3_1"), target())
+    return [finding.text for finding in differences(directory, drafter("eagle3_1"), target())]
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_server_that_runs(
     line += ["--engine", "vllm", "--url", f"{server.url}/v1"]
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().out
-    assert "24 greedy tokens of vLLM in float32" in told
+    assert "24 greedy tokens of vLLM, beside cached decoding in float32" in " ".join(told.split())
     assert told.splitlines()[-1] == "what was trained is what is decoded and what vLLM serves"
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["engine"]["holds"] and report["engine"]["tokens"] == 24
@@ -63,7 +63,9 @@ def test_one_that_is_started_and_ended(
     line: list[str], fake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line += ["--engine", "vllm", "--vllm", fake, "--draft_tokens", "3", "--timeout", "20"]
-    assert main([*line, "--", "--max-model-len", "64"]) == 2
+    assert main([*line, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 2
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())  # nor lost
+    assert report["rows"] and "sends no token_ids" in report["engine_failed"] and not report["holds"]
     seen = capsys.readouterr()
     assert "sends no token_ids" in seen.err.splitlines()[-1]  # the stand-in has none without a plan
     assert "training and export" in seen.out  # what was found before is told all the same
@@ -119,6 +121,8 @@ def test_mistakes_are_one_line(
         ([*engine, "--vllm", fake, "--exported", str(tmp_path / "other")], "exported for SGLang"),
         ([*engine, "--vllm", fake, "--draft_tokens", "0"], "draft_tokens must be at least 1"),
         ([*engine, *url], "is the server up?"),
+        ([*engine, "--url", "nowhere"], "nowhere: no URL of a server"),
+        ([*engine, *url, "--target.dtype", "float64"], "vLLM has no float64"),
         (["--engine", "trt"], "typing.Literal['vllm']"),
     ):
         assert main([*line, *more]) == 2

@@ -132,4 +132,4 @@ def test_it_is_found(fault: Fault, tmp_path: Path) -> None:
     assert {row.verdict for row in found.rows if row.pair == DECODED} == {"equal"}
     wrong = {k: said - {"equal"} for k, said in verdicts(found, EXPORTED).items() if said != {"equal"}}
     assert min(wrong) == fault.depth and wrong[fault.depth] == {f"DIFFERENT: {fault.where}"}
-    assert fault.named in " ".join(differences(directory, drafter(fault.preset), target()))
+    assert fault.named in " ".join(one.text for one in differences(directory, drafter(fault.preset), target()))

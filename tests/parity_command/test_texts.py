@@ -39,7 +39,7 @@ def test_the_answers_are_the_targets_own() -> None:
 @pytest.mark.parametrize(
     ("asked", "new", "depth", "message"),
     [
-        ([[3]], 9, 7, "answers of 9 tokens have no room for depth 7: 10 do"),
+        ([[3]], 9, 7, "max_new_tokens is 9: drafts of depth 7 need 10 or more"),
         ([[3]], 9, -1, "depth is -1"),
         ([], 20, 7, "no prompt given"),
     ],
