@@ -21,6 +21,7 @@ from specdec.drafter import (
     PreNorm,
     Wide,
 )
+from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import blocks, keys, layers, names
 from specdec.export.checkpoint import OURS, Checkpoint
 from specdec.export.format import VOCABULARY
@@ -98,6 +99,8 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
         ValueError: they do not tell an EAGLE drafter of this target.
     """
     tensors = checkpoint.tensors
+    if checkpoint.raw.get("format") == DRAFTER:
+        raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     flat = format_of(checkpoint.raw).flat(checkpoint.raw)
     queries = tensors.get("layers.0.self_attn.q_proj.weight")
     if queries is None or "fc.weight" not in tensors:

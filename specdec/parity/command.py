@@ -20,7 +20,7 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import first_turns
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.arguments import load_as_stored
-from specdec.export.shared import warn_if_rounded
+from specdec.export.shared import rounded, warn_if_rounded
 from specdec.export.switches import VLLM
 from specdec.files import write_json
 from specdec.imports import flags
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     if args.exported is not None and not Path(args.exported).is_dir():
         raise ValueError(f"{args.exported}: no such directory")
     if where and args.exported and (other := format_at(Path(args.exported)).engine) != VLLM:
-        raise ValueError(f"{args.exported}: exported for {other}, --engine vllm cannot serve it")
+        raise ValueError(f"{args.exported}: exported for {other}: give --engine vllm an export of --format vllm")
     prompts = load_prompts(args.prompts, args.limit) if args.prompts else default_prompts(args.limit)
     drafter = load_as_stored(args.drafter)
     target = args.target.load(args.device)
@@ -125,15 +125,16 @@ def _three_ways(
         findings: list[Finding] = []
         if args.exported:
             warn_unless_made_for(target, drafter)
-            warn_if_rounded(drafter, target, subject)
+            rounding = warn_if_rounded(drafter, target, subject)
             findings = differences(directory, drafter, target)
         else:
-            refused = _refusal(drafter, target, directory)
+            refused, rounding = _refusal(drafter, target, directory), rounded(drafter, target, subject)
         check_pair(target, drafter.to(target.device, target.dtype))  # only now: what is exported keeps its dtype
         texts = answered(target, asked, args.max_new_tokens, args.depth)
         exported = None if refused else directory
         found = parity(target, drafter, texts, args.depth, exported, subject.method, status.update)
-    return found._replace(lacking=refused or found.lacking, findings=tuple(findings)), subject.method
+    found = found._replace(lacking=refused or found.lacking, findings=tuple(findings), rounded=rounding)
+    return found, subject.method
 
 
 def _engine(arguments: ArgumentParser, args: Namespace, extra: list[str]) -> Launch | str | None:
@@ -177,7 +178,8 @@ def _told(found: Parity) -> str:
     if found.holds:
         return "what was trained is what is decoded and what " + ("vLLM serves" if found.engine else "is served")
     if not all(row.equal for row in found.rows):
-        return "NOT THE SAME: see above"
+        why = f"; rounded in training, {found.rounded}: --target.dtype compares in that dtype" if found.rounded else ""
+        return f"NOT THE SAME: see above{why}"
     if found.blurred:
         return "NOT THE SAME: see above; what that does drowns in this precision, --target.dtype float32 shows it"
     if found.engine is None:

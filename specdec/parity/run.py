@@ -33,6 +33,8 @@ class Parity(NamedTuple):
     """What the export has otherwise than this drafter's, by name."""
     engine: Engine | None = None
     """What a real engine accepted; None if none was asked."""
+    rounded: str = ""
+    """Weights of the target that the drafter has rounded, and an engine has not."""
     failed: str | None = None
     """Why an engine that was asked did not answer."""
 

@@ -131,4 +131,6 @@ def test_fit_in_bfloat16_then_export_import_and_parity(
     capsys.readouterr()
     assert main([*parity, "--exported", served]) == 1  # float32 shows what bfloat16 rounded
     assert f"rounded, {EMBEDDING} to bfloat16 and {HEAD} to bfloat16" in caplog.text
-    assert "not what this drafter exports" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not what this drafter exports" not in told
+    assert f"rounded in training, {EMBEDDING} to bfloat16 and" in told.splitlines()[-1]
