@@ -150,10 +150,11 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
         raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {D} draft tokens")
     if offsets_D.is_floating_point() or offsets_D.is_complex() or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
+    offsets_D = offsets_D.to(torch.int64)
     # offsets stand still wherever two tokens of the target follow each other, which some always do; ids never do
-    if D >= NEVER and D < V and bool((offsets_D.to(torch.int64).diff() > 0).all()):
+    if D >= NEVER and D < V and bool((offsets_D.diff() > 0).all()):
         raise ValueError("d2t rises with every token, as target ids do: it must hold offsets, target id less draft id")
-    ids_D, order_D = (torch.arange(D) + offsets_D.to(torch.int64)).sort()
+    ids_D, order_D = (torch.arange(D) + offsets_D).sort()
     if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
         raise ValueError(f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id")
     members_V = tensors.get(names.TARGET_TO_DRAFT)

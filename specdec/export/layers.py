@@ -31,8 +31,6 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...
         ValueError: the two lists contradict each other, or ids repeat or do not exist.
     """
     inner = raw.get("eagle_config") or {}
-    if not isinstance(inner, Mapping):
-        raise ValueError(f"eagle_config is {inner!r}, wanted a table")
     if not inner.get("use_aux_hidden_state", True):
         raise ValueError("eagle_config.use_aux_hidden_state is false: a drafter without fused states is not supported")
     top, outputs = raw.get(IDS), inner.get(IDS)

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specdec.evaluation.bars import bars
 from specdec.serving.arguments import log_told, running
+from specdec.serving.bench.asking import Asking
 from specdec.serving.bench.counters import read, settled
 from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.drafted import Drafted
@@ -97,15 +97,10 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> Answe
 
 
 def _pieces(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> list[list[int]]:
-    body: dict[str, Any] = {
-        "model": model,
+    body = {
+        **Asking(model, tokens, ignore_eos=True).settings(),
         "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0.0,
         "repetition_penalty": 1.0,  # else the target's generation_config.json has a say
-        "ignore_eos": True,
-        "cache_salt": uuid.uuid4().hex,
-        "stream": True,
         "return_token_ids": True,
     }
     choices = [event["choices"][0] for event in endpoint.events(PATH, body) if event.get("choices")]

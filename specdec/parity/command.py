@@ -34,7 +34,7 @@ from specdec.provenance import provenance
 from specdec.serving.arguments import add_launched, launch_of, launched_given, split
 from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.drafted import Drafted
-from specdec.serving.launch import Launch
+from specdec.serving.launch import Launch, flag_of
 from specdec.serving.signals import Asked
 from specdec.target import Target
 
@@ -149,7 +149,7 @@ def _engine(arguments: ArgumentParser, args: Namespace, extra: list[str]) -> Lau
         raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
     if args.url is not None and given:
         raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
-    if any(word.replace("_", "-").split("=")[0] == "--dtype" for word in extra):
+    if "--dtype" in map(flag_of, extra):
         raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
     if args.url is not None:
         Endpoint(args.url)

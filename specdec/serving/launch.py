@@ -44,8 +44,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         for word in self.extra:
-            flag = re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
-            if flag.startswith("-") and flag in OURS:
+            if flag_of(word) in OURS:
                 raise ValueError(f"{word} after -- is not passed on: specdec gives it to vLLM itself")
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens must be at least 1, not {self.draft_tokens}")
@@ -77,3 +76,8 @@ class Launch:
             words = vllm_words(target, drafter.method, str(drafter.directory), self.draft_tokens)
         words += target_words(self.target.revision, self.target.trust_remote_code)
         return [*self.vllm, *words, "--host", self.host, "--port", str(port), *self.extra]
+
+
+def flag_of(word: str) -> str:
+    """The flag that a word of a command line gives, however vLLM lets it be written; else some other word."""
+    return re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too

@@ -44,9 +44,12 @@ class Asking:
         if prompt.text is None:
             path = "/v1/chat/completions"
             asked = {"messages": prompt.messages or [{"role": "user", "content": (prompt.turns or [""])[0]}]}
-        return path, {
+        return path, {**asked, **self.settings()}
+
+    def settings(self) -> dict[str, Any]:
+        """All of a body but what is asked."""
+        return {
             "model": self.model,
-            **asked,
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "ignore_eos": self.ignore_eos,
