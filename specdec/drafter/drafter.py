@@ -3,7 +3,8 @@
 Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,10 @@ class Drafter(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def forward(self, run: Callable[..., Any], *inputs: Any) -> Any:
+        """``run(self, *inputs)`` as one forward: what gathers weights that lie in shards does so around it."""
+        return run(self, *inputs)
 
     def fuse(self, aux_BTNH: Tensor) -> Tensor:
         """The target's states at ``config.aux_layers``, (B, T, N, H_target), as features (B, T, H)."""

@@ -87,9 +87,9 @@ class Attention(nn.Module):
         qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
         part = _Part.apply if qkv_BTnd.requires_grad else _part
         q, k, v = part(qkv_BTnd, *rope, self.heads, self.kv_heads)
-        q, mask_B1TS = view.wanted(q, 2), view.wanted(view.mask_B1TS, 2)
+        q, sight = view.wanted(q, 2), view.wanted_sight
         if view.cache is None:
-            out = attend(q, k, v, mask_B1TS)
+            out = attend(q, k, v, sight)
         else:
-            out = view.cache.attend(self.layer, q, k, v, mask_B1TS, view.slots_BT)
+            out = view.cache.attend(self.layer, q, k, v, sight, view.slots_BT)
         return self.o_proj(out.transpose(1, 2).flatten(2))

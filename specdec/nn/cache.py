@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.nn.few_queries import MOST, additive, attend_few
+from specdec.nn.pieces import Cut, attend_pieces, is_long
+from specdec.nn.sight import Sight
 from specdec.nn.unroll import Keys, UnrollKernel
 
 
@@ -19,15 +21,24 @@ class KVCache(Protocol):
     """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
     ) -> Tensor:
         """Attention output of the new nodes, shape (B, h, T, d)."""
         ...
 
 
-def attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor) -> Tensor:
-    """Scaled dot-product attention under a boolean mask; grouped query heads."""
-    return F.scaled_dot_product_attention(q_BhTd, k_BgSd, v_BgSd, attn_mask=mask_B1TS, enable_gqa=True)
+def attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, sight: Sight) -> Tensor:
+    """Scaled dot-product attention of what is in sight; grouped query heads."""
+    if is_long(sight):
+        return attend_pieces(_piece, q_BhTd, k_BgSd, v_BgSd, Cut.of(sight))
+    return _piece(q_BhTd, k_BgSd, v_BgSd, sight.mask_B1TS)
+
+
+def _piece(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+    causal = mask_B1TS is None
+    return F.scaled_dot_product_attention(
+        q_BhTd, k_BgSd, v_BgSd, attn_mask=mask_B1TS, is_causal=causal, enable_gqa=True
+    )
 
 
 def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
@@ -73,24 +84,24 @@ class StaticCache:
         return one
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
     ) -> Tensor:
-        """Write the new keys into ``slots_BT`` and attend to every slot that the mask allows."""
+        """Write the new keys into ``slots_BT`` and attend to every slot in sight."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
         if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":
-            return attend(q_BhTd, keys_BgSd, values_BgSd, mask_B1TS)
-        bias_B1TS = additive(mask_B1TS, q_BhTd.dtype)
+            return attend(q_BhTd, keys_BgSd, values_BgSd, sight)
+        bias_B1TS = additive(sight.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)
 
 
 class UnrollCache:
     """Differentiable keys of training-time test (EAGLE-3, https://arxiv.org/abs/2503.01840).
 
-    Step 0 attends under the mask; at every later step, node t attends to the step-0 keys that the mask gives it
-    and to its own keys of steps 1..k, and to nobody else's. The (k+1)T wide mask is never built.
+    Step 0 attends to what is in sight; at every later step, node t attends to the step-0 keys in its sight and to its
+    own keys of steps 1..k, and to nobody else's. The (k+1)T wide mask is never built.
 
     Args:
         kernel: how; all kernels give the same numbers.
@@ -101,13 +112,13 @@ class UnrollCache:
         self._layers: list[list[Keys]] = []  # by layer, then by step
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor, slots_BT: Tensor | None
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
         if layer == len(self._layers):
             self._layers.append([])
         self._layers[layer].append(Keys(k_BgTd, v_BgTd))
-        return self.kernel(q_BhTd, self._layers[layer], mask_B1TS)
+        return self.kernel(q_BhTd, self._layers[layer], sight)
 
     def flat(self) -> list[Tensor]:
         """Every key and value, step by step, layer by layer."""

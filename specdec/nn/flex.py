@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.nn.sight import Sight
 from specdec.nn.unroll import Keys, wide
 
-Block = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Block = Callable[[Tensor, Tensor, Tensor, Sight], tuple[Tensor, Tensor]]
 
 
 @cache
@@ -22,24 +23,26 @@ def _flex() -> tuple[Callable, Callable]:
     return torch.compile(flex_attention), torch.compile(create_block_mask)
 
 
+def rule(sight: Sight) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """What flex attention asks of sequence, head, node and key, whose block mask it makes without one of all pairs."""
+    return lambda b, h, t, s: sight.sees(b, t, s)
+
+
 class FlexBlock:
-    """Output and log-sum-exp of the causal block; the block mask is made once for every mask that comes."""
+    """Output and log-sum-exp of the causal block; the block mask is made once for every sight that comes."""
 
     def __init__(self) -> None:
-        self._mask: Tensor | None = None
+        self._sight: Sight | None = None
         self._block_mask: Any = None
 
-    def __call__(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, mask_B1TS: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
         """(B, h, T, d) and (B, h, T)."""
         from torch.nn.attention.flex_attention import AuxRequest
 
         attend, create = _flex()
-        if mask_B1TS is not self._mask:
-            B, _, T, S = mask_B1TS.shape
-            self._mask = mask_B1TS
-            self._block_mask = create(
-                lambda b, h, i, j: mask_B1TS[b, 0, i, j], B, None, T, S, device=str(mask_B1TS.device)
-            )
+        if sight is not self._sight:
+            B, T, S = len(q_BhTd), q_BhTd.shape[2], k_BgTd.shape[2]
+            self._sight, self._block_mask = sight, create(rule(sight), B, None, T, S, device=str(q_BhTd.device))
         out, aux = attend(
             q_BhTd, k_BgTd, v_BgTd, block_mask=self._block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
         )
@@ -50,17 +53,17 @@ class Merged:
     """Any attention with a differentiable log-sum-exp for the causal block, and the columns beside it.
 
     Args:
-        block: output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values under a mask.
+        block: output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which of them.
     """
 
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], sight: Sight) -> Tensor:
         """See :class:`specdec.nn.unroll.UnrollKernel`."""
         B, h, T, d = q_BhTd.shape
         first, own = steps[0], steps[1:]
-        out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, mask_B1TS)
+        out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, sight)
         if not own:
             return out
         g = first.k_BgTd.shape[1]

@@ -90,7 +90,8 @@ class Rope(nn.Module):
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
         super().__init__()
         # no buffer: a module cast to bfloat16 would round its frequencies with it
-        self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
+        with torch.device("cpu"):  # real numbers in a module on the meta device too
+            self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
 
     def tables(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (B, 1, T, rotated width), in float32."""

@@ -1,15 +1,15 @@
 """Attention of training-time test (EAGLE-3, https://arxiv.org/abs/2503.01840) without its (k+1)T wide mask.
 
-At step k a node attends to the step-0 keys that the mask gives it and to its own keys of steps 1..k: a causal block
+At step k a node attends to the step-0 keys in its sight and to its own keys of steps 1..k: a causal block
 and k diagonal columns. After step 0 there may be fewer nodes than step-0 keys. Three ways to the same numbers:
 
 * :class:`Dense`: the oracle; explicit weights over T + k columns, differentiated by autograd.
-* :class:`Blocked`: the causal block in tiles of rows, merged with the columns through the log-sum-exp; keeps the
-  output and one log-sum-exp a row, and makes the weights anew in the backward pass.
+* :class:`Blocked`: the causal block in tiles, merged with each other and with the columns through the log-sum-exp;
+  keeps the output and one log-sum-exp a row, and makes the weights anew in the backward pass.
 * :class:`Flex`: flex attention for the causal block (CUDA), merged likewise.
 
 Legend: B batch, h query heads, g key heads, r = h/g, T nodes, S step-0 keys, d head width, k own columns, n keys of a
-tile.
+tile's part.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,10 @@ import torch
 from torch import Tensor
 
 from specdec.nn.pointwise import compiling, pointwise
+from specdec.nn.sight import Sight
+from specdec.nn.tiles import KEYS, ROWS, Plan
+
+NOTHING = -1e30  # the log-sum-exp of no keys: finite, so that nothing less nothing is zero
 
 
 class Keys(NamedTuple):
@@ -29,9 +33,9 @@ class Keys(NamedTuple):
 
 
 class UnrollKernel(Protocol):
-    """Attention of one step's queries to the step-0 keys under a mask and to the nodes' own later keys."""
+    """Attention of one step's queries to the step-0 keys in sight and to the nodes' own later keys."""
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], sight: Sight) -> Tensor:
         """Output (B, h, T, d); ``steps`` are those of steps 0..k, the present one last."""
         ...
 
@@ -44,13 +48,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 class Dense:
     """Explicit weights over the causal block and the own columns."""
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], sight: Sight) -> Tensor:
         """See :class:`UnrollKernel`."""
         B, h, T, d = q_BhTd.shape
         first, own = steps[0], steps[1:]
         g, S = first.k_BgTd.shape[1:3]
         q_BgrTd = q_BhTd.reshape(B, g, h // g, T, d) * d**-0.5
-        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(~mask_B1TS[:, :, None], float("-inf"))
+        scores = (q_BgrTd @ first.k_BgTd[:, :, None].mT).masked_fill(~sight.mask_B1TS[:, :, None], float("-inf"))
         if own:
             keys_BgTkd = torch.stack([keys.k_BgTd for keys in own], dim=3)
             scores = torch.cat([scores, torch.einsum("bgrtd,bgtkd->bgrtk", q_BgrTd, keys_BgTkd)], dim=-1)
@@ -62,39 +66,21 @@ class Dense:
         return out.reshape(B, h, T, d)
 
 
-class Tile(NamedTuple):
-    """A tile of rows and the range of keys that any of them may see."""
-
-    rows: slice
-    keys: slice
-    bias: Tensor  # (B, 1, 1, rows, keys): 0 where a row sees the key, else -inf
-
-
-def tiles(mask_B1TS: Tensor, rows: int) -> list[Tile]:
-    """Tiles of at most ``rows`` rows, with the keys outside every row's sight left out."""
-    T, S = mask_B1TS.shape[-2:]
-    seen_TS = mask_B1TS[:, 0].any(0)
-    starts = range(0, T, rows)
-    seen = torch.stack([seen_TS[a : a + rows].any(0) for a in starts]).to(torch.uint8)
-    first, last = seen.argmax(-1).tolist(), (S - seen.flip(-1).argmax(-1)).tolist()
-    found = []
-    for a, i, j in zip(starts, first, last, strict=True):
-        here = slice(a, min(a + rows, T)), slice(i, j)
-        seen_B11TS = mask_B1TS[:, :, None, here[0], here[1]]
-        bias = torch.zeros(seen_B11TS.shape, dtype=torch.bfloat16, device=mask_B1TS.device)  # exact, and half as wide
-        found.append(Tile(*here, bias.masked_fill_(~seen_B11TS, float("-inf"))))
-    return found
+@pointwise
+def _weights(scores: Tensor, bias: Tensor, before: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Weights of a part's keys, and the log-sum-exp over these and what came before: other parts, own columns."""
+    kind = before.dtype
+    s = torch.add(bias, scores.to(kind), alpha=scale)
+    top = torch.maximum(s.amax(-1, keepdim=True), before.unsqueeze(-1))
+    e = torch.exp(s - top)
+    total = e.sum(-1, keepdim=True) + torch.exp(before.unsqueeze(-1) - top)
+    return (e / total).to(scores.dtype), (top + total.log()).squeeze(-1)
 
 
 @pointwise
-def _weights(scores: Tensor, bias: Tensor, own_lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Weights of a tile's keys, and the log-sum-exp over these and the own columns."""
-    kind = own_lse.dtype
-    s = torch.add(bias, scores.to(kind), alpha=scale)
-    top = torch.maximum(s.amax(-1, keepdim=True), own_lse.unsqueeze(-1))
-    e = torch.exp(s - top)
-    total = e.sum(-1, keepdim=True) + torch.exp(own_lse.unsqueeze(-1) - top)
-    return (e / total).to(scores.dtype), (top + total.log()).squeeze(-1)
+def _merge(tile: Tensor, before: Tensor, after: Tensor, part: Tensor) -> Tensor:
+    """A tile's output so far, and a further part of its keys under the log-sum-exp of both."""
+    return tile.to(after.dtype) * torch.exp(before - after).unsqueeze(-1) + part
 
 
 @pointwise
@@ -150,26 +136,30 @@ def _inner(grad: Tensor, out: Tensor) -> Tensor:
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BhTd: Tensor, plan: list[Tile], *flat: Tensor) -> Tensor:
+    def forward(ctx: Any, q_BhTd: Tensor, plan: Plan, *flat: Tensor) -> Tensor:
         B, h, T, d = q_BhTd.shape
         k0, v0 = flat[:2]
         g = k0.shape[1]
         r, scale = h // g, d**-0.5
         q = q_BhTd.view(B, g, r, T, d)
-        lse = q.new_full((B, g, r, T), float("-inf"), dtype=wide(q.dtype))
+        lse = q.new_full((B, g, r, T), NOTHING, dtype=wide(q.dtype))
         own = []
         for k_kBgTd, v_kBgTd in _own(flat):
             scores_kBgrT, own_lse = _own_scores(q, k_kBgTd)
             lse = torch.logaddexp(lse, own_lse)
             own.append((scores_kBgrT, v_kBgTd))
         kind = lse.dtype if own else q.dtype  # the sum over tile and columns is rounded once
-        out = q.new_empty(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))  # so that heads flatten for free
-        for rows, keys, bias in plan:
-            _, scores = _scores(q, k0, rows, keys)
-            n = scores.shape[-1]
-            weights, lse[..., rows] = _weights(scores.view(B, g, r, -1, n), bias, lse[..., rows].contiguous(), scale)
-            tile = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1))
-            out[..., rows, :] = tile.view(B, g, r, -1, d)
+        out = q.new_zeros(B, T, h, d, dtype=kind).transpose(1, 2).unflatten(1, (g, r))  # so that heads flatten for free
+        for rows, parts in plan.tiles:
+            tile: Tensor | None = None
+            for keys in parts:
+                _, scores = _scores(q, k0, rows, keys)
+                n, before = scores.shape[-1], lse[..., rows].contiguous()
+                weights, after = _weights(scores.view(B, g, r, -1, n), plan.bias(rows, keys), before, scale)
+                part = torch.bmm(weights.view(B * g, -1, n), v0[:, :, keys].flatten(0, 1)).view(B, g, r, -1, d)
+                tile, lse[..., rows] = part if tile is None else _merge(tile, before, after, part), after
+            if tile is not None:
+                out[..., rows, :] = tile
         for scores_kBgrT, v_kBgTd in own:
             out = _add_own(out, scores_kBgrT, lse, v_kBgTd)
         out = out.flatten(1, 2).to(q.dtype)
@@ -187,20 +177,20 @@ class _Blocked(torch.autograd.Function):
         scale = d**-0.5
         q, grad = q_BhTd.view(B, g, h // g, T, d), grad_BhTd.reshape(B, g, h // g, T, d)
         inner = _inner(grad, out.view_as(q))
-        by_q = q.new_empty(q.shape, dtype=wide(q.dtype))
-        by_k0, by_v0 = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (k0, v0))
-        for rows, keys, bias in ctx.plan:
+        by_q, by_k0, by_v0 = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (q, k0, v0))
+        for rows, keys in ctx.plan.parts():
             q_t, scores = _scores(q, k0, rows, keys)
             n = scores.shape[-1]
             grad_t = grad[..., rows, :].reshape(B * g, -1, d)
             by_weights = torch.bmm(grad_t, v0[:, :, keys].flatten(0, 1).mT)
             shape = (B, g, h // g, -1, n)
             lse_t, inner_t = lse[..., rows].contiguous(), inner[..., rows].contiguous()
+            bias = ctx.plan.bias(rows, keys)
             found = _weights_back(scores.view(shape), bias, lse_t, by_weights.view(shape), inner_t, scale)
             weights, by_scores = (x.view(B * g, -1, n) for x in found)
             by_v0[:, :, keys] += torch.bmm(weights.mT, grad_t).view(B, g, n, d)
             by_k0[:, :, keys] += torch.bmm(by_scores.mT, q_t).view(B, g, n, d)
-            by_q[..., rows, :] = torch.bmm(by_scores, k0[:, :, keys].flatten(0, 1)).view(B, g, h // g, -1, d)
+            by_q[..., rows, :] += torch.bmm(by_scores, k0[:, :, keys].flatten(0, 1)).view(B, g, h // g, -1, d)
         by_own: list[Tensor] = []
         for k_kBgTd, v_kBgTd in _own(flat):
             by_q, by_k, by_v = _own_back(grad, q, lse, inner, k_kBgTd, v_kBgTd, by_q)
@@ -224,19 +214,20 @@ def _scores(q_BgrTd: Tensor, k_BgTd: Tensor, rows: slice, keys: slice) -> tuple[
 
 
 class Blocked:
-    """The causal block in tiles of rows.
+    """The causal block in tiles of nodes, each with the keys that any of its nodes sees, part by part.
 
     Args:
-        rows: rows of a tile.
+        rows: nodes of a tile.
+        keys: keys of a part.
     """
 
-    def __init__(self, rows: int = 256) -> None:
-        self.rows = rows
-        self._mask: Tensor | None = None
-        self._plan: list[Tile] = []
+    def __init__(self, rows: int = ROWS, keys: int = KEYS) -> None:
+        self.rows, self.keys = rows, keys
+        self._sight: Sight | None = None
+        self._plan: Plan
 
-    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], mask_B1TS: Tensor) -> Tensor:
+    def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], sight: Sight) -> Tensor:
         """See :class:`UnrollKernel`."""
-        if mask_B1TS is not self._mask:
-            self._mask, self._plan = mask_B1TS, tiles(mask_B1TS, self.rows)
+        if sight is not self._sight:
+            self._sight, self._plan = sight, Plan(sight, self.rows, self.keys)
         return _Blocked.apply(q_BhTd, self._plan, *(x for keys in steps for x in keys))

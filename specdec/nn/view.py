@@ -1,4 +1,4 @@
-"""Who sees whom: the one place where attention masks and positions are made.
+"""Who sees whom: the one place where positions are made, and the sight that attention masks are made from.
 
 Every forward in speculative decoding appends nodes that see the committed prefix and their own ancestors:
 a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree.
@@ -12,17 +12,28 @@ import torch
 from torch import Tensor
 
 from specdec.nn.cache import KVCache
+from specdec.nn.sight import Pairs, Sight, Spans
 
 
 class View(NamedTuple):
     """Positions, visibility and key storage of T new nodes."""
 
     positions_BT: Tensor  # int64, RoPE positions
-    mask_B1TS: Tensor  # bool, True where the node may attend to the key
+    sight: Sight  # which keys each node may attend to
     key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
     slots_BT: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
     asked_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
+
+    @property
+    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
+        """bool, True where the node may attend to the key; as many numbers as there are pairs."""
+        return self.sight.mask_B1TS
+
+    @property
+    def columns(self) -> int:
+        """S."""
+        return self.key_positions_BS.shape[-1]
 
     @classmethod
     def packed(cls, documents_BT: Tensor, cache: KVCache | None = None) -> Self:
@@ -33,14 +44,13 @@ class View(NamedTuple):
                 carries ``-1`` and forms documents of its own, so that no row of the mask is empty.
             cache: where the unroll keeps its keys; see :class:`specdec.nn.cache.UnrollCache`.
         """
-        order_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+        T = documents_BT.shape[1]
+        order_T = torch.arange(T, device=documents_BT.device)
         starts_BT = torch.ones_like(documents_BT, dtype=torch.bool)
         starts_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
         first_BT = torch.where(starts_BT, order_T, 0).cummax(dim=1).values
         positions_BT = order_T - first_BT
-        same_BTT = first_BT[:, :, None] == first_BT[:, None, :]
-        mask_BTT = same_BTT & (order_T[:, None] >= order_T)
-        return cls(positions_BT, mask_BTT[:, None], positions_BT, None, cache)
+        return cls(positions_BT, Spans(first_BT, order_T.expand_as(first_BT), T), positions_BT, None, cache)
 
     @classmethod
     def append(
@@ -74,14 +84,16 @@ class View(NamedTuple):
         positions_BQ = first_B1 + depth_BQ
         key_positions_BS = torch.where(is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S)
         positions_BT, slots_BT = (x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT))
-        return cls(positions_BT, mask_BTS[:, None], key_positions_BS, slots_BT, cache)
+        return cls(positions_BT, Pairs(mask_BTS[:, None]), key_positions_BS, slots_BT, cache)
 
     @classmethod
     def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:
         """``length`` nodes in a row after a committed prefix in a static cache, on the CPU or the prefix's device."""
         device = prefix.device if isinstance(prefix, Tensor) else torch.device("cpu")
-        seen_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-        return cls.append(prefix, seen_TT, torch.arange(length, device=device), capacity, cache)
+        slots_BT = torch.as_tensor(prefix, device=device).reshape(-1, 1) + torch.arange(length, device=device)
+        key_positions_BS = torch.arange(capacity, device=device).expand(len(slots_BT), capacity)
+        sight = Spans(torch.zeros_like(slots_BT), slots_BT, capacity)
+        return cls(slots_BT, sight, key_positions_BS, slots_BT, cache)
 
     def wanted(self, x: Tensor, dim: int = 1) -> Tensor:
         """What belongs to the nodes asked for, of ``x`` with the batch first and T nodes along ``dim``."""
@@ -91,12 +103,16 @@ class View(NamedTuple):
         shape[0], shape[dim] = self.asked_BM.shape
         return x.take_along_dim(self.asked_BM.view(shape), dim)
 
+    @property
+    def wanted_sight(self) -> Sight:
+        """That of the nodes asked for."""
+        return self.sight if self.asked_BM is None else self.sight.of(self.asked_BM)
+
     def of(self, nodes_BM: Tensor) -> Self:
         """Only these of the nodes, int64 (B, M), without slots; each stands where it stood and sees what it saw."""
-        rows_B1M1 = nodes_BM[:, None, :, None]
         return self._replace(
             positions_BT=self.positions_BT.gather(1, nodes_BM),
-            mask_B1TS=self.mask_B1TS.take_along_dim(rows_B1M1, dim=2),
+            sight=self.sight.of(nodes_BM),
             slots_BT=None,
             asked_BM=None,
         )
@@ -107,5 +123,4 @@ class View(NamedTuple):
         This is Mistral's convention (https://arxiv.org/abs/2310.06825): a node at position p sees keys at positions
         above ``p - window``. Nothing comes into sight that was not in it.
         """
-        distance_BTS = self.positions_BT[:, :, None] - self.key_positions_BS[:, None, :]
-        return self._replace(mask_B1TS=self.mask_B1TS & (distance_BTS < window)[:, None])
+        return self._replace(sight=self.sight.within(self.positions_BT, self.key_positions_BS, window))

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec.target.attention import NAME
+from specdec.target.attention import EAGER, NAME
 
-ATTENTION = ("sdpa", "eager", NAME)  # the implementations that take any 4-D mask
+ATTENTION = ("sdpa", "eager", NAME, EAGER)  # the implementations that take any 4-D mask
 
 
 class Anatomy(NamedTuple):
@@ -77,7 +77,7 @@ def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any
             f"{family} runs with attention {attention!r}, which takes no tree mask: "
             "load it with attn_implementation='sdpa' (or 'eager')"
         )
-    if attention != "eager" and getattr(config, "attn_logit_softcapping", None) is not None:
+    if attention in ("sdpa", NAME) and getattr(config, "attn_logit_softcapping", None) is not None:
         raise ValueError(
             f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
             "load it with attn_implementation='eager'"

@@ -50,9 +50,9 @@ class TargetCache(Cache):
         Raises:
             ValueError: the view was made for another capacity, without slots, or does not fit (CPU).
         """
-        if view.slots_BT is None or view.mask_B1TS.shape[-1] != self.capacity:
+        if view.slots_BT is None or view.columns != self.capacity:
             raise ValueError(
-                f"the view has {view.mask_B1TS.shape[-1]} key columns and the cache {self.capacity} slots: "
+                f"the view has {view.columns} key columns and the cache {self.capacity} slots: "
                 "make the view with View.append or View.chain and the cache's capacity"
             )
         self._slots_BT = view.slots_BT
@@ -70,8 +70,9 @@ class TargetCache(Cache):
         if layer_idx not in self._buffers:
             self._buffers[layer_idx] = (self._empty(key_states), self._empty(value_states))
         keys_BgSd, values_BgSd = map(self._own, self._buffers[layer_idx])
-        write(keys_BgSd, key_states, self._slots_BT)
-        write(values_BgSd, value_states, self._slots_BT)
+        slots_BT = self._slots_BT.to(key_states.device)  # a layer may lie on another device
+        write(keys_BgSd, key_states, slots_BT)
+        write(values_BgSd, value_states, slots_BT)
         return keys_BgSd[:, :, : self._columns], values_BgSd[:, :, : self._columns]
 
     def _own(self, buffer: Tensor) -> Tensor:
@@ -96,7 +97,8 @@ class TargetCache(Cache):
         from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
         for pair in self._buffers.values():
             for buffer in map(self._own, pair):
-                write(buffer, buffer.take_along_dim(from_BP[:, None, :, None], dim=2), to_BP)
+                here_BP, there_BP = from_BP.to(buffer.device), to_BP.to(buffer.device)
+                write(buffer, buffer.take_along_dim(here_BP[:, None, :, None], dim=2), there_BP)
 
     def __repr__(self) -> str:
         return f"TargetCache(capacity={self.capacity}, batch={self.batch})"

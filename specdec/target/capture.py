@@ -15,26 +15,36 @@ import torch
 from torch import Tensor, nn
 
 from specdec.nn.few_queries import additive
+from specdec.nn.pieces import Cut, is_long
 from specdec.nn.view import View
 from specdec.target.anatomy import Anatomy
 
 HOOKED = "_specdec_hooked"  # among a module's attributes: its tape and boundary
 
 
-def layer_masks(view: View, columns: int, windows: Sequence[int | None], dtype: torch.dtype) -> list[Tensor | None]:
+Mask = Tensor | Cut | None
+"""What a layer gets for a mask."""
+
+
+def layer_masks(
+    view: View, columns: int, windows: Sequence[int | None], dtype: torch.dtype, in_pieces: bool = False
+) -> list[Mask]:
     """One additive (B, 1, T, S) mask per layer, over the first ``columns`` keys; equal windows share theirs.
 
     Additive, because PyTorch would turn a boolean mask into this one again in every layer. None where a single
     node sees every key (CPU): Hugging Face then takes its faster path, as it does in its own decoding.
+
+    Args:
+        in_pieces: the layers take a cut in place of a mask that would be too large.
     """
-    near = view._replace(mask_B1TS=view.mask_B1TS[..., :columns], key_positions_BS=view.key_positions_BS[:, :columns])
-    made: dict[int | None, Tensor | None] = {}
+    near = view._replace(sight=view.sight.cut(columns), key_positions_BS=view.key_positions_BS[:, :columns])
+    made: dict[int | None, Mask] = {}
     masks = []
     for window in windows:
         reaching = window if window is not None and window < columns else None
         if reaching not in made:
-            seen = near if reaching is None else near.within(reaching)
-            made[reaching] = _additive(seen.mask_B1TS, dtype)
+            seen = (near if reaching is None else near.within(reaching)).sight
+            made[reaching] = Cut.of(seen) if in_pieces and is_long(seen) else _additive(seen.mask_B1TS, dtype)
         masks.append(made[reaching])
     return masks
 
@@ -54,7 +64,7 @@ class Tape:
     """
 
     def __init__(self, anatomy: Anatomy) -> None:
-        self._masks: Sequence[Tensor | None] = ()
+        self._masks: Sequence[Mask] = ()
         self._boundaries: Collection[int] = ()
         self._states: dict[int, Tensor] = {}
         for i, layer in enumerate(anatomy.layers):
@@ -73,7 +83,7 @@ class Tape:
         return cls(anatomy)
 
     @contextlib.contextmanager
-    def running(self, masks: Sequence[Tensor | None], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:
+    def running(self, masks: Sequence[Mask], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:
         """While the block runs, hand out ``masks`` and fill the yielded mapping with the states at ``boundaries``."""
         self._masks, self._boundaries, self._states = masks, boundaries, {}
         try:

@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import is_accelerate_available
 from transformers.utils import logging as hf_logging
 
 from specdec.files import explain, read_json
@@ -25,12 +26,19 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def load_model(
-    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool
+    source: str,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    trust_remote_code: bool,
+    device_map: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load in evaluation form; see :meth:`specdec.target.target.Target.load`."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    where = _device(device)
+    where = device_named(device)
+    if device_map is not None and not is_accelerate_available():
+        raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
     local = _is_directory(source)
     if local:
         _check_files(Path(source))
@@ -47,6 +55,7 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
             attn_implementation="eager" if capped else None,
+            device_map=device_map,
             **common,
         )
         tokenizer = None
@@ -55,7 +64,33 @@ def load_model(
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{source}: {len(missing)} weights are missing from the checkpoint, {missing[0]} for one")
-    return model.to(where), tokenizer
+    if device_map is None:
+        return model.to(where), tokenizer
+    if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
+        raise ValueError(
+            f"{source}: device_map={device_map} leaves layers on {outside[0]}: free GPU memory, take more GPUs, or "
+            "store the features with specdec cache --engine vllm"
+        )
+    return model, tokenizer
+
+
+def spread(model: PreTrainedModel) -> set[Any]:
+    """The devices that a model's layers are spread over; empty where they all lie on one."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    return places if len(places) > 1 else set()
+
+
+def load_tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """A target's tokenizer, without its weights.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    local = _is_directory(source)
+    with _told_in_one_line(source, local):
+        return AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
+        )
 
 
 def load_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -72,7 +107,28 @@ def load_config(source: str, revision: str | None, trust_remote_code: bool) -> A
         return config.get_text_config(decoder=True)
 
 
-def _device(device: str) -> torch.device:
+def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
+    """A target without weights, on the meta device: a directory with its ``config.json`` is enough.
+
+    Raises:
+        ValueError: there is none, it cannot be read, or the model is none that can be a target.
+    """
+    local = _is_directory(source)
+    with _told_in_one_line(source, local):
+        config = AutoConfig.from_pretrained(
+            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
+        )
+        _check_architecture(source, config, trust_remote_code)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def device_named(device: str) -> torch.device:
+    """A device that is there.
+
+    Raises:
+        ValueError: it is not.
+    """
     try:
         where = torch.device(device)
         torch.empty(0, device=where)

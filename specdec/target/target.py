@@ -15,12 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.nn.view import View
 from specdec.target.anatomy import dissect, rope_limit
-from specdec.target.attention import use_few_queries
+from specdec.target.attention import attends_in_pieces, use_own_attention
 from specdec.target.cache import TargetCache
 from specdec.target.capture import Tape, layer_masks
 from specdec.target.fingerprint import fingerprint
 from specdec.target.head import Head
-from specdec.target.loading import load_model
+from specdec.target.loading import load_model, spread
 from specdec.target.proof import prove
 
 
@@ -56,7 +56,7 @@ class Target:
         self.source, self.revision = source, revision
         self._tokenizer = tokenizer
         self._anatomy = dissect(model)
-        use_few_queries(model)
+        use_own_attention(model)
         self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
         self._rope_limit = rope_limit(self.config)
         self._tape = Tape.of(self._anatomy)
@@ -70,13 +70,18 @@ class Target:
         dtype: str = "float32",
         device: str = "cpu",
         trust_remote_code: bool = False,
+        device_map: str | None = None,
     ) -> Self:
         """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
+
+        Args:
+            device_map: ``auto`` or another plan of transformers' that spreads the layers over several devices; None
+                puts all of them on ``device``.
 
         Raises:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
-        model, tokenizer = load_model(str(source), revision, dtype, device, trust_remote_code)
+        model, tokenizer = load_model(str(source), revision, dtype, device, trust_remote_code, device_map)
         return cls(model, tokenizer, str(source), revision)
 
     @property
@@ -148,8 +153,9 @@ class Target:
         return fingerprint(self.model.config.to_dict(), self.model.state_dict())
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the model to ``device``."""
-        self.model.to(device)
+        """Move the model to ``device``, unless its layers are spread over several."""
+        if not spread(self.model):
+            self.model.to(device)
         return self
 
     def embedding_weight(self) -> Tensor:
@@ -179,28 +185,29 @@ class Target:
                 f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
                 f"to {self.num_layers} (before the final norm)"
             )
-        cache, columns = view.cache, view.mask_B1TS.shape[-1]
+        cache, columns = view.cache, view.columns
         self._check_length(columns)
         if isinstance(cache, TargetCache):
             columns = cache.place(view)
         elif cache is not None:
             raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
-        masks = layer_masks(view, columns, self._anatomy.windows, self.dtype)
-        last = self.num_layers
+        masks = layer_masks(view, columns, self._anatomy.windows, self.dtype, attends_in_pieces(self.model))
+        no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)  # each layer gets its own; this one keeps the family
+        last = self.num_layers  # from making any
         kept = frozenset(b for b in layers if b < last or not final_norm)
         with self._own_dtype(), self._tape.running(masks, kept) as h:
             final_BTH = self._anatomy.decoder(
                 input_ids=ids_BT,
-                attention_mask=view.mask_B1TS,  # four dimensions, so the family makes none; each layer gets its own
+                attention_mask=no_mask.expand(len(ids_BT), 1, ids_BT.shape[1], columns),
                 position_ids=view.positions_BT,
                 past_key_values=cache,
                 use_cache=cache is not None,
-            ).last_hidden_state
+            ).last_hidden_state.to(ids_BT.device)
         if final_norm:
             h[last] = final_BTH
         if not layers:
             return TargetOutput(final_BTH.new_empty((*final_BTH.shape[:2], 0, self.hidden_size)), final_BTH)
-        return TargetOutput(torch.stack([h[b] for b in layers], dim=2), final_BTH)
+        return TargetOutput(torch.stack([h[b].to(ids_BT.device) for b in layers], dim=2), final_BTH)
 
     __call__ = forward
 
@@ -208,7 +215,9 @@ class Target:
     def logits(self, final_BTH: Tensor, rows_D: Tensor | slice | None = None) -> Tensor:
         """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D)."""
         with self._own_dtype():
-            return self._head(final_BTH, rows_D)
+            device = self.head_weight().device
+            rows_D = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
+            return self._head(final_BTH.to(device), rows_D).to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences."""

@@ -79,7 +79,7 @@ def formula(w_W2H: Tensor, o_proj: nn.Linear, x: Tensor, view: View, rope: tuple
     """Attention of 4 query and 2 key heads of width 12 with one matrix over the whole input, by plain autograd."""
     q, k, v = (x @ w_W2H.T).split([48, 24, 24], dim=-1)
     q, k, v = (part.unflatten(-1, (-1, 12)).transpose(1, 2) for part in (q, k, v))
-    out = attend(rotated(q, *rope), rotated(k, *rope), v, view.mask_B1TS)
+    out = attend(rotated(q, *rope), rotated(k, *rope), v, view.sight)
     return o_proj(out.transpose(1, 2).flatten(2))
 
 

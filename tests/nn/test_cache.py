@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.nn.cache import StaticCache, UnrollCache, attend
 from specdec.nn.few_queries import MOST
 from specdec.nn.flex import Merged
+from specdec.nn.sight import Pairs
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.nn.view import View
 from tests.nn.trees import Tree, sight, trees
@@ -47,7 +48,8 @@ def test_attend_is_softmax_over_the_visible_keys(h: int, g: int) -> None:
     q, k, v = random(2, h, 5, d), random(2, g, 7, d, seed=1), random(2, g, 7, d, seed=2)
     mask_BTS = random(2, 5, 7, seed=3) > 0
     mask_BTS[..., 0] = True
-    torch.testing.assert_close(attend(q, k, v, mask_BTS[:, None]), slow_attend(q, k, v, mask_BTS), rtol=0, atol=1e-12)
+    got = attend(q, k, v, Pairs(mask_BTS[:, None]))
+    torch.testing.assert_close(got, slow_attend(q, k, v, mask_BTS), rtol=0, atol=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -81,7 +83,7 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
         for layer in (0, 1):  # the second layer holds other keys
             sign = 1.0 if layer == 0 else -1.0
             new = q[:, :, slots], sign * k[:, :, slots], v[:, :, slots]
-            got = cache.attend(layer, *new, view.mask_B1TS, view.slots_BT)
+            got = cache.attend(layer, *new, view.sight, view.slots_BT)
             if layer == 0:
                 torch.testing.assert_close(got, want[:, :, slots], rtol=0, atol=1e-12)
     for layer, sign in ((0, 1.0), (1, -1.0)):
@@ -101,13 +103,13 @@ def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new
     batched.keys_BgSd[0].copy_(old_k)
     batched.values_BgSd[0].copy_(old_v)
     view = View.chain(torch.tensor(prefixes), new, capacity)
-    got = batched.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
+    got = batched.attend(0, q, k, v, view.sight, view.slots_BT)
     for b, prefix in enumerate(prefixes):
         one, own = slice(b, b + 1), View.chain(prefix, new, capacity)
         alone = StaticCache(1, g, capacity, d, torch.float64)
         alone.keys_BgSd[0].copy_(old_k[one])
         alone.values_BgSd[0].copy_(old_v[one])
-        wanted = alone.attend(0, q[one], k[one], v[one], own.mask_B1TS, own.slots_BT)
+        wanted = alone.attend(0, q[one], k[one], v[one], own.sight, own.slots_BT)
         torch.testing.assert_close(got[one], wanted, rtol=0, atol=1e-12)
         assert torch.equal(batched.row(b).keys_BgSd[0], alone.keys_BgSd[0])
         assert torch.equal(batched.row(b).values_BgSd[0], alone.values_BgSd[0])
@@ -119,7 +121,7 @@ def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
     row, view = cache.row(1), View.chain(2, 2, 5)
     assert row.capacity == 5 and {x.shape for x in row.keys_BgSd + row.values_BgSd} == {(1, 1, 5, d)}
     k, v = random(1, 1, 2, d, seed=1), random(1, 1, 2, d, seed=2)
-    row.attend(1, random(1, 1, 2, d), k, v, view.mask_B1TS, view.slots_BT)
+    row.attend(1, random(1, 1, 2, d), k, v, view.sight, view.slots_BT)
     for buffers, new in ((cache.keys_BgSd, k), (cache.values_BgSd, v)):
         assert torch.equal(buffers[1][1, :, 2:4], new[0])
         buffers[1][1, :, 2:4] = 0
@@ -133,8 +135,8 @@ def test_few_and_many_queries_meet_keys_alike() -> None:
     view = View.chain(3, T, T + 5)
     q, k, v = random(1, 4, T, d), random(1, 2, T, d, seed=1), random(1, 2, T, d, seed=2)
     whole = StaticCache(1, 2, T + 5, d, torch.float64)
-    many = whole.attend(0, q, k, v, view.mask_B1TS, view.slots_BT)
-    few = whole.attend(0, q[:, :, :MOST], k, v, view.mask_B1TS[:, :, :MOST], view.slots_BT)
+    many = whole.attend(0, q, k, v, view.sight, view.slots_BT)
+    few = whole.attend(0, q[:, :, :MOST], k, v, view.sight.of(torch.arange(MOST)[None]), view.slots_BT)
     torch.testing.assert_close(few, many[:, :, :MOST], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
     torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
@@ -146,13 +148,13 @@ def test_static_cache_shape_dtype_and_slots() -> None:
     assert len(cache.keys_BgSd) == len(cache.values_BgSd) == 3 and cache.capacity == 10
     view = View.packed(torch.zeros(1, 3, dtype=torch.int64))
     with pytest.raises(AssertionError, match=r"View\.append"):
-        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.mask_B1TS, view.slots_BT)
+        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.sight, view.slots_BT)
 
 
 def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
     cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
     with pytest.raises(RuntimeError, match="index 4 is out of bounds"):
-        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.mask_B1TS, view.slots_BT)
+        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.sight, view.slots_BT)
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
@@ -178,7 +180,8 @@ def test_every_kernel_equals_the_dense_oracle(
 ) -> None:
     """Forward and backward, every step, two layers in turns."""
     K, B, T = 4, len(documents), 5
-    mask_BTT = View.packed(torch.tensor(documents)).mask_B1TS[:, 0]
+    sight = View.packed(torch.tensor(documents)).sight
+    mask_BTT = sight.mask_B1TS[:, 0]
 
     def leaves() -> list[list[tuple[Tensor, ...]]]:
         shapes = ((B, h, T, d), (B, g, T, d), (B, g, T, d))
@@ -196,7 +199,7 @@ def test_every_kernel_equals_the_dense_oracle(
     for k in range(K):
         for layer in range(2):
             weight = random(B, h, T, d, seed=500 + 10 * k + layer)
-            got = cache.attend(layer, *ours[layer][k], mask_BTT[:, None], None)
+            got = cache.attend(layer, *ours[layer][k], sight, None)
             keys = torch.cat([step[1] for step in dense[layer][: k + 1]], dim=2)
             values = torch.cat([step[2] for step in dense[layer][: k + 1]], dim=2)
             want = slow_attend(dense[layer][k][0], keys, values, wide_mask(mask_BTT, k))
@@ -219,6 +222,6 @@ def test_unroll_cache_keeps_the_queries_dtype(kernel: Callable[[], UnrollKernel]
     q = torch.zeros(1, 1, T, d, dtype=torch.bfloat16)
     cache = UnrollCache(kernel())
     for _ in range(2):
-        out = cache.attend(0, q, q, torch.ones_like(q), view.mask_B1TS, None)
+        out = cache.attend(0, q, q, torch.ones_like(q), view.sight, None)
     assert out.dtype == torch.bfloat16
     assert float((out.float() - 1).abs().max()) < 0.01

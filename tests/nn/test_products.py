@@ -1,6 +1,7 @@
-"""The faster of two libraries, if it is as exact."""
+"""One of two libraries by the processor, if it is as exact."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,25 +20,22 @@ def highest() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def seconds(plain: float, switched: float) -> Callable[[], float]:
-    """A clock that knows which setting is on."""
-    return lambda: plain if torch.get_float32_matmul_precision() == "highest" else switched
-
-
 @pytest.mark.parametrize(
-    ("exact", "switched", "name", "setting"),
+    ("maker", "exact", "name", "setting"),
     [
-        (True, 0.5, "oneDNN", "medium"),
-        (True, 0.9, "torch's default", "highest"),  # hardly faster
-        (True, 2.0, "torch's default", "highest"),
-        (False, 0.1, "torch's default", "highest"),  # fast because it rounds
+        ("AuthenticAMD", True, "oneDNN", "medium"),
+        ("AuthenticAMD", False, "torch's default", "highest"),  # fast because it rounds
+        ("GenuineIntel", True, "torch's default", "highest"),
+        ("", True, "torch's default", "highest"),
     ],
 )
-def test_taken_if_exact_and_faster(
-    monkeypatch: pytest.MonkeyPatch, exact: bool, switched: float, name: str, setting: str
+def test_the_processor_decides_and_no_clock(
+    monkeypatch: pytest.MonkeyPatch, maker: str, exact: bool, name: str, setting: str
 ) -> None:
     monkeypatch.setattr(products, "_exact", lambda: exact)
-    monkeypatch.setattr(products, "_seconds", seconds(1.0, switched))
+    monkeypatch.setattr(products, "_maker", lambda: maker)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert "time" not in vars(products)
     with fast_products() as said:
         assert said == name and torch.get_float32_matmul_precision() == setting
     assert torch.get_float32_matmul_precision() == "highest"
@@ -45,7 +43,8 @@ def test_taken_if_exact_and_faster(
 
 def test_the_setting_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_exact", lambda: True)
-    monkeypatch.setattr(products, "_seconds", seconds(1.0, 0.5))
+    monkeypatch.setattr(products, "_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
 
     def fail() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
@@ -67,11 +66,19 @@ def test_the_setting_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("choice", ["high", "medium"])
 def test_the_users_own_setting_stands(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
-    monkeypatch.setattr(products, "_seconds", lambda: pytest.fail("nothing to measure"))
+    monkeypatch.setattr(products, "_maker", lambda: pytest.fail("nothing to ask"))
     torch.set_float32_matmul_precision(choice)
     with fast_products() as said:
         assert choice in said and torch.get_float32_matmul_precision() == choice
     assert torch.get_float32_matmul_precision() == choice
+
+
+def test_a_processor_says_who_made_it(tmp_path: Path) -> None:
+    (tmp_path / "x86").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: EPYC\n")
+    (tmp_path / "arm").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert products._maker(tmp_path / "x86") == "AuthenticAMD"
+    assert products._maker(tmp_path / "arm") == ""
+    assert isinstance(products._maker(tmp_path / "none"), str)
 
 
 def test_the_probe_tells_a_lossy_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.nn.sight import Pairs
 from specdec.nn.view import View
 from tests.nn.trees import Tree, sight, trees
 
@@ -46,7 +47,9 @@ def row(view: View, b: int) -> View:
     """One sequence's part of a batch's view; each field has one for every sequence."""
     assert view.slots_BT is not None
     assert len(view.positions_BT) == len(view.mask_B1TS) == len(view.key_positions_BS) == len(view.slots_BT) > b
-    return View(*(x[b : b + 1] for x in view[:4]))
+    one = slice(b, b + 1)
+    sight = Pairs(view.mask_B1TS[one])
+    return View(view.positions_BT[one], sight, view.key_positions_BS[one], view.slots_BT[one])
 
 
 def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -> None:

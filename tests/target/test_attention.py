@@ -11,7 +11,7 @@ import specdec.target.attention as attention
 from specdec.nn.few_queries import MOST
 from specdec.nn.view import View
 from specdec.target import Target
-from specdec.target.attention import NAME, use_few_queries
+from specdec.target.attention import EAGER, NAME, use_own_attention
 from specdec.target.fingerprint import fingerprint
 from tests.target.zoo import FAMILIES, assert_close, make, own_logits, tokens
 
@@ -59,7 +59,7 @@ def test_few_and_many_queries_have_the_numbers_of_sdpa(
 def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It brings masks of its own, or none."""
     plain, model = make(family), make(family)
-    use_few_queries(model)
+    use_own_attention(model)
     seen = count_few(monkeypatch)
     for length in (1, 9):
         assert torch.equal(own_logits(model, tokens(length)), own_logits(plain, tokens(length)))
@@ -72,7 +72,7 @@ def test_the_models_own_forward_is_that_of_sdpa_to_the_last_bit(family: str, mon
 
 def test_gradients_go_through_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
-    use_few_queries(model)
+    use_own_attention(model)
     seen = count_few(monkeypatch)
     mask_11TT = torch.full((5, 5), float("-inf"), dtype=torch.float64).triu(1)[None, None]
     model(input_ids=tokens(5), attention_mask=mask_11TT, use_cache=False).logits.sum().backward()
@@ -91,7 +91,7 @@ def test_who_the_target_is_does_not_change(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_a_model_with_eager_attention_is_left_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_eager_attention_keeps_its_numbers(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(family)
     model.set_attn_implementation("eager")
     own_1TV = own_logits(model, tokens(12))
@@ -99,7 +99,15 @@ def test_a_model_with_eager_attention_is_left_alone(family: str, monkeypatch: py
     target = Target(model)
     view = View.packed(torch.zeros(1, 12, dtype=torch.int64))
     assert_close(target.logits(target(tokens(12), view, ()).final_BTH), own_1TV)
-    assert implementation(model) == "eager" and not seen
+    assert implementation(model) == EAGER and not seen
+    assert torch.equal(own_logits(model, tokens(12)), own_1TV)
+
+
+def test_an_eager_attention_that_asks_for_its_name_is_left_alone() -> None:
+    model = make("gpt2")
+    model.set_attn_implementation("eager")
+    model.config.reorder_and_upcast_attn = True
+    assert implementation(Target(model).model) == "eager"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

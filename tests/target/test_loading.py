@@ -5,16 +5,18 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from specdec.target import Target
+from specdec.target import Target, loading
+from specdec.target.attention import EAGER
 from tests.target.zoo import make
 
 
@@ -72,7 +74,7 @@ def test_dtypes(saved: Path) -> None:
 
 def test_capped_attention_loads_as_eager(tmp_path: Path) -> None:
     make("gemma2").save_pretrained(tmp_path / "gemma2")
-    assert Target.load(tmp_path / "gemma2").config._attn_implementation == "eager"
+    assert Target.load(tmp_path / "gemma2").config._attn_implementation == EAGER
 
 
 def test_a_directory_without_tokenizer(copy: Path) -> None:
@@ -136,3 +138,30 @@ def test_damage_is_named_in_one_line(copy: Path, damage: str) -> None:
     do(copy)
     message = refused(copy)
     assert message.startswith(str(copy)) and words in message
+
+
+def test_layers_over_several_devices_need_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "is_accelerate_available", lambda: False)
+    with pytest.raises(ValueError, match="device_map=auto needs the package accelerate"):
+        Target.load(saved, device_map="auto")
+
+
+def test_layers_over_several_devices_stay_there(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers places them; a plan that leaves some outside the GPUs is refused."""
+    seen: list[Any] = []
+    read = AutoModelForCausalLM.from_pretrained
+
+    def placed(*args: Any, device_map: str | None, **more: Any) -> Any:
+        seen.append(device_map)
+        model, report = read(*args, **more)
+        model.hf_device_map = dict(enumerate(places))
+        return model, report
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", placed)
+    monkeypatch.setattr(loading, "is_accelerate_available", lambda: True)
+    places: list[Any] = [0, 1]
+    target = Target.load(saved, device_map="auto")
+    assert seen == ["auto"] and target.to("meta").device.type == "cpu"  # it stays where it was placed
+    places = [0, "cpu"]
+    with pytest.raises(ValueError, match="device_map=auto leaves layers on cpu: free GPU memory"):
+        Target.load(saved, device_map="auto")

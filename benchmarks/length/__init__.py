@@ -1,0 +1,1 @@
+"""How memory and time grow with the length of rows and prompts."""
