@@ -1,81 +1,94 @@
-"""Reading conversations: chat JSON lines in two layouts in, one kind of message out."""
+"""Reading conversations: rows in several layouts in, one kind of message out."""
 
+import hashlib
+import json
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from specdec.data.documents import as_list, find_files, read_jsonl
+from specdec.data.layouts import ID_COLUMNS, Layout, Message, Values, named, parsed, recognise
+from specdec.data.rows import Row, find_sources, read_rows
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
+log = logging.getLogger(__name__)
 
-Message = dict[str, Any]
+SHOWN = 3  # broken rows
 
 
 class Conversation(NamedTuple):
-    """Messages, the tools they may call, and where they came from."""
+    """Messages, the tools they may call, where they came from, and what they are known by."""
 
     place: str  # "chats.jsonl, line 7"
-    messages: list[Message]  # {"role": one of ROLES, "content": str, and what else the template may read}
+    messages: list[Message]
     tools: list[dict[str, Any]] | None
+    id: str  # unique among those read together, and the same whenever they are read
 
 
-def _message(turn: Any, place: str) -> Message:
-    if isinstance(turn, dict) and "from" in turn and "value" in turn:
-        if turn["from"] not in SHAREGPT_ROLES:
-            raise ValueError(f"{place}: unknown speaker {turn['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")
-        message = {"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]}
-    elif isinstance(turn, dict) and "role" in turn and ("content" in turn or "tool_calls" in turn):
-        if turn["role"] not in ROLES:
-            raise ValueError(f"{place}: unknown role {turn['role']!r}; known: {', '.join(ROLES)}")
-        message = turn
-    else:
-        raise ValueError(f"{place}: a message needs 'role' and 'content', or 'from' and 'value'")
-    calls = bool(message.get("tool_calls")) and message.get("content") is None
-    if not calls and not isinstance(message.get("content"), str):
-        raise ValueError(f"{place}: a message's text must be a string, got {type(message.get('content')).__name__}")
-    return message
-
-
-def conversation(row: dict[str, Any], place: str) -> Conversation:
-    """A row's conversation; the layout is found by its keys.
-
-    ``messages`` and ``conversations`` may each hold OpenAI turns (role, content) or ShareGPT turns (from, value).
+def conversation(row: Row, chosen: Layout | None = None) -> Conversation:
+    """A row's conversation; its id is its own, else a hash of what is said.
 
     Raises:
-        ValueError: neither or both lists are there, the list is empty, or a message is malformed.
+        ValueError: its layout cannot be told or is not the chosen one, or the row is malformed.
     """
-    keys = [key for key in ("messages", "conversations") if key in row]
-    if len(keys) != 1:
-        has = "both" if keys else f"neither, only {sorted(row)}"
-        raise ValueError(f"{place}: a row needs 'messages' or 'conversations', it has {has}")
-    turns = row[keys[0]]
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"{place}: {keys[0]!r} must be a list of at least one message")
-    tools = row.get("tools")
+    layout = recognise(row.values, row.place, chosen)
+    messages, tools = layout.messages(row.values, row.place), _tools(row.values, row.place)
+    return Conversation(row.place, messages, tools, _id(row, messages, tools))
+
+
+def _tools(row: Values, place: str) -> list[dict[str, Any]] | None:
+    tools = parsed(row.get("tools"), f"{place}: 'tools'")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{place}: 'tools' must be a list of JSON schemas")
-    return Conversation(place, [_message(turn, place) for turn in turns], tools)
+    return tools or None
 
 
-def read_conversations(patterns: str | Sequence[str]) -> list[Conversation]:
-    """Every conversation of the JSON-lines files.
+def _id(row: Row, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
+    own = next((row.values[key] for key in ID_COLUMNS if key in row.values), None)
+    if own is None:
+        said = json.dumps([messages, tools], sort_keys=True, default=str)
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+    if isinstance(own, bool) or not isinstance(own, str | int):
+        raise ValueError(f"{row.place}: the id must be a string or an integer, not {type(own).__name__}")
+    return str(own)
+
+
+def tell_left_out(left_out: Sequence[str]) -> None:
+    """A warning, if a broken row was left out."""
+    if left_out:
+        log.warning("%d broken rows were left out, as: %s", len(left_out), "; ".join(left_out[:SHOWN]))
+
+
+def read_conversations(
+    patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
+) -> list[Conversation]:
+    """Every conversation of files, saved datasets and Hub data; an id that comes again is numbered (``id#2``).
+
+    Args:
+        layout: of every row; None tells each row's by its columns.
+        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
 
     Raises:
-        ValueError: a file is missing or empty, or a row is broken; the message names file and line.
+        ValueError: a source is missing, unreadable or empty, or a row is broken; the message names file and row.
     """
+    chosen = None if layout is None else named(layout)
     conversations: list[Conversation] = []
-    for path in find_files(as_list(patterns)):
-        read = [conversation(row, place) for place, row in read_jsonl(path)]
-        if not read:
-            raise ValueError(f"{path}: the file holds no conversation; remove it from the data or fill it")
-        conversations += read
+    used: set[str] = set()
+    times: dict[str, int] = {}
+    for source in find_sources(patterns):
+        before = len(conversations)
+        for row in read_rows(source):
+            try:
+                found = conversation(row, chosen)
+            except ValueError as error:
+                if left_out is None:
+                    raise
+                left_out.append(str(error))
+                continue
+            name = found.id
+            while name in used:
+                times[found.id] = times.get(found.id, 1) + 1
+                name = f"{found.id}#{times[found.id]}"
+            used.add(name)
+            conversations.append(found._replace(id=name))
+        if len(conversations) == before:
+            raise ValueError(f"{source}: holds no conversation; remove it from the data or fill it")
     return conversations

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.data.batch import PAD_DOCUMENT, Batch, Document
-from specdec.data.loader import ResumableLoader
+from specdec.data.loader import Companion, ResumableLoader
 from specdec.data.packing import check_ids, pack_stream
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ class TokenData(pl.LightningDataModule):
         seed: what the order of rows and the validation split depend on.
     """
 
+    loader: type[ResumableLoader] = ResumableLoader
+
     def __init__(self, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0) -> None:
         super().__init__()
         if seq_len < 2:
@@ -41,6 +43,7 @@ class TokenData(pl.LightningDataModule):
         if batch_size < 1 or num_workers < 0:
             raise ValueError(f"batch_size is {batch_size}, num_workers {num_workers}: at least 1 and 0 are needed")
         self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
+        self.companion = Companion()  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
@@ -68,11 +71,13 @@ class TokenData(pl.LightningDataModule):
         test = self.test_documents(tokenizer)
         self._splits = Splits(train, validation, validation if test is None else self.pack(test))
         for name, rows in self._splits._asdict().items():
-            supervised, padding = (
-                100 * int(mask.sum()) / mask.numel() for mask in (rows.loss_mask_BT, rows.documents_BT == PAD_DOCUMENT)
-            )
-            shape = rows.ids_BT.shape
-            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", name, *shape, supervised, padding)
+            supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
+            told = (name, *rows.ids_BT.shape, supervised, 100 * self.padding_share(rows))
+            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", *told)
+
+    def padding_share(self, rows: Batch) -> float:
+        """Share of padding in what is read of these rows."""
+        return float((rows.documents_BT == PAD_DOCUMENT).float().mean())
 
     @property
     def splits(self) -> Splits:
@@ -104,7 +109,8 @@ class TokenData(pl.LightningDataModule):
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
+        share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
+        return self.loader(*share, self.companion)
 
     def train_dataloader(self) -> ResumableLoader:
         """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""

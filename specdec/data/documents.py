@@ -48,10 +48,9 @@ def find_files(patterns: str | Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def warn_of_overlap(train: str | Sequence[str], val: str | Sequence[str]) -> None:
-    """Log the files that are both trained and validated on: a validation that only looks good."""
-    trained = set(find_files(train))
-    both = [str(path) for path in find_files(val) if path in trained]
+def warn_of_overlap(train: Sequence[Path | str], val: Sequence[Path | str]) -> None:
+    """Log the sources that are both trained and validated on: a validation that only looks good."""
+    both = [str(source) for source in val if source in set(train)]
     if both:
         log.warning("validation reads training files: %s", ", ".join(both))
 
@@ -75,6 +74,15 @@ def read_text(path: Path) -> str:
         raise explain(error, path) from error
 
 
+def surrogates(value: Any) -> bool:
+    """Whether a text in it cannot be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON-lines file with their places ("file, line n"); blank lines are passed over.
 
@@ -90,18 +98,17 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 if not text.strip():
                     continue
                 try:
-                    value = json.loads(text)
-                    json.dumps(value, ensure_ascii=False).encode()
+                    value = json.loads(text.rstrip())
                 except json.JSONDecodeError as error:
                     raise ValueError(
-                        f"{place}: not valid JSON: {error.msg} (column {error.colno}); one object a line"
+                        f"{place}, column {error.colno}: not valid JSON: {error.msg}; one object a line"
                     ) from error
-                except UnicodeEncodeError as error:
-                    raise ValueError(f"{place}: holds half a surrogate pair (\\ud800 to \\udfff)") from error
-                except RecursionError as error:
-                    raise ValueError(f"{place}: the JSON is nested too deeply to be read") from error
+                except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
+                    raise ValueError(f"{place}: not usable JSON: {error}") from error
                 if not isinstance(value, dict):
-                    raise ValueError(f"{place}: each line must be a JSON object, this one is a {type(value).__name__}")
+                    raise ValueError(f"{place}: a row must be a JSON object, not {type(value).__name__}")
+                if surrogates(value):
+                    raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
                 yield place, value
     except OSError as error:
         raise explain(error, path) from error

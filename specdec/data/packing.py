@@ -118,6 +118,16 @@ def pad(documents: Sequence[Document], seq_len: int) -> Batch:
     return _place(documents, [[i] for i in range(len(documents))], seq_len)
 
 
+def pad_to_longest(documents: Sequence[Document], seq_len: int) -> Batch:
+    """One document a row, in the order given, padded to the longest of them.
+
+    Raises:
+        ValueError: as of :func:`pad`.
+    """
+    lengths = _check(documents, seq_len, whole=True)
+    return pad(documents, max(lengths))
+
+
 def check_ids(rows: Batch, vocab_size: int, split: str) -> None:
     """Refuse ids that the embedding has no row for.
 

@@ -7,7 +7,7 @@ import torch
 
 from specdec.data.batch import Document
 from specdec.data.datamodule import TokenData
-from specdec.data.documents import as_list, read_texts, warn_of_overlap
+from specdec.data.documents import as_list, find_files, read_texts, warn_of_overlap
 from specdec.data.split import split
 
 CHUNK = 256  # texts tokenised in one call
@@ -61,7 +61,7 @@ class TextData(TokenData):
         train = self._read(self.train, tokenizer)
         if self.val is None:
             return split(train, self.val_fraction, self.seed)
-        warn_of_overlap(self.train, self.val)
+        warn_of_overlap(find_files(self.train), find_files(self.val))
         return train, self._read(self.val, tokenizer)
 
     def test_documents(self, tokenizer: Any) -> list[Document] | None:

@@ -19,7 +19,9 @@ def answer(text: str) -> dict[str, str]:
 
 def encode(template: str, *conversations: list[dict[str, Any]], max_length: int = 400, **options: Any):
     tokenizer = tiny_tokenizer(template, **options)
-    rows = [Conversation(f"a.jsonl, line {i}", messages, None) for i, messages in enumerate(conversations, start=1)]
+    rows = [
+        Conversation(f"a.jsonl, line {i}", messages, None, str(i)) for i, messages in enumerate(conversations, start=1)
+    ]
     return encode_conversations(rows, tokenizer, max_length), tokenizer
 
 
@@ -59,7 +61,7 @@ def test_the_beginning_is_not_doubled_by_a_tokenizer_that_adds_its_own() -> None
         single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
     )
     assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
-    document = encode_conversations([Conversation("x", TWO_TURNS, None)], tokenizer, 400)[0]
+    document = encode_conversations([Conversation("x", TWO_TURNS, None, "1")], tokenizer, 400)[0]
     assert document.ids_T.tolist().count(tokenizer.bos_token_id) == 1
 
 
@@ -115,12 +117,19 @@ def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() 
     assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == ["four\n", "six\n"]
 
 
-def test_a_template_that_changes_earlier_turns_is_refused() -> None:
+def test_a_turn_that_the_template_writes_otherwise_later_on_is_found() -> None:
     thought = answer("hm</think>four")
     assert spans(tiny.DROPS_THINKING, [QUESTION, thought]) == ["hm</think>four<|im_end|>"]
+    assert spans(tiny.DROPS_THINKING, [QUESTION, thought, QUESTION, answer("six")]) == [
+        "four<|im_end|>",
+        "six<|im_end|>",
+    ]
+
+
+def test_a_turn_that_is_lost_among_others_is_refused() -> None:
     message = r"a\.jsonl, line 2: message 2: the chat template writes it otherwise once the conversation goes on"
     with pytest.raises(ValueError, match=message):
-        encode(tiny.DROPS_THINKING, [QUESTION, answer("six")], [QUESTION, thought, QUESTION, answer("six")])
+        encode(tiny.SHUFFLES, [QUESTION, answer("six")], [QUESTION, answer("four"), QUESTION, answer("six")])
 
 
 def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
@@ -139,7 +148,7 @@ def test_a_slow_tokenizer_is_refused() -> None:
         is_fast = False
 
     with pytest.raises(ValueError, match="needs a fast tokenizer"):
-        encode_conversations([Conversation("x", TWO_TURNS, None)], Slow(), 10)
+        encode_conversations([Conversation("x", TWO_TURNS, None, "1")], Slow(), 10)
 
 
 def test_a_template_that_changes_between_renderings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +156,7 @@ def test_a_template_that_changes_between_renderings_is_refused(monkeypatch: pyte
     real = tokenizer.apply_chat_template
     monkeypatch.setattr(tokenizer, "apply_chat_template", lambda *args, **named: "today " + real(*args, **named))
     with pytest.raises(ValueError, match="renders differently each time"):
-        encode_conversations([Conversation("x", TWO_TURNS, None)], tokenizer, 400)
+        encode_conversations([Conversation("x", TWO_TURNS, None, "1")], tokenizer, 400)
 
 
 def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,7 +207,7 @@ def test_more_rows_than_one_call_tokenises_keep_their_order(monkeypatch: pytest.
 def test_tools_reach_the_template() -> None:
     template = "{% for t in tools %}{{ t['name'] }}{% endfor %}" + tiny.CHATML
     tokenizer = tiny_tokenizer(template)
-    row = Conversation("x", TWO_TURNS, [{"name": "clock"}])
+    row = Conversation("x", TWO_TURNS, [{"name": "clock"}], "1")
     document = encode_conversations([row], tokenizer, 400)[0]
     assert tokenizer.decode(document.ids_T).startswith("clock<|im_start|>user")
     assert supervised_texts(document, tokenizer)[0] == "four<|im_end|>"

@@ -58,3 +58,47 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
         ChatData(path, asked).prepare(tiny_tokenizer(CHATML))
     with pytest.raises(ValueError, match="no chat template"):
         ChatData(path, path).prepare(tiny_tokenizer())
+
+
+def test_every_layout_of_the_same_words_gives_the_same_rows(tmp_path: Path) -> None:
+    layouts = (
+        {"prompt": "two", "response": "four"},
+        {"instruction": "two", "output": "four"},
+        {"data": ["two", "four"]},
+        {"conversations": [{"from": "human", "value": "two"}, {"from": "gpt", "value": "four"}]},
+    )
+    made = []
+    for number, row in enumerate(layouts):
+        path = str(write_jsonl(tmp_path / f"{number}.jsonl", [row]))
+        data = ChatData(path, path, seq_len=64)
+        data.prepare(tiny_tokenizer(CHATML))
+        made.append(data.splits.train)
+    for rows in made[1:]:
+        assert all(torch.equal(*columns) for columns in zip(rows, made[0], strict=True))
+    with pytest.raises(ValueError, match="line 1: layout alpaca needs instruction, output"):
+        ChatData(path, path, layout="alpaca").prepare(tiny_tokenizer(CHATML))
+    with pytest.raises(ValueError, match="layout is 'vicuna': choose one of messages"):
+        ChatData(path, path, layout="vicuna")
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_broken_rows_are_refused_or_dropped_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cache: bool
+) -> None:
+    said = [{"role": "user", "content": f"two {cache}"}, {"role": "assistant", "content": "four"}]
+    rows = [{"messages": said}, {"messages": []}, {"messages": said[1:]}, {"prompt": "two", "response": "four"}]
+    path = str(write_jsonl(tmp_path / "a.jsonl", rows))
+    with pytest.raises(ValueError, match="line 2: 'messages' must be a list of at least one message"):
+        ChatData(path, path, cache=cache).prepare(tiny_tokenizer(CHATML))
+    for _ in range(2):
+        caplog.clear()
+        data = ChatData(path, path, broken="drop", packing="pad", seq_len=64, cache=cache)
+        data.prepare(tiny_tokenizer(CHATML))
+        assert [len(split.ids_BT) for split in data.splits] == [2, 2, 2]
+        assert "2 broken rows were left out, as: " in caplog.text
+        assert "line 2: 'messages' must be a list" in caplog.text and "line 3: message 1 is the assist" in caplog.text
+    with pytest.raises(ValueError, match="broken is 'keep': choose refuse or drop"):
+        ChatData(path, broken="keep")
+    none = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": said[1:]}]))
+    with pytest.raises(ValueError, match=r"no conversation is left: .*line 1: message 1 is the"):
+        ChatData(none, path, broken="drop", cache=cache).prepare(tiny_tokenizer(CHATML))

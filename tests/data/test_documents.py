@@ -67,14 +67,14 @@ def test_empty_files_are_refused_when_named_and_counted_when_globbed(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: not valid JSON"),
-        (b'\n\n{"text": "a",}\n', r"a\.jsonl, line 3: not valid JSON"),
+        (b'{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2, column \d+: not valid JSON"),
+        (b'\n\n{"text": "a",}\n', r"a\.jsonl, line 3, column \d+: not valid JSON"),
         (b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl, line 2: not UTF-8"),
-        (b'{"text": "a"}\n[1]\n', r"a\.jsonl, line 2: each line must be a JSON object, this one is a list"),
+        (b'{"text": "a"}\n[1]\n', r"a\.jsonl, line 2: a row must be a JSON object, not list"),
         (b'{"text": "a"}\n{"body": "a"}\n', r"a\.jsonl, line 2: the row has no 'text' field, only \['body'\]"),
         (b'{"text": "a"}\n{"text": 3}\n', r"a\.jsonl, line 2: 'text' must be a string, got int"),
-        (b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: holds half a surrogate"),
-        (b'{"text": ' + b"[" * 200_000 + b"\n", r"a\.jsonl, line 1: the JSON is nested too deeply"),
+        (b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: holds half of a surrogate"),
+        (b'{"text": ' + b"[" * 200_000 + b"\n", r"a\.jsonl, line 1: not usable JSON"),
     ],
 )
 def test_broken_rows_name_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -95,9 +95,9 @@ def test_undecodable_and_unreadable_files_are_refused(tmp_path: Path) -> None:
 def test_overlap_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("x")
-    warn_of_overlap(f"{tmp_path}/a.txt", f"{tmp_path}/b.txt")
+    warn_of_overlap([tmp_path / "a.txt"], [tmp_path / "b.txt"])
     assert not caplog.text
-    warn_of_overlap(f"{tmp_path}/*.txt", f"{tmp_path}/b.txt")
+    warn_of_overlap(find_files(f"{tmp_path}/*.txt"), find_files(f"{tmp_path}/b.txt"))
     assert "validation reads training files" in caplog.text
     assert "b.txt" in caplog.text
     assert "a.txt" not in caplog.text

@@ -79,6 +79,13 @@ def test_an_epoch_is_left_by_drawing_only() -> None:
     assert seen(loader) == expected[2]
 
 
+def other(column: int) -> Batch:
+    """One token, its mask or its document is another."""
+    columns = [each.clone() for each in rows()]
+    columns[column][3, 1] = 0 if column < 2 else 1
+    return Batch(*columns)
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -87,6 +94,9 @@ def test_an_epoch_is_left_by_drawing_only() -> None:
         ({"world_size": 2}, "processes was 1"),
         ({"batch_size": 3}, "batch_size was 2"),
         ({"rows": pad([Document(torch.ones(2, dtype=torch.long), torch.ones(2, dtype=torch.bool))], 4)}, "rows was 11"),
+        ({"rows": other(0)}, "content was "),
+        ({"rows": other(1)}, "content was "),
+        ({"rows": other(2)}, "content was "),
     ],
 )
 def test_another_order_cannot_be_resumed(other: dict[str, Any], message: str) -> None:

@@ -41,6 +41,12 @@ DROPS_THINKING = (  # every answer but the last loses what stands before </think
     "{{ '<|im_start|>' + m['role'] + '\\n' + text + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+SHUFFLES = (  # answers but the last stand in the next question, cut
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '<|im_start|>user\\n' }}"
+    "{% for n in messages[:loop.index0] %}{{ n['content'][1:] }}{% endfor %}{{ m['content'] + '<|im_end|>' }}"
+    "{% elif loop.last %}{{ '<|im_start|>assistant\\n' + m['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 NO_GENERATION_PROMPT = CHATML.split("{% if add_generation_prompt")[0]
 NO_END_OF_TURN = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"

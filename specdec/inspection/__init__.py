@@ -1,0 +1,1 @@
+"""Looking at training data before it is trained on."""

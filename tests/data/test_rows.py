@@ -1,0 +1,106 @@
+"""Where rows are read from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from specdec.data.conversations import read_conversations
+from specdec.data.rows import Row, find_sources, read_rows
+
+CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
+ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
+
+
+def write(path: Path) -> str:
+    """The rows as the path's suffix says; a path without one is a saved dataset, ``.ipc`` is Arrow's file format."""
+    table = pyarrow.Table.from_pylist([{"note": None} | row for row in ROWS])
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+    elif path.suffix == ".arrow":
+        with ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table)
+    elif path.suffix == ".ipc":
+        path = path.with_suffix(".arrow")
+        with ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(ROWS, indent=1))
+    elif path.suffix == ".jsonl":
+        path.write_text("\n\n".join(map(json.dumps, ROWS)))
+    else:
+        datasets.Dataset(table).save_to_disk(path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("a.arrow", ""), ("a.ipc", ""), ("saved", "")],
+)
+def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
+    source = write(tmp_path / name)
+    expected = places.split(", ") if places else ["row 1", "row 2"]
+    assert list(read_rows(source)) == [
+        Row(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
+    ]
+    read = read_conversations(source)
+    assert [(item.id, item.messages) for item in read] == [("a", CALL), ("b", CALL[:1])]
+
+
+def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:
+    files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet", "saved")]
+    hub = "hub:openai/gsm8k:main:train"
+    assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [files[2], hub, files[1], files[0]]
+    with pytest.raises(ValueError, match="no such file"):
+        find_sources(str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match="no data files are named"):
+        find_sources([])
+
+
+def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(tmp_path / "sets")
+    with pytest.raises(ValueError, match=r"sets: holds the splits train: name one, as .*sets/train"):
+        list(read_rows(str(tmp_path / "sets")))
+    assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
+    datasets.DatasetDict({}).save_to_disk(tmp_path / "none")
+    with pytest.raises(ValueError, match="none: holds no split"):
+        list(read_rows(str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a.parquet", b"PAR1 or not", "not a readable Parquet file"),
+        ("a.arrow", b"ARROW1 or not", "not a readable Arrow file"),
+        ("a.arrow", b"", "not a readable Arrow file"),
+        ("a.arrow", None, "no such file"),
+        ("a.json", b'["a"]', "row 1: a row must be a JSON object, not str"),
+        ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),
+        ("a.json", b'{"a": 1}\n{"a": 2}', "line 2, column 1: not valid JSON: Extra data; are these JSON lines?"),
+        ("a.json", b"[" * 100_000, "not usable JSON"),
+        ("saved/dataset_info.json", b"{", "saved: not a readable folder of save_to_disk"),
+        ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if content is not None:
+        path.write_bytes(content)
+    source = str(path.parent) if name.startswith("saved") else str(path)
+    with pytest.raises(ValueError, match=complaint) as caught:
+        list(read_rows(source))
+    assert source in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved"])
+def test_a_cut_file_is_refused(tmp_path: Path, name: str) -> None:
+    source = Path(write(tmp_path / name))
+    file = next(source.glob("*.arrow")) if source.is_dir() else source
+    file.write_bytes(file.read_bytes()[:-120])
+    with pytest.raises(ValueError, match="not a readable"):
+        list(read_rows(str(source)))
