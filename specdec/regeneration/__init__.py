@@ -1,0 +1,1 @@
+"""The target writes the answers of a data set anew."""
