@@ -22,7 +22,7 @@ def launch(module: str, out: Path, processes: int = 2) -> None:
         text=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=90)
+            said, _ = process.communicate(timeout=200)
         except subprocess.TimeoutExpired:
             process.terminate()  # torchrun ends its processes
             pytest.fail(f"two processes hang: {process.communicate()[0][-2000:]}")

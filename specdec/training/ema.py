@@ -8,6 +8,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from specdec.drafter import Drafter
 from specdec.training.module import DrafterModule
+from specdec.training.sharding import is_sharded, whole
 
 
 class EMA(WeightAveraging):
@@ -57,6 +58,8 @@ class EMA(WeightAveraging):
             return
         if trainer.precision in ("16-true", "bf16-true"):
             raise ValueError(f"EMA: weights in {trainer.precision} cannot be averaged: use bf16-mixed or 32-true")
+        if is_sharded(trainer):
+            raise ValueError("EMA: weights in shards cannot be averaged: use --trainer.strategy ddp, or leave EMA out")
         assert isinstance(pl_module, DrafterModule)
         pl_module.configure_model()  # Lightning would only do it later
         target, pl_module._target = pl_module._target, None
@@ -101,6 +104,7 @@ class EMA(WeightAveraging):
 
 
 def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | None:
-    """The averaged drafter where an :class:`EMA` runs, else the module's."""
+    """The averaged drafter where an :class:`EMA` runs, else the module's, whole; every process has to ask."""
     averages = (callback.drafter for callback in trainer.callbacks if isinstance(callback, EMA))  # type: ignore[attr-defined]
-    return next((drafter for drafter in averages if drafter is not None), module.drafter)
+    found = next((drafter for drafter in averages if drafter is not None), module.drafter)
+    return None if found is None else whole(found)

@@ -12,6 +12,7 @@ from torch import nn
 
 from specdec.drafter import DrafterConfig, PreNorm
 from specdec.drafter.entry import NarrowEntry
+from specdec.nn.tiles import kept_bytes
 from specdec.training.law import BLOCK
 from specdec.training.work import learning
 
@@ -26,7 +27,8 @@ class Estimate:
     """Bytes on one device when they are most, at the end of a forward; all parts stand at once.
 
     Not part of it: the forward of the target, which is over by then; the gradients of the unroll step that the backward
-    pass is at, for which more is taken, up to a fifth as measured; what Python, libraries and data take.
+    pass is at, for which more is taken, up to a fifth as measured, and a third on long rows with recomputation; what
+    Python, libraries and data take.
     """
 
     weights: int  # the drafter's; under autocast with their bfloat16 copies
@@ -36,6 +38,7 @@ class Estimate:
     teacher: int  # the target's states that training reads
     activations: int  # what the unroll keeps for its backward pass
     loss: int
+    exchange: int = 0  # what several processes gather from, and reduce with, each other
 
     @property
     def total(self) -> int:
@@ -49,7 +52,8 @@ class Estimate:
 
     def describe(self) -> str:
         """One line, in megabytes (10^6 bytes)."""
-        parts = (f"{part.name} {getattr(self, part.name) / MB:,.0f}" for part in fields(self))
+        names = [part.name for part in fields(self) if part.name != "exchange" or self.exchange]
+        parts = (f"{name} {getattr(self, name) / MB:,.0f}" for name in names)
         return f"{self.total / MB:,.0f} MB: {', '.join(parts)}"
 
 
@@ -69,8 +73,15 @@ def estimate(
     checkpointing: bool = False,
     piece_bytes: int,
     train_head: bool = True,
+    world: int = 1,
+    sharded: bool = False,
+    frozen_embedding: int = 0,
 ) -> Estimate:
     """Add up what one device will hold.
+
+    DDP keeps everything on every device, and beside each gradient its place in a bucket. With FSDP2 a device keeps its
+    shard of weights, gradients and optimizer state; while a batch is computed, all weights but a frozen embedding's are
+    gathered, and the gradients are whole until they are reduced.
 
     Args:
         parameters: of the drafter, trained or not.
@@ -81,17 +92,24 @@ def estimate(
         checkpointing: the unroll's steps are recomputed in the backward pass.
         piece_bytes: memory that the recipe gives the logits of a piece.
         train_head: the head is trained.
+        world: processes that train together.
+        sharded: by FSDP2.
+        frozen_embedding: its parameters.
     """
-    each = dtype.itemsize
+    each, shards = dtype.itemsize, world if sharded else 1
+    exchange = trainable_parameters * each if world > 1 or sharded else 0
+    if sharded:
+        exchange += (parameters - frozen_embedding) * each
     states = len(config.aux_layers) * each + target_dtype.itemsize  # the fused ones, and the last for the logits
     return Estimate(
-        weights=parameters * each + (trainable_parameters * autocast.itemsize if autocast else 0),
-        gradients=trainable_parameters * each,
-        optimizer=int(trainable_parameters * optimizer_state_bytes_per_parameter),
+        weights=parameters * each // shards + (trainable_parameters * autocast.itemsize if autocast else 0),
+        gradients=trainable_parameters * each // shards,
+        optimizer=int(trainable_parameters * optimizer_state_bytes_per_parameter / shards),
         target=target_bytes,
         teacher=B * T * config.target_hidden_size * states,
         activations=activations(config, B, T, K, dtype, autocast, checkpointing),
         loss=loss_buffers(config, B, T, K, dtype, autocast, piece_bytes, train_head),
+        exchange=exchange,
     )
 
 
@@ -107,7 +125,8 @@ def activations(
     """Bytes that fusion and unroll keep for the backward pass; parameters and their copies are not among them.
 
     All slots are counted in every step; where few tokens are supervised, it is less. The kernels that keep no weights
-    are meant: ``Blocked``, and ``Flex``, which needs no bias; ``Dense`` keeps h (T + k) more per token.
+    are meant: ``Blocked`` with the biases that it keeps of short rows, and ``Flex``, which has none; ``Dense`` keeps
+    h (T + k) more per token.
     With checkpointing every step keeps its feature, keys and values, and one step at a time is whole again; what was
     read of the tokens stays.
     """
@@ -119,9 +138,9 @@ def activations(
         unroll = K * min(kept, step) + step
         wide = config.num_attention_heads * config.head_dim + kv
         read += (config.hidden_size if _is_narrow(config) else wide) * (autocast or dtype).itemsize
-    # the mask, a byte for each pair, and the kernel's bias, two; a window moves with the steps
-    masks = T * (3 if config.attention_window == "full" else 2 * K + 2)
-    return B * (T * (_fuse_bytes(config, dtype, autocast) + unroll + masks) + (T + K) * read)
+    plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
+    biases = plans * kept_bytes(B, T)
+    return B * (T * (_fuse_bytes(config, dtype, autocast) + unroll) + (T + K) * read) + biases
 
 
 def _fuse_bytes(config: DrafterConfig, dtype: torch.dtype, autocast: torch.dtype | None) -> int:

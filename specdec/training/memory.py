@@ -7,14 +7,16 @@ import torch
 
 from specdec.training.estimate import Estimate, estimate, module_bytes, report
 from specdec.training.module import DrafterModule
-
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+from specdec.training.precision import precision
+from specdec.training.sharding import is_sharded
 
 
 def expected(trainer: pl.Trainer, module: DrafterModule) -> Estimate:
     """The estimate for a trainer that is about to start."""
     drafter, data, recipe = module.drafter, trainer.datamodule, module.recipe  # type: ignore[attr-defined]
     assert drafter is not None
+
+    trained_in = precision(trainer.precision)
 
     def size(parameters: Iterable[torch.nn.Parameter]) -> int:
         return sum(p.numel() for p in parameters)
@@ -27,12 +29,15 @@ def expected(trainer: pl.Trainer, module: DrafterModule) -> Estimate:
         data.seq_len,
         recipe.steps,
         dtype=drafter.lm_head.weight.dtype,
-        autocast=AUTOCAST.get(str(trainer.precision)),
+        autocast=trained_in.autocast if trained_in else None,
         target_bytes=module_bytes(module.target.model),
         target_dtype=module.target.dtype,
         checkpointing=recipe.recompute,
         piece_bytes=recipe.piece_bytes,
         train_head=module.train_head,
+        world=trainer.world_size,
+        sharded=is_sharded(trainer),
+        frozen_embedding=0 if module.train_embed else drafter.embed_tokens.weight.numel(),
     )
 
 

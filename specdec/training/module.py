@@ -17,6 +17,7 @@ from torch import Tensor
 from specdec.data import Batch, TokenData
 from specdec.drafter import Drafter, DrafterSpec
 from specdec.embedded.source import TargetSource
+from specdec.features import Features, OnTheFly, Source
 from specdec.nn.host_memory import keep_freed_memory
 from specdec.nn.kernels import unroll_kernel
 from specdec.nn.pointwise import compile_pointwise
@@ -30,6 +31,7 @@ from specdec.training.metrics import UnrollMetrics
 from specdec.training.noise import Noise, NoNoise, batch_generator, try_noise
 from specdec.training.objective import Objective, Recipe, objective, teach
 from specdec.training.schedule import WarmupCosine, total_steps
+from specdec.training.sharding import is_sharded, local, shard
 from specdec.training.start import FromTarget, Start
 from specdec.training.work import FrozenModel, Work, step_work
 
@@ -54,6 +56,7 @@ class DrafterModule(pl.LightningModule):
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_decay: weight of step k is ``step_decay**k``.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
+        features: where the target's features come from: ``OnTheFly``, or ``Cached`` by ``specdec cache``.
         noise: on the target's features as they enter the drafter, in training only.
         train_embed: train the token embedding too, which else stays as it starts: the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
@@ -75,6 +78,7 @@ class DrafterModule(pl.LightningModule):
         ttt_steps: int = 7,
         step_decay: float = 0.8,
         in_vocab: bool = True,
+        features: Features = OnTheFly(),  # noqa: B008  frozen
         noise: Noise = NoNoise(),  # noqa: B008  frozen
         train_embed: bool = False,
         train_head: bool = True,
@@ -89,13 +93,19 @@ class DrafterModule(pl.LightningModule):
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
             raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
-        parts = (("loss", loss, (Loss, LawLoss, FeatureLoss)), ("noise", noise, (Noise,)), ("start", start, (Start,)))
+        parts = (
+            ("loss", loss, (Loss, LawLoss, FeatureLoss)),
+            ("features", features, (Features,)),
+            ("noise", noise, (Noise,)),
+            ("start", start, (Start,)),
+        )
         for name, part, bases in parts:
             if type(part) in bases:
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
         try_losses(loss)
         self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
+        self.features, self._source = features, Source()
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
@@ -104,7 +114,7 @@ class DrafterModule(pl.LightningModule):
         self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
         self._target: Target | None = None  # no nn.Module: neither saved nor trained
         self._products = contextlib.ExitStack()
-        self._rows = torch.zeros(())  # of the batches since the last optimizer step
+        self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
 
     @property
     def target(self) -> Target:
@@ -152,7 +162,12 @@ class DrafterModule(pl.LightningModule):
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
             learnt = (self.train_embed, self.train_head)
             self.drafter = build(self.spec, self.target, data, self.start, *learnt, self.recipe.steps)
+            asked = self.drafter.config.aux_layers, self.drafter.config.aux_final_norm
+            self._source = self.features.open(self.target, data, *asked)
+            data.companion = self._source
             try_noise(self.noise, len(self.drafter.config.aux_layers), self.target.hidden_size)
+            if is_sharded(self.trainer):
+                shard(self.drafter.to(self.trainer.strategy.root_device), self.device_mesh["data_parallel"])  # type: ignore[index]
 
     def setup(self, stage: str) -> None:
         """Put the target beside the drafter, and choose how this device computes."""
@@ -174,6 +189,7 @@ class DrafterModule(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Leave torch as it was."""
+        self._source.close()
         self._products.close()
         compile_pointwise(False)
 
@@ -206,12 +222,12 @@ class DrafterModule(pl.LightningModule):
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> Objective:
         assert self.drafter is not None
-        teacher = teach(self.target, self.drafter, batch, self.recipe, measure)
+        teacher = teach(self.target, self.drafter, batch, self.recipe, measure, self._source)
         if stage == "train" and not isinstance(self.noise, NoNoise):
             generator = batch_generator(batch, self.global_step, self.global_rank)
             noisy = self.noise(teacher.aux_BTNH, batch.documents_BT, generator)
             teacher = teacher._replace(aux_BTNH=noisy)
-        out = objective(self.drafter, batch, teacher, self.recipe, measure)
+        out: Objective = self.drafter(objective, batch, teacher, self.recipe, measure)
         if out.counts is not None:
             self._metric(stage).update(out.counts)
         return out
@@ -221,7 +237,6 @@ class DrafterModule(pl.LightningModule):
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         logged = every > 0 and (self.global_step + 1) % every == 0
         out = self._run(batch, "train", measure=logged)
-        self.log("train/loss", out.loss, prog_bar=True)
         if logged and not out.loss.isfinite():
             raise ValueError(
                 f"the loss of step {self.global_step} is {float(out.loss.detach())}: lower the learning rate, "
@@ -230,8 +245,9 @@ class DrafterModule(pl.LightningModule):
         if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
             self._report("train")
         if self._parts == 1:
+            self.log("train/loss", out.loss, prog_bar=True)
             return out.loss
-        self._rows = self._rows.to(out.rows) + out.rows
+        self._sums = self._sums.to(out.rows) + torch.stack([out.rows, out.loss.detach() * out.rows])
         return out.loss * (out.rows / self._batch_tokens)
 
     @property
@@ -252,16 +268,17 @@ class DrafterModule(pl.LightningModule):
         optimizer.zero_grad()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks.
+        """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks; log that.
 
         A batch with few supervised rows counts for few; none at all leaves gradients of zero.
         """
         if self._parts == 1:
             return
-        rows = self.trainer.strategy.reduce(self._rows, reduce_op="sum")
-        self._rows = torch.zeros_like(self._rows)
+        rows, losses = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
+        self._sums = torch.zeros_like(self._sums)
+        self.log("train/loss", losses / rows.clamp(min=1e-30), prog_bar=True)
         scale = torch.where(rows > 0, self._parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
-        torch._foreach_mul_([p.grad for p in self.parameters() if p.grad is not None], scale)
+        torch._foreach_mul_(local(p.grad for p in self.parameters() if p.grad is not None), scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The same loss and figures on held-out rows."""

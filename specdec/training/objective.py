@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, Step
+from specdec.features import OnTheFly, Source
 from specdec.nn.unroll import UnrollKernel
-from specdec.nn.view import View
 from specdec.target import Target
 from specdec.target.proof import remedy
 from specdec.training.head_loss import Job, Term, head_loss
@@ -87,14 +87,21 @@ class Objective(NamedTuple):
     counts: Counts | None  # None where nobody asked for it
 
 
-def teach(target: Target, drafter: Drafter, batch: Batch, recipe: Recipe, measure: bool = True) -> Teacher:
+def teach(
+    target: Target,
+    drafter: Drafter,
+    batch: Batch,
+    recipe: Recipe,
+    measure: bool = True,
+    source: Source = OnTheFly(),  # noqa: B008  frozen
+) -> Teacher:
     """The target's features, each document on its own; no gradient.
 
     Raises:
         ValueError: a feature is not finite; the message names sample and layer.
     """
     layers = drafter.config.aux_layers
-    out = target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, drafter.config.aux_final_norm)
+    out = source(target, batch, layers, drafter.config.aux_final_norm)
     real_BT = batch.documents_BT >= 0
     for n, boundary in enumerate(layers):
         check_finite(target, out.aux_BTNH[:, :, n], f"boundary {boundary}", real_BT)

@@ -9,32 +9,27 @@ from typing import Self
 from specdec.compose import run_names
 from specdec.files import explain
 from specdec.training.callbacks import RunRecord
-
-CLAIM = ".claimed"  # lies in the directory from its choice to the end of the run
+from specdec.training.claim import CLAIM, PATIENCE, Claim, holder, is_held
 
 
 class RunDirectory:
     """Chooses a run's directory, holds it, and leaves nothing in it if the run fails before it trained.
 
-    A claim is a file that one process alone can make. A context manager: at its end the claim is given back.
-
-    Args:
-        shared: the directory may hold something already, and the caller answers for it: it is neither claimed nor
-            cleaned up.
+    A context manager: at its end the claim is given back.
     """
 
-    def __init__(self, shared: bool = False) -> None:
-        self.shared = shared
+    def __init__(self) -> None:
         self.path: Path | None = None
         self.record: RunRecord | None = None  # knows whether there is something to keep
-        self._held = self._made = False  # by this process
+        self._claim: Claim | None = None
+        self._made = self._resumed = False  # by this process
 
-    def choose(self, out: str | None, resumed: str | None = None, first: bool = True) -> Path:
-        """The run's directory, claimed unless it goes on with a run that lies there.
+    def choose(self, out: str | None, resumes: bool = False, first: bool = True) -> Path:
+        """The run's directory, claimed.
 
         Args:
             out: the directory; None: a new one, named after the present time.
-            resumed: the checkpoint with which the run begins.
+            resumes: the run goes on with what lies there, if anything does. What killed saves left of it is removed.
             first: whether this process is the first of its job; the others write nothing and claim nothing.
 
         Raises:
@@ -42,26 +37,35 @@ class RunDirectory:
         """
         if out is None:
             names = run_names("fit")
-            self.path = next(name for name in names if self._claim(name)) if first else next(names)
+            self.path = next(name for name in names if self._claimed(name)) if first else next(names)
             return self.path
         self.path = Path(out)
-        resumes = resumed is not None and self.path.resolve() in Path(resumed).resolve().parents
-        if not first or (_holds_something(self.path) and (self.shared or resumes)):
+        if not first:
             return self.path
-        if not self._claim(self.path):
-            last = self.path / "checkpoints" / "last.ckpt"
-            if (self.path / CLAIM).exists() and not last.exists():
-                raise ValueError(
-                    f"{self.path} is claimed by another run, or by one that was killed: choose another --out, or, if "
-                    "nothing runs there, remove it"
-                )
+        if resumes and self.path.is_dir() and _holds_something(self.path):
+            self._resume(self.path)
+        elif not self._claimed(self.path):
+            if is_held(self.path):
+                raise _taken(self.path)
             raise ValueError(
-                f"{self.path} exists already and is never overwritten: choose another --out, or resume it with "
-                f"--ckpt_path {last}"
+                f"{self.path} exists already and is never overwritten: choose another --out, or go on with it by "
+                "--ckpt_path auto"
             )
         return self.path
 
-    def _claim(self, path: Path) -> bool:
+    def _resume(self, path: Path) -> None:
+        try:
+            self._claim = Claim.take(path, PATIENCE)
+        except OSError as error:
+            raise explain(error, path) from error
+        if self._claim is None:
+            raise _taken(path)
+        self._resumed = True
+        for place in (path, path / "checkpoints"):
+            for temporary in place.glob(".tmp-*"):  # nothing else has such a name
+                _remove(temporary)
+
+    def _claimed(self, path: Path) -> bool:
         """Whether it is this run's now; if not, nothing in it has changed."""
         made = False
         try:
@@ -69,20 +73,25 @@ class RunDirectory:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.mkdir()
                 made = True
+        except OSError as error:
+            raise explain(error, path) from error
+        try:
             if _holds_something(path):  # before anything is written into what is someone else's
                 return False
-            (path / CLAIM).touch(exist_ok=False)
+            claim = Claim.take(path)
         except OSError as error:
-            if isinstance(error, FileExistsError | FileNotFoundError):
-                return False  # another run was faster, or gave it up just now
+            if isinstance(error, FileNotFoundError):
+                return False  # another run gave it up just now
             if made:
                 with contextlib.suppress(OSError):
                     path.rmdir()
             raise explain(error, path) from error
-        if [entry.name for entry in path.iterdir()] != [CLAIM]:  # a whole run came and went, or trains, since we looked
-            (path / CLAIM).unlink()
+        if claim is None:
+            return False  # another run was faster
+        if _holds_something(path):  # a whole run came and went, or trains, since we looked
+            claim.release()
             return False
-        self.path, self._held, self._made = path, True, made
+        self.path, self._claim, self._made = path, claim, made
         return True
 
     def __enter__(self) -> Self:
@@ -90,18 +99,19 @@ class RunDirectory:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Give the claim back; after a failure before anything was trained, remove what came under it."""
-        if not self._held:
+        if self._claim is None:
             return
         assert self.path is not None
-        failed = kind is not None and (self.record is None or not self.record.trained)
+        trained = self.record is not None and self.record.trained
+        # where Lightning forks the processes that train, the record here knows nothing of them
+        kept = self._resumed or trained or any((self.path / "checkpoints").glob("*.ckpt"))
+        failed = kind is not None and not kept
         if failed and self.path.exists():
             for path in self.path.iterdir():  # all of it is this run's: nothing else was here when it was claimed
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                elif path.name != CLAIM:
-                    path.unlink(missing_ok=True)
-        (self.path / CLAIM).unlink(missing_ok=True)  # last: from here on it may be another run's
-        self._held = False
+                if path.name != CLAIM:
+                    _remove(path)
+        self._claim.release()
+        self._claim = None
         if failed and self._made:
             with contextlib.suppress(OSError):  # it is
                 self.path.rmdir()
@@ -123,4 +133,16 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the o
 
 
 def _holds_something(path: Path) -> bool:
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+    """Beside a claim, whose lock says whether anybody has it."""
+    return path.exists() and (not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir()))
+
+
+def _taken(path: Path) -> ValueError:
+    return ValueError(f"{path} is claimed by another run ({holder(path)}): wait for its end, or choose another --out")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from specdec.data import Batch
 from specdec.timers import HostTimer, Timer, timer
+from specdec.training.precision import precision
 from specdec.training.work import Work, peak, row_counts
 
 log = logging.getLogger(__name__)
 
 MB = 1e6
-DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
 
 @runtime_checkable
@@ -105,8 +105,8 @@ class Throughput(pl.Callback):
         self.memory, self.peak = PeakMemory(device), None
         said = f"memory/peak_mb: {self.memory.source}"
         if isinstance(pl_module, Counted):
-            dtype = DTYPES.get(str(trainer.precision).split("-")[0])
-            self.peak = peak(device, dtype) if dtype is not None else None
+            trained_in = precision(trainer.precision)
+            self.peak = peak(device, trained_in.products) if trained_in else None
             known = f"of {self.peak.flops / 1e12:,.3g} TFLOP/s, {self.peak.source}" if self.peak else "unknown peak"
             said += f"; speed/mfu: {known}"
         log.info("%s", said)
@@ -195,8 +195,8 @@ class Throughput(pl.Callback):
         if ranks > 1:
             device = trainer.strategy.root_device
             own = torch.tensor([*sums, most], dtype=torch.float64, device=device)
-            all_ranks = trainer.strategy.all_gather(own)
-            sums, most = all_ranks.sum(0).tolist()[:-1], all_ranks[:, -1].max().item()
+            reduce = trainer.strategy.reduce
+            sums, most = reduce(own[:-1], reduce_op="sum").tolist(), float(reduce(own[-1], reduce_op="max"))
         tokens, supervised, flops, seconds, waited = sums
         wall = max(seconds / ranks, 1e-9)
         found = {

@@ -1,6 +1,8 @@
-"""Two processes train what one process would on the same rows; this file is also the program that they run."""
+"""Two processes train what one process would on the same rows, with whole weights and with weights in shards; this
+file is also the program that they run."""
 
 import copy
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -9,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+import specdec.training.fsdp2  # noqa: F401  registers the strategy
+from specdec.training.sharding import whole
 from tests.training.test_module import Begin, InMemory, fit, learner, moved, plain, sample, trainer
 from tests.two_processes import launch
 
 PROCESSES = 2
+STRATEGIES = ("ddp", "fsdp2")
 # answers in each row, rows of a process's batch, batches of a step, and the rows of every step
 CASES: dict[str, tuple[list[int], int, int, list[slice]]] = {
     "different numbers of rows": ([12, 3, 4, 8], 1, 1, [slice(0, 2), slice(2, 4)]),
@@ -27,13 +32,16 @@ def program(out: Path) -> None:
     """Every case, one after another; each process writes the weights that it ends with."""
     rank, found = int(os.environ["RANK"]), {}
     torch.set_num_threads(1)
-    for name, (answers, batch_size, accumulate, _) in CASES.items():
+    for strategy, (name, (answers, batch_size, accumulate, _)) in itertools.product(STRATEGIES, CASES.items()):
         begin, module = Begin(), learner(train_embed=True)
-        more = {"strategy": "ddp", "devices": PROCESSES, "accumulate_grad_batches": accumulate, "callbacks": [begin]}
+        more = {"strategy": strategy, "devices": PROCESSES, "accumulate_grad_batches": accumulate, "callbacks": [begin]}
         run = trainer(**more)
         run.fit(module, datamodule=InMemory(sample(answers), batch_size))
         assert module.drafter is not None and run.world_size == PROCESSES and run.global_rank == rank
-        found[name] = {"before": begin.drafter.state_dict(), "after": module.drafter.state_dict()}
+        found[f"{strategy}: {name}"] = {
+            "before": begin.drafter.state_dict(),
+            "after": whole(module.drafter).state_dict(),
+        }
     torch.save(found, out / f"{rank}.pt")
 
 
@@ -45,16 +53,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes_are_one(found: list[dict[str, Any]], name: str) -> None:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_processes_are_one(found: list[dict[str, Any]], strategy: str, name: str) -> None:
     """The same steps as plain descent over the rows of both, to float64's digits; and the same on both."""
     answers, _, _, windows = CASES[name]
     module, rows = learner(train_embed=True), sample(answers)
     fit(module, rows, 1, max_epochs=-1, max_steps=1)  # builds a drafter
     before, one, other = (copy.deepcopy(module.drafter) for _ in range(3))
     assert before is not None and one is not None and other is not None
-    before.load_state_dict(found[0][name]["before"])
-    one.load_state_dict(found[0][name]["after"])
-    other.load_state_dict(found[1][name]["after"])
+    for drafter, rank, when in ((before, 0, "before"), (one, 0, "after"), (other, 1, "after")):
+        drafter.load_state_dict(found[rank][f"{strategy}: {name}"][when])
     assert moved(one, other) == 0
     wanted = plain(copy.deepcopy(before), module.recipe, rows, windows)
     assert moved(before, wanted) > 1e-3 and moved(one, wanted) < 1e-11

@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm
+from specdec.nn.tiles import kept_bytes
 from specdec.nn.unroll import Blocked
 from specdec.target import Target
 from specdec.training import estimate as module
@@ -45,7 +46,7 @@ def drafter_of(spec: DrafterSpec) -> Drafter:
 
 
 def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
-    """Bytes of all that fusion and unroll save, weights, their copies, the target's states and masks left out."""
+    """Bytes of all that fusion and unroll save, weights, their copies, the target's states and biases left out."""
     aux = torch.randn(B, T, len(drafter.config.aux_layers), drafter.config.target_hidden_size)
     ids, documents = torch.ones(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
     shapes = {shape for p in drafter.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])}
@@ -76,8 +77,8 @@ def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
         real = kept(drafter, B, T, K, autocast)
         got = activations(drafter.config, B, T, K, torch.float32, torch.bfloat16 if autocast else None)
         whole = drafter.config.attention_window == "full"
-        masks = B * T * T * (3 if whole else 2 * K + 2)  # the kernel holds these itself
-        assert got - masks == pytest.approx(real, rel=0.02), K
+        biases = kept_bytes(B, T) * (1 if whole else K)  # the kernel holds these itself
+        assert got - biases == pytest.approx(real, rel=0.02), K
 
 
 def in_memory(drafter: Drafter, B: int, T: int, K: int, autocast: bool, checkpointing: bool) -> int:
@@ -85,7 +86,7 @@ def in_memory(drafter: Drafter, B: int, T: int, K: int, autocast: bool, checkpoi
     config = drafter.config
     aux = torch.randn(B, T, len(config.aux_layers), config.target_hidden_size)
     ids, documents = torch.ones(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
-    kernel = Blocked()  # knows the mask, which the backward pass needs too
+    kernel = Blocked()  # knows the biases, which the backward pass needs too
     with (
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile,
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
@@ -125,10 +126,16 @@ def test_so_much_stands_in_memory_with_checkpointing(name: str) -> None:
     """Before the backward pass: the step that is whole again comes on top of it."""
     drafter, B, T, K = drafter_of(SPECS[name]), 2, 128, 6
     config = drafter.config
-    masks = 2 * B * T * T * (config.attention_window != "full")
-    whole_again = activations(config, B, T, K) - activations(config, B, T, K - 1) - masks
+    biases = kept_bytes(B, T) * (config.attention_window != "full")
+    whole_again = activations(config, B, T, K) - activations(config, B, T, K - 1) - biases
     before = activations(config, B, T, K, checkpointing=True) - whole_again
     assert before == pytest.approx(in_memory(drafter, B, T, K, False, True), rel=0.04)
+
+
+def test_long_rows_need_memory_in_proportion() -> None:
+    config = config_of(SPECS["eagle3_1"])
+    short, long = (activations(config, 1, T, 3, checkpointing=True) for T in (2**15, 2**17))
+    assert long == pytest.approx(4 * short, rel=1e-3)
 
 
 def test_checkpointing_keeps_less() -> None:

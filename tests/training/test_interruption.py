@@ -104,7 +104,8 @@ def test_the_first_signal_decides_and_a_second_ctrl_c_ends_the_run_at_once(
     step: int,
 ) -> None:
     sent(monkeypatch, "training_step", 4, *signums)
-    assert run("fit", [*base, "--out", str(tmp_path / "run")]) == status
+    every = ["--checkpoint.every_n_train_steps", "1"]
+    assert run("fit", [*base, *every, "--out", str(tmp_path / "run")]) == status
     assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == step
 
 

@@ -24,6 +24,7 @@ from specdec.training.module import DrafterModule
 from specdec.training.noise import GaussianNoise, Noise
 from specdec.training.objective import Recipe, objective, teach
 from specdec.training.schedule import WarmupCosine
+from specdec.training.sharding import whole
 from tests.tiny import VOCAB, presets, tiny_target
 
 T, RATE = 12, 0.05
@@ -55,7 +56,7 @@ class Begin(pl.Callback):
     """Keeps the drafter as it was before the first step."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.drafter: Drafter = copy.deepcopy(pl_module.drafter)  # type: ignore[assignment]
+        self.drafter: Drafter = copy.deepcopy(whole(pl_module.drafter))  # type: ignore[arg-type]
 
 
 def sample(answers: list[int], seed: int = 0) -> Batch:
@@ -257,7 +258,9 @@ def test_a_failed_run_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     from specdec.nn import pointwise, products
 
     monkeypatch.setattr(products, "_exact", lambda: True)
-    monkeypatch.setattr(products, "_seconds", lambda: float(torch.get_float32_matmul_precision() == "highest"))
+    monkeypatch.setattr(products, "_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    products._choose.cache_clear()
 
     def fail(*_: Any) -> None:
         assert torch.get_float32_matmul_precision() == "medium"
@@ -268,6 +271,7 @@ def test_a_failed_run_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ZeroDivisionError):
         fit(learner(), sample([12, 6]), 2)
     assert torch.get_float32_matmul_precision() == "highest" and pointwise._compiling is False
+    products._choose.cache_clear()
 
 
 def test_flex_is_refused_on_a_cpu() -> None:

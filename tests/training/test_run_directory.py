@@ -56,7 +56,8 @@ def test_a_failed_run_leaves_the_directory_as_it_was(tmp_path: Path, made: bool)
     fail(directory)
     assert (tree(out) == set()) if made else not out.exists()
     assert tree(tmp_path / "elsewhere") == {"text"}
-    RunDirectory().choose(str(out))  # the corrected command's
+    with RunDirectory() as corrected:
+        corrected.choose(str(out))
 
 
 def test_what_was_trained_is_kept(tmp_path: Path) -> None:
@@ -69,19 +70,42 @@ def test_what_was_trained_is_kept(tmp_path: Path) -> None:
     assert tree(out) == {"config.yaml"}
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_what_was_there_is_neither_claimed_nor_removed(tmp_path: Path, resumed: bool) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_a_resumed_run_finds_is_claimed_and_kept(tmp_path: Path, begun: bool) -> None:
+    """All but what killed saves have left, and the claim of the killed run, which is void."""
     out = tmp_path / "run"
-    (out / "checkpoints").mkdir(parents=True)
-    last = out / "checkpoints" / "last.ckpt"
-    last.write_text("a")
-    (out / CLAIM).touch()  # of a run that was killed
-    directory = RunDirectory(shared=not resumed)
-    assert directory.choose(str(out), str(last) if resumed else None) == out
+    (out / "checkpoints" / ".tmp-sharded").mkdir(parents=True)
+    kept = {"config.yaml", "checkpoints", *(["checkpoints/last.ckpt"] if begun else [])}
+    for name in (*kept - {"checkpoints"}, CLAIM, "checkpoints/.tmp-1", "checkpoints/.tmp-sharded/part", ".tmp-2"):
+        (out / name).write_text("a")
+    with pytest.raises(ValueError, match=r"never overwritten: .* --ckpt_path auto$"):
+        RunDirectory().choose(str(out))
+    assert ".tmp-2" in tree(out)  # this run was not its
+    directory = RunDirectory()
+    assert directory.choose(str(out), resumes=True) == out
+    assert tree(out) == {CLAIM, *kept}
+    with pytest.raises(ValueError, match=rf"run is claimed by another run \(process {os.getpid()} on "):
+        RunDirectory().choose(str(out))
     fail(directory)
-    assert tree(out) == {CLAIM, "checkpoints", "checkpoints/last.ckpt"}
-    with pytest.raises(ValueError, match=r"never overwritten: .* resume it with --ckpt_path .*last\.ckpt$"):
-        RunDirectory().choose(str(out), str(tmp_path / "other.ckpt"))
+    assert tree(out) == kept
+
+
+def test_a_resumed_run_waits_for_no_living_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "PATIENCE", 0.2)
+    with RunDirectory() as first:
+        first.choose(str(tmp_path / "run"))
+        (tmp_path / "run" / ".tmp-1").touch()
+        with pytest.raises(ValueError, match="claimed by another run"):
+            RunDirectory().choose(str(tmp_path / "run"), resumes=True)
+        assert tree(tmp_path / "run") == {CLAIM, ".tmp-1"}
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_leaves_the_directory_free(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / CLAIM).write_text("process 1 on mars")
+    with RunDirectory() as directory:
+        directory.choose(str(tmp_path / "run"))
+    assert tree(tmp_path / "run") == set()
 
 
 def test_a_file_is_no_place(tmp_path: Path) -> None:
@@ -93,10 +117,10 @@ def test_a_file_is_no_place(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, exist_ok: bool = True) -> None:
+    def full(self: Path, mode: str) -> None:
         raise OSError(errno.ENOSPC, "full", str(self))
 
-    monkeypatch.setattr(Path, "touch", full)
+    monkeypatch.setattr(Path, "open", full)
     with pytest.raises(ValueError, match="run: no space left"):
         RunDirectory().choose(str(tmp_path / "run"))
     assert tree(tmp_path) == set()
@@ -109,7 +133,7 @@ def test_a_whole_run_between_the_look_and_the_claim_is_seen(tmp_path: Path, monk
     def slow(path: Path) -> bool:
         found = inner(path)
         looked.append(path)
-        if len(looked) == 2:  # within the claim
+        if len(looked) == 1:  # within the claim
             (out / "DONE.json").touch()
         return found
 
@@ -126,18 +150,20 @@ def test_runs_started_together_have_names_of_their_own(tmp_path: Path, monkeypat
     monkeypatch.setattr(run_directory, "run_names", lambda kind: iter(names))
     names[1].mkdir()
     (names[1] / "precious").touch()
-    barrier, found = threading.Barrier(3), []
+    barrier, found, directories = threading.Barrier(3), [], [RunDirectory() for _ in range(3)]
 
-    def start() -> None:
+    def start(directory: RunDirectory) -> None:
         barrier.wait()
-        found.append(RunDirectory().choose(None))
+        found.append(directory.choose(None))
 
-    threads = [threading.Thread(target=start) for _ in range(3)]
+    threads = [threading.Thread(target=start, args=[each]) for each in directories]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(found) == [names[0], *names[2:]]
+    for directory in directories:
+        fail(directory)
     assert tree(names[1]) == {"precious"}
 
 

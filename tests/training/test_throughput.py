@@ -245,7 +245,8 @@ def test_it_says_what_utilisation_and_memory_are(clock: Clock, caplog: pytest.Lo
 def test_several_ranks(clock: Clock) -> None:
     """Two ranks, the other one with twice the figures: sums of tokens, the mean of times, the greatest memory."""
     callback, module = Throughput(clock=clock), Working(clock, [])
-    strategy = SimpleNamespace(root_device=torch.device("cpu"), all_gather=lambda own: torch.stack([own, 2 * own]))
+    reduced = {"sum": lambda own: 3 * own, "max": lambda own: 2 * own}
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), reduce=lambda own, reduce_op: reduced[reduce_op](own))
     trainer: Any = SimpleNamespace(
         global_step=0, log_every_n_steps=1, world_size=1, precision="32-true", strategy=strategy, sanity_checking=False
     )

@@ -45,7 +45,7 @@ def jsd(p: Law, q: Law, beta: float) -> float:
         (JensenShannon(0.2), lambda p, q: jsd(p, q, 0.2)),
         (HardCrossEntropy(), lambda p, q: -math.log(q[p.index(max(p))])),
     ],
-    ids=str,
+    ids=lambda each: str(each) if isinstance(each, LawLoss) else "",
 )
 def test_it_is_its_definition(loss: LawLoss, definition: Callable[[Law, Law], float]) -> None:
     got_R = loss(ROWS)

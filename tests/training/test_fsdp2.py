@@ -1,0 +1,163 @@
+"""Ten steps and more in two processes lose what one process loses; weights in shards are saved and taken up again.
+
+This file is also the program that the processes run.
+"""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from specdec.drafter import load
+from specdec.optimizers import AdamW, MuonAdamW
+from specdec.training.callbacks import SaveDrafter
+from specdec.training.checkpoint_io import AtomicCheckpointIO
+from specdec.training.ema import EMA
+from specdec.training.fsdp2 import FSDP2
+from specdec.training.module import DrafterModule
+from specdec.training.run_checkpoint import RunCheckpoint
+from specdec.training.seals import step_of, verify
+from specdec.training.sharding import whole
+from tests.tiny import presets
+from tests.training.test_module import InMemory, Tiny, sample, trainer
+from tests.two_processes import launch
+
+PROCESSES, STEPS, HALF = 2, 12, 6
+ANSWERS = [12, 3, 4, 8, 0, 9, 7, 0, 0, 0, 12, 1] * 4  # by turns the processes' rows; one, or both, may have none
+ACCUMULATE = {1: ANSWERS[: 2 * STEPS], 2: ANSWERS}
+
+
+class Losses(pl.Callback):
+    """The logged loss of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.steps = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        if trainer.global_step > self.steps:
+            self.steps = trainer.global_step
+            self.found.append(float(trainer.callback_metrics["train/loss"]))
+
+
+def train(
+    accumulate: int, batch_size: int, optimizer: Any = AdamW, ckpt_path: Path | None = None, **more: Any
+) -> tuple[DrafterModule, list[float]]:
+    module = DrafterModule(
+        target=Tiny(),
+        drafter=presets()["eagle3_1"],
+        ttt_steps=3,
+        optimizer=lambda named: optimizer(named, lr=1e-2),
+    )
+    losses = Losses()
+    more["callbacks"] = [losses, *more.pop("callbacks", [])]
+    torch.manual_seed(1)
+    run = trainer(precision="32-true", gradient_clip_val=0.5, accumulate_grad_batches=accumulate, **more)
+    run.fit(module, datamodule=InMemory(sample(ACCUMULATE[accumulate]), batch_size), ckpt_path=ckpt_path)
+    return module, losses.found
+
+
+def program(out: Path) -> None:
+    rank, found = int(os.environ["RANK"]), dict[str, Any]()
+    torch.set_num_threads(1)
+    for name, strategy in (("ddp", "ddp"), ("fsdp2", "fsdp2")):
+        for accumulate in ACCUMULATE:
+            module, losses = train(accumulate, 1, strategy=strategy, devices=PROCESSES)
+            assert module.drafter is not None
+            found[f"{name} {accumulate}"] = losses, whole(module.drafter).state_dict()
+    shares = [p.to_local().numel() / p.numel() for p in module.drafter.parameters() if isinstance(p, DTensor)]
+    found["shares"] = max(shares) if len(shares) == len(list(module.drafter.parameters())) else 1.0
+    found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
+
+    checkpoint = RunCheckpoint(every_n_train_steps=HALF, save_top_k=-1)
+    checkpoint.dirpath = str(out / "checkpoints")
+    more = {"strategy": "fsdp2", "devices": PROCESSES, "enable_checkpointing": True}
+    train(2, 1, callbacks=[checkpoint, SaveDrafter(out / "drafter")], **more)
+    half = out / "checkpoints" / f"step-{HALF}.ckpt"
+    module, losses = train(2, 1, ckpt_path=half, strategy="fsdp2", devices=PROCESSES)
+    assert module.drafter is not None
+    found["resumed"] = losses, whole(module.drafter).state_dict()
+    torch.save(found, out / f"{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fsdp2")
+    launch("tests.training.test_fsdp2", out, PROCESSES)
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(out: Path) -> list[dict[str, Any]]:
+    return [torch.load(out / f"{i}.pt", weights_only=True) for i in range(PROCESSES)]
+
+
+def differ(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("accumulate", ACCUMULATE)
+def test_losses_of_two_processes_are_those_of_one(found: list[dict[str, Any]], accumulate: int) -> None:
+    """In float32, of the same rows at every step, to 1e-6 of their size; weights as far as Adam lets rounding grow."""
+    module, wanted = train(accumulate, PROCESSES)
+    assert module.drafter is not None and len(wanted) == STEPS
+    for strategy in ("ddp", "fsdp2"):
+        for rank in range(PROCESSES):
+            losses, weights = found[rank][f"{strategy} {accumulate}"]
+            assert losses == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+            assert differ(weights, module.drafter.state_dict()) < 1e-4
+
+
+def test_every_process_holds_half(found: list[dict[str, Any]]) -> None:
+    assert max(rank["shares"] for rank in found) < 0.51  # the vocabulary is odd
+
+
+def test_muon_runs_on_shards(found: list[dict[str, Any]]) -> None:
+    """It rounds to bfloat16 within, on whole weights too, so the digits are bfloat16's."""
+    _, wanted = train(1, PROCESSES, MuonAdamW)
+    assert found[0]["muon"] == found[1]["muon"] == pytest.approx(wanted, rel=1e-2, abs=1e-12)
+
+
+def test_a_resumed_run_is_the_run(found: list[dict[str, Any]]) -> None:
+    """To the last bit."""
+    for rank in found:
+        losses, weights = rank["resumed"]
+        whole_losses, whole_weights = rank["fsdp2 2"]
+        assert losses == whole_losses[HALF:] and len(losses) == STEPS - HALF
+        assert differ(weights, whole_weights) == 0
+
+
+def test_the_saved_drafter_is_whole(out: Path, found: list[dict[str, Any]]) -> None:
+    assert differ(load(out / "drafter").state_dict(), found[0]["fsdp2 2"][1]) == 0
+
+
+def test_a_checkpoint_is_a_directory_without_pickled_code(out: Path) -> None:
+    names = sorted(file.name for file in (out / "checkpoints" / "last.ckpt").iterdir())
+    verify(out / "checkpoints" / "last.ckpt")
+    assert step_of(out / "checkpoints" / "last.ckpt") == STEPS
+    assert names[:2] == ["SHA256SUMS", "alike.ckpt"]
+    assert len(names) == 4 and all(name.endswith(".safetensors") for name in names[2:])
+    alike = torch.load(out / "checkpoints" / "last.ckpt" / "alike.ckpt", weights_only=True)
+    assert alike["global_step"] == STEPS and alike["drafter_config"]
+
+
+def test_another_strategy_names_this_one(out: Path) -> None:
+    with pytest.raises(ValueError, match=r"in shards: go on with --trainer\.strategy fsdp2"):
+        AtomicCheckpointIO().load_checkpoint(out / "checkpoints" / "last.ckpt")
+
+
+def test_an_average_is_refused() -> None:
+    with pytest.raises(ValueError, match="EMA: weights in shards"):
+        EMA().setup(SimpleNamespace(strategy=FSDP2(), precision="32-true"), None, "fit")  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    program(Path(sys.argv[1]))
