@@ -1,4 +1,4 @@
-"""The drafter's directory: ``config.json`` and ``model.safetensors``, complete, checked when read."""
+"""The drafter's directory: ``config.json``, ``model.safetensors`` and ``SHA256SUMS``, complete, checked when read."""
 
 import hashlib
 from pathlib import Path
@@ -11,6 +11,7 @@ from safetensors.torch import save as serialized
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.drafter import Drafter
 from specdec.files import explain, read_json, sha256, staged_directory, write_json
+from specdec.sums import SUMS, check_sums, write_sums
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
@@ -34,6 +35,7 @@ def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path
             temporary / "config.json",
             {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()},
         )
+        write_sums(temporary)
     return directory
 
 
@@ -56,7 +58,11 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
-    config = DrafterConfig.from_json(stored.get("drafter"), str(where))
+    try:
+        config = DrafterConfig.from_json(stored.get("drafter"), str(where))
+    except ValueError:
+        _check_sums(directory)  # where it is damaged, that says more than what came of it
+        raise
     weights = directory / WEIGHTS
     if not weights.is_file():
         raise ValueError(f"{weights}: no such file")
@@ -69,6 +75,7 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
         raise explain(error, weights) from error
     if digest != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
+    _check_sums(directory)
     drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype)
     wanted = drafter.state_dict()
     if missing := sorted(set(wanted) - set(tensors)):
@@ -81,6 +88,11 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
     drafter.load_state_dict(tensors)
     drafter.vocab.refresh()
     return drafter.to(device).eval().requires_grad_(False)
+
+
+def _check_sums(directory: Path) -> None:
+    if (directory / SUMS).exists():
+        check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
 
 
 def _tensors(drafter: Drafter) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.record import Answer
 from specdec.target import Target
 from specdec.training.module import DrafterModule
+from specdec.training.sharding import whole
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,8 @@ class AcceptanceLength(pl.Callback):
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
-    """The drafter with its present weights and mode, in the target's dtype and on its device."""
-    return copy.deepcopy(drafter).requires_grad_(False).to(device=target.device, dtype=target.dtype)
+    """The drafter with its present weights and mode, in the target's dtype and on its device; of all processes."""
+    return copy.deepcopy(whole(drafter)).requires_grad_(False).to(device=target.device, dtype=target.dtype)
 
 
 def decode(

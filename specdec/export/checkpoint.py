@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.export import names
 from specdec.files import explain, read_json, sha256
+from specdec.sums import SUMS, check_sums
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG = "config.json"
@@ -32,6 +33,16 @@ class Checkpoint(NamedTuple):
     """By canonical name, see :func:`specdec.export.names.canonical`."""
     ours: dict[str, Any] | None
     """``specdec.json``, which only our own exports have."""
+
+
+def check_unchanged(directory: Path) -> None:
+    """Compare an export's files with their hashes, where it has any.
+
+    Raises:
+        ValueError: a bit of it is not as it was written; the message names the file.
+    """
+    if (directory / SUMS).exists():
+        check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
@@ -58,6 +69,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             raise ValueError(
                 f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
             )
+    check_unchanged(directory)
     return Checkpoint(str(directory), raw, tensors, ours)
 
 

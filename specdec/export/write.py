@@ -20,6 +20,7 @@ from specdec.export.shared import is_targets, warn_if_rounded, weights
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.files import sha256, staged_directory, write_json, write_text
 from specdec.provenance import provenance
+from specdec.sums import write_sums
 from specdec.target import Target
 
 DRAFT_TOKENS = 3
@@ -92,6 +93,7 @@ def export_drafter(
         write_json(temporary / CONFIG, chosen.config(subject, where))
         write_json(temporary / OURS, _record(chosen, subject, sha256(file), line, command))
         write_text(temporary / "README.md", card(subject, where, chosen, line, quote, rounding))
+        write_sums(temporary)
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
 

@@ -20,6 +20,7 @@ from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import first_turns
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.arguments import load_as_stored
+from specdec.export.checkpoint import check_unchanged
 from specdec.export.shared import rounded, warn_if_rounded
 from specdec.export.switches import VLLM
 from specdec.files import write_json
@@ -75,6 +76,8 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"{report} exists already: choose another place or remove it first")
     if args.exported is not None and not Path(args.exported).is_dir():
         raise ValueError(f"{args.exported}: no such directory")
+    if args.exported is not None:
+        check_unchanged(Path(args.exported))
     if where and args.exported and (other := format_at(Path(args.exported)).engine) != VLLM:
         raise ValueError(f"{args.exported}: exported for {other}: give --engine vllm an export of --format vllm")
     prompts = load_prompts(args.prompts, args.limit) if args.prompts else default_prompts(args.limit)

@@ -21,8 +21,13 @@ WIDTH = 100  # letters of a log's line
 
 
 def add_launched(parser: ArgumentParser, port: int = Launch.port) -> None:
-    """How vLLM is run."""
+    """How vLLM is run with a drafter."""
     parser.add_argument("--draft_tokens", type=int, default=Launch.draft_tokens, help="drafts a pass")
+    add_server(parser, port)
+
+
+def add_server(parser: ArgumentParser, port: int = Launch.port) -> None:
+    """How vLLM is run."""
     parser.add_argument("--host", type=str, default=Launch.host, help="address to listen on")
     parser.add_argument("--port", type=int, default=port, help="port to listen on; 0 takes a free one")
     parser.add_argument("--vllm", type=str | None, default=None, help=f"a Python that has vLLM, or its executable; by default ${VARIABLE}, else this environment")  # fmt: skip # noqa: E501
@@ -49,9 +54,9 @@ def launch_of(args: Namespace, extra: list[str]) -> Launch:
 
 
 def launched_given(parser: ArgumentParser, args: Namespace) -> list[str]:
-    """What was given of :func:`add_launched`, which means something only where vLLM is started."""
+    """What was given of :func:`add_launched`, or :func:`add_server`, which is heard only where vLLM is started."""
     names = ("draft_tokens", "host", "port", "vllm", "timeout", "grace")
-    return [f"--{name}" for name in names if args[name] != parser.get_default(name)]
+    return [f"--{name}" for name in names if name in args and args[name] != parser.get_default(name)]
 
 
 def split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.embedded.source import TargetSource
 from specdec.export import FORMATS, export_drafter
 from specdec.export.arguments import found_at, load_as_stored
-from specdec.export.checkpoint import CONFIG, OURS, SINGLE
+from specdec.export.checkpoint import CONFIG, OURS, SINGLE, check_unchanged
 from specdec.export.checkpoint import FORMAT as EXPORT
 from specdec.export.switches import VLLM
 from specdec.files import read_json, sha256
@@ -44,6 +44,7 @@ def drafted(directory: Path | str, target: TargetSource, scratch: Path) -> Draft
 
 
 def _exported(directory: Path, target: TargetSource) -> Drafted:
+    check_unchanged(directory)  # before anything in it is believed
     record, weights = read_json(directory / OURS), directory / SINGLE[0]
     if not isinstance(record, dict) or record.get("format") != EXPORT:
         raise ValueError(f"{directory / OURS}: its format is not {EXPORT!r}")

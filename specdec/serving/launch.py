@@ -14,6 +14,8 @@ from specdec.serving.server import GRACE, TIMEOUT, Server, free_port
 
 # what specdec itself says; vLLM would take the last of two
 OURS = ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port")
+# what would stand in the list of processes, and in records of the command
+SECRET = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 QUIET = {"VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -30,7 +32,7 @@ class Launch:
         extra: further flags of ``vllm serve``.
 
     Raises:
-        ValueError: ``extra`` holds a flag that is specdec's to give, or a number is out of range.
+        ValueError: ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
     """
 
     vllm: Sequence[str]
@@ -46,6 +48,11 @@ class Launch:
         for word in self.extra:
             if flag_of(word) in OURS:
                 raise ValueError(f"{word} after -- is not passed on: specdec gives it to vLLM itself")
+            if flag_of(word) in SECRET:
+                raise ValueError(
+                    f"{flag_of(word)} after -- is not passed on, since others would see it: set "
+                    f"{SECRET[flag_of(word)]} in the environment"
+                )
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens must be at least 1, not {self.draft_tokens}")
         if self.timeout <= 0 or self.grace < 0:

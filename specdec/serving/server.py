@@ -116,6 +116,12 @@ class Server:
         assert self._keeper is not None
         raise self._ended(self._keeper.wait())
 
+    def check(self) -> None:
+        """Raise ServerError if it has ended by itself."""
+        assert self._keeper is not None
+        if (status := self._keeper.poll()) is not None:
+            raise self._ended(status)
+
     def stop(self) -> None:
         """End it and everything it started; nothing happens if it has ended."""
         if self._keeper is None:

@@ -45,9 +45,9 @@ def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert torch.equal(run(back), run(drafter))
 
 
-def test_it_holds_two_files_and_no_trace_of_staging(made: tuple[Drafter, Path]) -> None:
+def test_it_holds_three_files_and_no_trace_of_staging(made: tuple[Drafter, Path]) -> None:
     _, directory = made
-    assert sorted(path.name for path in directory.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in directory.iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]
     assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
     stored = json.loads((directory / "config.json").read_text())
     assert set(stored) == {"format", "weights_sha256", "drafter"}
@@ -129,6 +129,7 @@ def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     stored = json.loads(where.read_text())
     change(stored)
     where.write_text(json.dumps(stored))
+    (directory / "SHA256SUMS").unlink(missing_ok=True)  # on purpose
 
 
 def swap(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -152,6 +153,15 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "last byte gone": (lambda d: cut(d / W, (d / W).stat().st_size - 1), rf"{W}: damaged or cut off"),
     "one bit of the last weight": (lambda d: flip(d / W, -1), rf"{W}: its SHA-256 is not the one in config.json"),
     "one bit inside": (lambda d: flip(d / W, 20_000), rf"{W}: its SHA-256"),
+    "one digit of the config": (
+        lambda d: (d / C).write_text((d / C).read_text().replace('"hidden_size": 32', '"hidden_size": 33', 1)), C
+    ),
+    "one letter of the target": (
+        lambda d: (d / C).write_text((d / C).read_text().replace('"tiny"', '"tinz"')), rf"{C}: its SHA-256 .* SHA256SUM"
+    ),
+    "one letter of the hashes": (
+        lambda d: (d / "SHA256SUMS").write_text((d / "SHA256SUMS").read_text().upper()), "SHA256SUMS: damaged"
+    ),
     "no hash": (lambda d: edit(d, lambda s: s.pop("weights_sha256")), rf"{W}: its SHA-256"),
     "weights a directory": (lambda d: ((d / W).unlink(), (d / W).mkdir()), W),
     "another format": (lambda d: edit(d, lambda s: s.update(format="eagle")), rf"{C}: not a specdec drafter"),

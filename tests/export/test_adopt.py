@@ -422,6 +422,9 @@ def test_our_own_record_must_agree(tmp_path: Path, target: Target) -> None:
     config = json.loads((directory / "config.json").read_text())
     config[IDS], config["eagle_config"][IDS] = [1, 3, 4], [0, 2, 3]
     (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json: its SHA-256 is not that in SHA256SUMS"):
+        read_checkpoint(directory)
+    (directory / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match=r"specdec\.json and config\.json differ in aux_layers"):
         adopt(read_checkpoint(directory), target)
     save_file({"fc.weight": torch.ones(1)}, directory / "model.safetensors")

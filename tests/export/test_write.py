@@ -96,7 +96,7 @@ def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> No
     assert tensors["t2d"].dtype == torch.bool and torch.equal(tensors["t2d"].nonzero()[:, 0], ids_D)
     with safe_open(out / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-    assert files(out) == ["README.md", "config.json", "model.safetensors", "specdec.json"]
+    assert files(out) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "specdec.json"]
     assert exported.method == "eagle3" and exported.directory == out
     words = shlex.split(exported.command)
     assert words[:4] == ["vllm", "serve", "org/target", "--speculative-config"]

@@ -83,7 +83,8 @@ def exported(name: str, directory: Path, format: str = "vllm") -> Path:
 
 
 def edit(directory: Path, config: Change | None, tensors: Change | None) -> None:
-    """Change an export in place."""
+    """Change an export in place, on purpose."""
+    (directory / "SHA256SUMS").unlink(missing_ok=True)
     if config is not None:
         path = directory / "config.json"
         raw = json.loads(path.read_text())

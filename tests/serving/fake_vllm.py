@@ -99,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
             prompt = body["messages"][-1]["content"] if chat else body["prompt"]
             if len(prompt) > 100:
                 self._whole(400, json.dumps({"error": {"message": "the prompt\nis too long", "code": 400}}))
+            elif not body.get("stream"):
+                said = {"message": {"content": f"<{prompt}>"}} if chat else {"text": f"<{prompt}>"}
+                self._whole(200, json.dumps({"choices": [{**said, "finish_reason": "stop"}], "usage": _usage(3)}))
             else:
                 self._stream(prompt, body, chat)
         finally:

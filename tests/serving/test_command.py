@@ -47,7 +47,7 @@ def test_serves_until_it_is_asked_to_end(
     assert words[:3] == ["serve", target, "--speculative-config"]
     assert words[4:] == ["--host", "127.0.0.1", "--port", port, "--dtype", "float32"]
     assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle3", 4)
-    assert said["drafter"] == ["README.md", "config.json", "model.safetensors", "specdec.json"]
+    assert said["drafter"] == ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "specdec.json"]
     assert not Path(speculative["model"]).exists()  # it was made for this server
     assert not any(map(alive, said["pids"]))
     assert (tmp_path / "log").read_text().startswith("fake vLLM starts")

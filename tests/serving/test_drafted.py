@@ -54,6 +54,9 @@ def test_what_vllm_would_serve_wrongly_is_refused(target: Target, tmp_path: Path
     record = json.loads((tmp_path / "other" / "specdec.json").read_text())
     del record["drafter"]["vocab_size"]
     (tmp_path / "other" / "specdec.json").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"specdec\.json: its SHA-256 is not that in SHA256SUMS"):
+        drafted(tmp_path / "other", source, out)
+    (tmp_path / "other" / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match=r"specdec\.json: damaged, for want of 'vocab_size'"):
         drafted(tmp_path / "other", source, out)
     (tmp_path / "published").mkdir()

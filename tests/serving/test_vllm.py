@@ -190,6 +190,7 @@ def test_parity_starts_vllm_and_finds_what_it_drops(
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["norm_output"] is True
     (tmp_path / "exported" / "config.json").write_text(json.dumps(config | {"norm_output": False}))
+    (tmp_path / "exported" / "SHA256SUMS").unlink()
     argv = ["parity", "--target", target.source, "--drafter", str(drafter), "--exported", str(tmp_path / "exported")]
     argv += ["--engine", "vllm", "--max_new_tokens", str(TOKENS), "--out", str(tmp_path), "--timeout", "300"]
     flags = ["--", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
