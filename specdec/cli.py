@@ -9,8 +9,10 @@ import sys
 COMMANDS = {
     "quickstart": ("specdec.quickstart:main", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
+    "plan": ("specdec.plan:main", "memory and speed of a fit on many devices, worked out in one process"),
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "test": ("specdec.fit:run", "the same on test data"),
+    "cache": ("specdec.extraction.command:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
     "compare": ("specdec.evaluation.compare_command:main", "whether two evaluations differ by more than chance"),
     "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
@@ -20,6 +22,8 @@ COMMANDS = {
     "import": ("specdec.export.import_command:main", "a published EAGLE checkpoint as a drafter"),
     "serve": ("specdec.serving.command:main", "a target in vLLM with a drafter, until Ctrl-C"),
     "bench": ("specdec.serving.bench.command:main", "what a served model's users get, with and without its drafter"),
+    "regenerate": ("specdec.regeneration.command:main", "a data set's answers, written by the target itself"),
+    "data": ("specdec.inspection.command:main", "inspect: look at training data, and at what of it is supervised"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
 }

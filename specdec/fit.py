@@ -7,8 +7,9 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Callback, Trainer
@@ -24,36 +25,49 @@ from specdec.embedded.progress import progress
 from specdec.evaluation.callback import AcceptanceLength
 from specdec.imports import flags
 from specdec.provenance import provenance
-from specdec.training.callbacks import RunCheckpoint, RunRecord, SaveDrafter
+from specdec.training import fsdp2  # noqa: F401  registers the strategy
+from specdec.training.callbacks import RunRecord, SaveDrafter
 from specdec.training.checkpoint_io import AtomicCheckpointIO
+from specdec.training.defaults import MODEL_AND_DATA
 from specdec.training.interruption import WholeSteps
 from specdec.training.memory import MemoryEstimate
 from specdec.training.module import DrafterModule
+from specdec.training.randomness import KeyedRandomness
+from specdec.training.resuming import AUTO, FREE, compare, newest
+from specdec.training.run_checkpoint import RunCheckpoint
 from specdec.training.run_directory import RunDirectory, is_first
+from specdec.training.seals import verify
+from specdec.training.set_aside import SetAside
+from specdec.training.strategies import kind_of
 from specdec.training.throughput import Throughput
+
+log = logging.getLogger(__name__)
+CLI = TypeVar("CLI", bound="DrafterCLI")
 
 
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
-    def __init__(self, *args: Any, directory: RunDirectory, command: list[str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, directory: RunDirectory, command: list[str], composed: Path, **kwargs: Any) -> None:
         self.directory, self.command = directory, command  # the command as typed, for the run's record
+        self.composed = composed
+        self.named = False  # a checkpoint was named to begin with, not auto
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
-        parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new")
+        parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new, or resumed")
+        parser.add_argument(
+            "--allow_changes", type=list[str], default=[], help="settings that a resumed run may change"
+        )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
-        parser.set_defaults(
-            {
-                "data": {"class_path": "specdec.embedded.datamodule.EmbeddedData"},
-                "model.optimizer": {
-                    "class_path": "specdec.optimizers.AdamW",
-                    "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
-                },
-            }
-        )
+        parser.set_defaults(MODEL_AND_DATA)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, and remove the file of the composed config: a run that is killed leaves nothing in ``$TMPDIR``."""
+        super().parse_arguments(parser, args)
+        self.composed.unlink(missing_ok=True)
 
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
@@ -61,10 +75,13 @@ class DrafterCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """See that there is a length to train, or a checkpoint to measure."""
         config = self.config[self.subcommand]
+        kind_of(config.trainer.strategy)
         if self.subcommand != "fit":
             config.trainer.logger = False
             if config.get("ckpt_path") is None:
                 raise ValueError(f"{self.subcommand} needs a trained state: give --ckpt_path RUN/checkpoints/last.ckpt")
+            if config.ckpt_path == AUTO:
+                raise ValueError(f"{self.subcommand} measures one checkpoint: name its file instead of auto")
             return
         if config.trainer.max_steps == -1 and config.trainer.max_epochs in (None, -1):
             if config.trainer.max_epochs == -1 or config.trainer.max_time is not None:
@@ -77,16 +94,21 @@ class DrafterCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
         out = self._choose() if self.subcommand == "fit" else None
-        callbacks: list[Callback] = [Throughput(), MemoryEstimate()] if self.subcommand == "fit" else []
+        callbacks: list[Callback] = []
+        if out is not None:
+            seed = self.config[self.subcommand].seed_everything
+            callbacks = [KeyedRandomness(torch.initial_seed() if seed is False else seed)]
+            callbacks += [Throughput(), MemoryEstimate()]
         if self.config_init[self.subcommand].trainer.enable_progress_bar is not False:
             bar = progress()
             callbacks.append(bar)
             kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
         if out is not None:
-            config = self._parser(self.subcommand).dump(self._saved(), skip_none=False)
-            record = provenance(self.command, self.config[self.subcommand].seed_everything)
+            config = self._dumped()
+            record = provenance(self.command, seed)
             self.directory.record = RunRecord(out, config, record)
             callbacks += [self.directory.record, SaveDrafter(out / "drafter")]
+            callbacks += [SetAside(out / "checkpoints")] if self.named else []
             trainer_config = self.config_init[self.subcommand].trainer
             trainer_config.default_root_dir = str(out)
             if trainer_config.logger in (None, True):
@@ -102,12 +124,42 @@ class DrafterCLI(LightningCLI):
         return trainer
 
     def _choose(self) -> Path:
-        """The run directory; nothing that the parts refuse has made one."""
+        """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""
         config = self.config[self.subcommand]
         first = is_first(config.trainer.devices, config.trainer.num_nodes)
-        out = self.directory.choose(config.out, config.get("ckpt_path"), first)
+        given = config.get("ckpt_path")
+        if "://" in str(given):
+            raise ValueError(f"--ckpt_path {given}: fit goes on from local checkpoints only: copy it here first")
+        if given == AUTO and config.out is None:
+            raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
+        resumes = given == AUTO
+        if given is not None and config.out is not None:
+            resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
+        out = self.directory.choose(config.out, resumes, first)
         config.out = str(out)
+        if given is not None:
+            begin = newest(out / "checkpoints") if given == AUTO else Path(given)
+            config.ckpt_path = self.config_init[self.subcommand].ckpt_path = None if begin is None else str(begin)
+            if begin is None:
+                log.info("%s: no checkpoint yet: training from the start", out)
+                return out
+            if given != AUTO:
+                verify(begin)
+                self.named = True
+            self._go_on(out, begin, given == AUTO)
         return out
+
+    def _go_on(self, out: Path, begin: Path, auto: bool) -> None:
+        """Refuse another run's checkpoint; end here if the same run has nothing left to train."""
+        config = self.config[self.subcommand]
+        changes = compare(begin, yaml.safe_load(self._dumped()), config.allow_changes)
+        if auto and (out / "DONE.json").exists() and all(change.among(FREE) for change in changes):
+            log.info("%s is done: nothing is left to train", out)
+            raise SystemExit(0)
+        log.info("going on from %s", begin)
+
+    def _dumped(self) -> str:
+        return self._parser(self.subcommand).dump(self._saved(), skip_none=False)
 
     def _saved(self) -> Namespace:
         config = self.config[self.subcommand].clone()
@@ -115,18 +167,12 @@ class DrafterCLI(LightningCLI):
         return config
 
 
-def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
+def run(subcommand: str, args: list[str]) -> int:
     """Run ``fit``, ``validate`` or ``test``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
-
-    Args:
-        claimed: the run directory may hold something already, and the caller answers for it.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
     """
-    config, rest = compose(args)
-    for known in KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=known)
     terminated = False
 
     def note(signum: int, frame: object) -> None:
@@ -137,43 +183,59 @@ def run(subcommand: str, args: list[str], claimed: bool = False) -> int:
 
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+    # Lightning starts its further processes with the command line that it finds here
+    argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
+    try:
+        with RunDirectory() as directory:
+            configured(DrafterCLI, subcommand, args, directory)
+    except SystemExit as error:
+        if terminated:
+            return 128 + signal.SIGTERM
+        if error.code == 1:  # what Lightning does after Ctrl-C
+            return 128 + signal.SIGINT
+        return error.code if isinstance(error.code, int) else 0
+    finally:
+        sys.argv = argv
+        for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
+            signal.signal(signum, handler)
+    return 0
+
+
+def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
+    """Compose and parse the arguments, and let ``kind`` make of them what it does.
+
+    Raises:
+        ValueError: they are wrong; the message says where.
+    """
+    for known in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=known)
+    config, rest = compose(args)
+    with quiet_torch(), tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(config, file, sort_keys=False)
         file.flush()
         files = ["--config", file.name] if config else []
-        # Lightning starts its further processes with the command line that it finds here
-        argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
         try:
-            with _quiet_torch(), RunDirectory(shared=claimed) as directory:
-                DrafterCLI(
-                    DrafterModule,
-                    TokenData,
-                    subclass_mode_data=True,
-                    save_config_callback=None,
-                    seed_everything_default=0,
-                    auto_configure_optimizers=False,
-                    load_from_checkpoint_support=False,
-                    trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
-                    parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
-                    args=[subcommand, *files, *rest],
-                    directory=directory,
-                    command=["specdec", subcommand, *flags(), *args],
-                )
+            return kind(
+                DrafterModule,
+                TokenData,
+                subclass_mode_data=True,
+                save_config_callback=None,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
+                parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
+                args=[subcommand, *files, *rest],
+                directory=directory,
+                command=["specdec", subcommand, *flags(), *args],
+                composed=Path(file.name),
+            )
         except ArgumentError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
         except (FileNotFoundError, MisconfigurationException) as error:
             raise ValueError(short(str(error))) from error
-        except SystemExit as error:
-            if terminated:
-                return 128 + signal.SIGTERM
-            if error.code == 1:  # what Lightning does after Ctrl-C
-                return 128 + signal.SIGINT
-            return error.code if isinstance(error.code, int) else 0
         finally:
-            sys.argv = argv
-            for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
-                signal.signal(signum, handler)
-    return 0
+            Path(file.name).unlink(missing_ok=True)
 
 
 KNOWN_WARNINGS = (
@@ -189,7 +251,7 @@ SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 
 @contextlib.contextmanager
-def _quiet_torch() -> Any:
+def quiet_torch() -> Any:
     """Lightning's adverts and hints for the notebook are not for a log."""
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
     levels = [logger.level for logger in loggers]

@@ -59,11 +59,8 @@ def quickstart(out: Path, seed: int, compiled: bool = True) -> int:
     commands = [["specdec", "pretrain"], ["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
 
-    if not (out / "DONE.json").exists():
-        last = out / "checkpoints" / "last.ckpt"
-        status = fit("fit", [*fit_args, "--ckpt_path", str(last)] if last.exists() else fit_args, claimed=True)
-        if status:
-            return status
+    if not (out / "DONE.json").exists() and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):
+        return status
     if not prompts.exists():
         rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, EmbeddedConfig().seed, TargetSource().load().tokenizer)
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))

@@ -43,6 +43,15 @@ def pairs(one: Any, two: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield key, one, two
 
 
+def keys(value: Any, key: str = "") -> Iterator[str]:
+    """All names that :func:`pairs` may give to a difference, and those above them."""
+    below = value["init_args"] if is_part(value) else value
+    for name, child in below.items() if isinstance(below, dict) else ():
+        inner = f"{key}.{name}" if key else name
+        yield inner
+        yield from keys(child, inner)
+
+
 def words(value: Any) -> str:
     """In a few words; of a part, only the arguments that are not its class's own defaults."""
     if isinstance(value, bool) or value is None:

@@ -1,6 +1,7 @@
 """Shared test settings."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the tests keep tokens: not with the user's."""
+    path = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.data.token_cache.cache_directory", lambda: path)
+        yield path
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from specdec.drafter import load
 from specdec.fit import run
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CLAIM
+from specdec.training.seals import step_of
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -119,8 +120,8 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(base: list[str], tmp
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["--model.drafter.norms.aux", "concat"], "norms was"),
-        (["--data.init_args.seq_len", "64"], "seq_len"),
+        (["--model.drafter.norms.aux", "concat", "--allow_changes", "[model.drafter]"], "norms was"),
+        (["--data.init_args.seq_len", "64", "--allow_changes", "[data]"], "seq_len"),
     ],
 )
 def test_a_checkpoint_of_another_config_is_refused(
@@ -138,7 +139,8 @@ def test_max_time_ends_a_run_of_known_length(base: list[str], tmp_path: Path) ->
     out = tmp_path / "run"
     length = ["--trainer.max_steps", "100000", "--trainer.max_time", "00:00:00:01", "--trainer.limit_val_batches", "0"]
     assert run("fit", [*base, *length, "--out", str(out)]) == 0
-    assert 0 < json.loads((out / "DONE.json").read_text())["steps"] < 100000
+    assert not (out / "DONE.json").exists()  # it can go on
+    assert 0 < step_of(out / "checkpoints" / "last.ckpt") < 100000
 
 
 def test_overfitting_takes_the_same_batches_again(
@@ -183,6 +185,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(
 def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", *base]) == 2
     assert "--ckpt_path" in capsys.readouterr().err
+    assert main(["test", *base, "--ckpt_path=auto"]) == 2
+    assert "test measures one checkpoint: name its file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,13 @@ def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixt
         (["--data.batch_size", "0"], "batch_size"),
         (["--trainer.max_step", "3"], "max_step"),
         (["--data.trian", "x"], "trian"),
+        (["--trainer.strategy", "ddp_spawn"], "set auto, ddp, ddp_fork or fsdp2"),
+        (["--trainer.strategy", "fsdp"], "set auto, ddp, ddp_fork or fsdp2"),
+        (
+            ["--trainer.strategy", "lightning.pytorch.strategies.ModelParallelStrategy"],
+            "ModelParallelStrategy: specdec",
+        ),
+        (["--ckpt_path", "s3://runs/a.ckpt"], "s3://runs/a.ckpt: fit goes on from local checkpoints only"),
         (["--model.drafter.norms.output", "false"], "PostNorm"),
         (["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"], "max_steps or trainer.max_epochs"),
         (["--trainer.max_steps", "-1", "--trainer.max_time", "00:00:00:01"], "max_time can only end it earlier"),
@@ -201,7 +212,7 @@ def test_validate_wants_a_checkpoint(base: list[str], capsys: pytest.CaptureFixt
         (["--model.target.source", "/nowhere/at/all"], "/nowhere/at/all"),
         (["--data.train", "/nowhere/*.txt"], "/nowhere/"),
         (["--data", "ChatData", "--data.train", "CHAT", "--data.val", "CHAT"], "chat template"),
-        (["--data", "ChatData", "--data.train", "BROKEN", "--data.val", "CHAT"], "line 2"),
+        (["--data.train", "BROKEN"], "line 2"),
         (["--data.train", "EMPTY"], "no text"),
     ],
 )
@@ -209,7 +220,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: list[str], message: str
 ) -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
-    files = {"CHAT": f"{chat}\n{chat}\n", "BROKEN": f"{chat}\n{{broken\n", "EMPTY": ""}
+    files = {"CHAT": f"{chat}\n{chat}\n", "BROKEN": '{"text": "a"}\n{broken\n', "EMPTY": ""}
     for name, text in files.items():
         (tmp_path / f"{name}.jsonl").write_text(text)
     override = [str(tmp_path / f"{word}.jsonl") if word in files else word for word in override]
@@ -260,19 +271,27 @@ def test_a_run_that_fails_at_once_deletes_nothing_of_another(
     assert not (out / CLAIM).exists()
 
 
-def test_two_processes_share_a_directory(base: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strategy: str) -> None:
     """Lightning runs the command once more for the second, which finds the directory taken by the first."""
     out = tmp_path / "run"
-    more = {"trainer.devices": "2", "trainer.strategy": "ddp", "trainer.max_steps": "1", "trainer.limit_val_batches": 0}
+    more = {
+        "trainer.devices": "2",
+        "trainer.strategy": strategy,
+        "trainer.max_steps": "1",
+        "trainer.limit_val_batches": 0,
+    }
     args = [*base, "--out", str(out), *(f"--{name}={value}" for name, value in more.items())]
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "specdec", "fit", *args]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=90, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
     assert list(out.glob("config*")) == [out / "config.yaml"]
+    assert (out / "checkpoints" / "last.ckpt").is_dir() == (strategy == "fsdp2")
+    assert load(out / "drafter").config.draft_vocab_size == 200
 
 
 def test_a_run_that_fails_later_keeps_everything(
@@ -287,7 +306,7 @@ def test_a_run_that_fails_later_keeps_everything(
 
     monkeypatch.setattr(DrafterModule, "training_step", failing)
     with pytest.raises(ValueError, match="of the second batch"):
-        run("fit", [*base, "--out", str(out)])
+        run("fit", [*base, "--out", str(out), "--checkpoint.every_n_train_steps", "1"])
     assert (out / "config.yaml").is_file() and (out / "provenance.json").is_file()
     assert torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 1
 
@@ -299,7 +318,7 @@ def test_a_run_stopped_before_its_first_step_says_so(base: list[str], tmp_path: 
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, "fit", *base, "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 143, done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -323,7 +342,7 @@ def test_an_interrupted_run_can_be_resumed(
         time.sleep(0.5)
         process.send_signal(signum)
         rest = process.stderr.read()
-        assert process.wait(timeout=60) == status, rest
+        assert process.wait(timeout=200) == status, rest
     assert "Traceback" not in rest
     assert not (out / "DONE.json").exists()
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)

@@ -5,18 +5,20 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.embedded.config import EmbeddedConfig
 from specdec.embedded.corpus import Corpus, corpus
-from specdec.embedded.lock import locked
 from specdec.files import read_json, sha256, staged_directory, write_json
 from specdec.provenance import provenance
+from specdec.shared import cache_directory, locked
+
+if TYPE_CHECKING:
+    from specdec.embedded.pretrain import Pretrained
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +26,6 @@ RECORD = "embedded.json"
 DEFAULT = EmbeddedConfig()
 # modules whose code determines the weights
 _RECIPE = ("embedded/corpus", "embedded/pretrain", "embedded/rows", "embedded/tokenizer", "optimizers")
-
-
-def cache_directory() -> Path:
-    """``$SPECDEC_CACHE``, else ``$XDG_CACHE_HOME/specdec``, else ``~/.cache/specdec``."""
-    if own := os.environ.get("SPECDEC_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
 
 
 def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = None) -> Path:
@@ -100,7 +95,6 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     from specdec.embedded.pretrain import pretrain
     from specdec.embedded.rows import stream_rows
     from specdec.embedded.tokenizer import train_tokenizer
-    from specdec.target.loading import no_progress_bars
 
     started, started_cpu = time.monotonic(), time.process_time()
     log.info("building the embedded target, %s tokens in %s", f"{config.tokens:,}", config.precision)
@@ -108,27 +102,35 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     train_RT = stream_rows(tokenizer, texts, config.seq_len)
     held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
-    model, held_out_loss, training_seconds = pretrain(config, tokenizer, train_RT, held_out_RT)
+    trained = pretrain(config, tokenizer, train_RT, held_out_RT)
+    seconds = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - started_cpu}
+    save_target(path, config, tokenizer, trained, seconds | {"determinants": determinants, "corpus": sources.record()})
+    log.info("built the embedded target: held-out loss %.3f after %.0f s", trained.held_out_loss, seconds["seconds"])
+
+
+def save_target(
+    path: Path, config: EmbeddedConfig, tokenizer: Any, trained: "Pretrained", more: dict[str, Any]
+) -> None:
+    """Write what Hugging Face needs, and ``embedded.json`` with ``more`` in it, into an existing directory."""
+    from specdec.target.loading import no_progress_bars
+
     tokenizer.save_pretrained(path)
     with no_progress_bars():
-        model.save_pretrained(path)
+        trained.model.save_pretrained(path)
     for file in path.iterdir():
         file.chmod(0o644)  # safetensors makes its file for the owner alone
+    tokens = config.steps * config.tokens_per_step
     record = {
         "config": dataclasses.asdict(config),
-        "held_out_loss": held_out_loss,
-        "tokens": config.steps * config.tokens_per_step,
-        "tokens_per_second": config.steps * config.tokens_per_step / training_seconds,
-        "seconds": time.monotonic() - started,
-        "cpu_seconds": time.process_time() - started_cpu,
-        "parameters": model.num_parameters(),
-        "determinants": determinants,
+        "held_out_loss": trained.held_out_loss,
+        "tokens": tokens,
+        "tokens_per_second": tokens / trained.seconds,
+        "parameters": trained.model.num_parameters(),
         "files": {file.name: sha256(file) for file in sorted(path.iterdir())},
         "provenance": provenance(seed=config.seed),
-        "corpus": sources.record(),
+        **more,
     }
     write_json(path / RECORD, record)
-    log.info("built the embedded target: held-out loss %.3f after %.0f s", held_out_loss, record["seconds"])
 
 
 def copy_target(source: Path, destination: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.embedded import build
-from specdec.embedded.build import cache_directory, embedded_target, read_record
+from specdec.embedded.build import embedded_target, read_record
 from specdec.embedded.pretrain import PretrainModule
 from tests.embedded.conftest import TINY, use_library
 
@@ -183,17 +183,6 @@ def test_two_processes_build_once(library: Path, tmp_path: Path) -> None:
     assert [process.returncode for process in both] == [0, 0]
     path = str(only(tmp_path))
     assert sorted(printed) == sorted([["building", path], [path]])
-
-
-def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEC_CACHE", "/one")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    monkeypatch.setenv("HOME", "/three")
-    assert cache_directory() == Path("/one")
-    monkeypatch.delenv("SPECDEC_CACHE")
-    assert cache_directory() == Path("/two/specdec")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_directory() == Path("/three/.cache/specdec")
 
 
 def test_cache_that_may_not_be_written(library: Path, tmp_path: Path) -> None:

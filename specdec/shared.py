@@ -1,14 +1,22 @@
-"""One process at a time."""
+"""What all processes of this machine share: the cache, and locks that keep them apart in it."""
 
 import contextlib
 import fcntl
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from specdec.files import explain
 
 log = logging.getLogger(__name__)
+
+
+def cache_directory() -> Path:
+    """``$SPECDEC_CACHE``, else ``$XDG_CACHE_HOME/specdec``, else ``~/.cache/specdec``."""
+    if own := os.environ.get("SPECDEC_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specdec.embedded.lock import locked
+from specdec.shared import cache_directory, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from specdec.embedded.lock import locked
+from specdec.shared import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -56,3 +56,14 @@ def test_place_that_may_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file"), locked(tmp_path / "file" / "lock"):
         pass
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", "/one")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
+    monkeypatch.setenv("HOME", "/three")
+    assert cache_directory() == Path("/one")
+    monkeypatch.delenv("SPECDEC_CACHE")
+    assert cache_directory() == Path("/two/specdec")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_directory() == Path("/three/.cache/specdec")
