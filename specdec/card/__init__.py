@@ -1,0 +1,1 @@
+"""The study card: what a sweep found, with intervals."""

@@ -1,0 +1,1 @@
+"""The doctor: is a set-up of target, data and drafter sound."""

@@ -1,0 +1,1 @@
+"""The acceptance waterfall: where acceptance is lost, bar by bar."""

@@ -1,0 +1,1 @@
+"""Sweeps: a study's arms, run once each."""
