@@ -16,7 +16,7 @@ def test_lossless_through_json():
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "train"}, {"threads": 0}, {"threads": True}, {"command": "fit"}, {"key": ""}, {"more": 1}, {"needs": [1]}],
+    [{"kind": "train"}, {"threads": 0}, {"threads": True}, {"command": "fit"}, {"key": ""}, {"needs": [1]}],
 )
 def test_refuses_what_is_no_job(change):
     with pytest.raises(ValueError, match=f"job.json.*{next(iter(change))}"):
