@@ -16,8 +16,9 @@ class Job:
     Args:
         key: content address, also the name of its folder in ``jobs/``.
         label: for people, as ``fc_norm=on K=4 seed=1: fit``.
-        command: arguments of ``python -m specdec``, run in the working folder of the sweep.
-        directory: what it makes.
+        command: arguments of ``python -m specdec``, run in the folder where ``specdec sweep`` was; its paths are
+            relative to that folder, or absolute.
+        directory: what it makes, relative to the study's directory: ``fits/KEY``.
         done: file below ``directory`` that is there only when the work is done.
         needs: keys of the jobs that must be done before.
         resumes: the same command goes on with what a killed one has left; otherwise that is removed first.
