@@ -1,6 +1,5 @@
 """Results for machines and for people: ``metrics.json``, ``report.md`` and a table on the terminal."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from specdec.evaluation.markdown import cell, few_prompts, settings_table, table
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import write_json, write_text
 
-_FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
 _DEFINITIONS = f"""\
 - **Acceptance length**: tokens committed per target pass, the target's own (bonus) token included, pooled over all
   passes; 1 means that no draft was ever accepted. **Accepted drafts** leave that token out. The **draft acceptance
@@ -48,34 +47,33 @@ def write_metrics(directory: Path | str, results: list[dict[str, Any]], **contex
 def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | None = None) -> Path:
     """Write ``report.md``; ``figure`` is the plot's path relative to ``directory``."""
     results = metrics["results"]
-    lines = ["# Evaluation", "", *_table(_HEADINGS, [_overview(result) for result in results]), ""]
+    lines = ["# Evaluation", "", *table(_HEADINGS, [_overview(result) for result in results]), ""]
     lines += [f"{note}\n" for note in _notes(results)]
     if figure is not None:
         lines += [f"![Acceptance and speed]({figure})", ""]
     if rows := [_baseline_row(one) for one in metrics.get("baselines", [])]:
-        lines += ["## Baselines", "", *_table(_BASELINE_HEADINGS, rows), ""]
+        lines += ["## Baselines", "", *table(_BASELINE_HEADINGS, rows), ""]
     lines += ["## Acceptance by position", ""]
     for result in results:
         drafts, rate = (_interval(result[name]) for name in ("accepted_drafts", "draft_acceptance_rate"))
-        lines += [f"### {_cell(result['growth'])}", "", *_positions_table(result), ""]
+        lines += [f"### {cell(result['growth'])}", "", *_positions_table(result), ""]
         lines += [f"Accepted drafts per pass {drafts}, draft acceptance rate {rate}.", ""]
     if rows := [row for result in results for row in _category_rows(result)]:
         lines += ["## By category", ""]
-        lines += [*_table(["Growth", "Category", "Prompts", "Acceptance length", "Speed-up"], rows, left=2), ""]
+        lines += [*table(["Growth", "Category", "Prompts", "Acceptance length", "Speed-up"], rows, left=2), ""]
     if rows := [row for result in results for row in _context_rows(result)]:
         lines += ["## By context length", "", "Committed tokens before the pass, the prompt's included.", ""]
         headings = ["Growth", "Tokens", "Prompts", "Passes", "Acceptance length"]
-        lines += [*_table(headings, rows, left=2), ""]
+        lines += [*table(headings, rows, left=2), ""]
     if rows := [row for result in results if (row := _time_row(result))]:
-        lines += ["## Time per pass", "", *_table(["Growth", "Drafting", "Verification"], rows), ""]
+        lines += ["## Time per pass", "", *table(["Growth", "Drafting", "Verification"], rows), ""]
     if rows := [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]:
-        lines += ["## Prompts left out", "", *_table(["Prompt", "Reason"], rows, left=2), ""]
+        lines += ["## Prompts left out", "", *table(["Prompt", "Reason"], rows, left=2), ""]
     lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
     context = {key: value for key, value in metrics.items() if key not in ("results", "baselines", "skipped")}
     context |= context.pop("provenance", None) or {}
-    settings = [[key, _plain(value)] for key, value in context.items()]
-    settings += [[f"growth {result['growth']}", _plain(result["growth_config"])] for result in results]
-    lines += _table(["Setting", "Value"], settings, left=2)
+    growths = [(f"growth {result['growth']}", result["growth_config"]) for result in results]
+    lines += settings_table([*context.items(), *growths])
     path = Path(directory) / "report.md"
     write_text(path, "\n".join(lines) + "\n")
     return path
@@ -83,15 +81,15 @@ def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | N
 
 def print_results(metrics: dict[str, Any], console: Console) -> None:
     """Show the results as one table on the terminal."""
-    table = Table(title="Evaluation", caption="acceptance length counts the bonus token; brackets: 95 %")
+    shown = Table(title="Evaluation", caption="acceptance length counts the bonus token; brackets: 95 %")
     for index, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="right" if index else "left")
+        shown.add_column(heading, justify="right" if index else "left")
     for result in metrics["results"]:
-        table.add_row(*[Text(cell) for cell in _overview(result)])
+        shown.add_row(*[Text(text) for text in _overview(result)])
     for baseline in metrics.get("baselines", []):
         name, rate, speed, per_prompt, same = _baseline_row(baseline)
-        table.add_row(name, "", "-", rate, "", speed, per_prompt, same)
-    console.print(table)
+        shown.add_row(name, "", "-", rate, "", speed, per_prompt, same)
+    console.print(shown)
     for note in _notes(metrics["results"]):
         console.print(Text(note), style="yellow")
 
@@ -132,12 +130,7 @@ def _baseline_row(baseline: dict[str, Any]) -> list[str]:
 
 
 def _notes(results: list[dict[str, Any]]) -> list[str]:
-    fewest = min((result["prompts"] for result in results), default=0)
-    if fewest == 1:
-        return ["No interval: resampling prompts takes at least 2, and there was 1."]
-    if 1 < fewest < _FEW_PROMPTS:
-        return [f"Intervals from {fewest} prompts are too narrow: take at least {_FEW_PROMPTS}."]
-    return []
+    return few_prompts(min((result["prompts"] for result in results), default=0))
 
 
 def _positions_table(result: dict[str, Any]) -> list[str]:
@@ -147,7 +140,7 @@ def _positions_table(result: dict[str, Any]) -> list[str]:
         [str(k), _number(together, 3), _number(given, 3), str(count)]
         for k, (together, given, count) in enumerate(zip(joint, conditional, passes[1:], strict=True), start=1)
     ]
-    return _table(["Drafts k", "Joint", "Conditional", "Passes with exactly k"], rows)
+    return table(["Drafts k", "Joint", "Conditional", "Passes with exactly k"], rows)
 
 
 def _context_rows(result: dict[str, Any]) -> list[list[str]]:
@@ -200,17 +193,3 @@ def _interval(value: dict[str, Any] | None, unit: str = "") -> str:
     if value["low"] is None:
         return _number(value["mean"], 2, unit)
     return f"{value['mean']:.2f}{unit} [{value['low']:.2f}, {value['high']:.2f}]"
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
-
-
-def _table(headings: list[str], rows: list[list[str]], left: int = 1) -> list[str]:
-    """A Markdown table with the first ``left`` columns aligned left, numbers right."""
-    rule = ["---" if index < left else "---:" for index in range(len(headings))]
-    return [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in (headings, rule, *rows)]

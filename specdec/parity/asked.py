@@ -6,17 +6,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jsonargparse import ArgumentParser, Namespace
+
 from specdec.evaluation.bars import bars
-from specdec.serving.arguments import log_told, running
+from specdec.serving.arguments import launch_of, launched_given, log_told, running
 from specdec.serving.bench.asking import Asking
 from specdec.serving.bench.counters import read, settled
 from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.drafted import Drafted
-from specdec.serving.launch import Launch
+from specdec.serving.launch import Launch, flag_of
 from specdec.serving.signals import asked_to_end
 
 TRIES = 5
 PATH = "/v1/completions"
+
+
+def engine_asked(
+    arguments: ArgumentParser, args: Namespace, extra: list[str], draft_tokens: int | None = None
+) -> Launch | str | None:
+    """What is started, or the URL of what runs, or None where no engine is asked.
+
+    Args:
+        args: with ``engine``, ``url`` and what :func:`specdec.serving.arguments.add_launched` adds.
+        extra: flags for vLLM.
+        draft_tokens: drafts a pass, where that is no argument of its own.
+
+    Raises:
+        ValueError: arguments that do not go together, or there is no vLLM.
+    """
+    given = [*launched_given(arguments, args), *(["flags after --"] if extra else [])]
+    if args.engine is None and (args.url is not None or given):
+        given = ["--url"] * (args.url is not None) + given
+        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
+    if args.url is not None and given:
+        raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
+    if "--dtype" in map(flag_of, extra):
+        raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
+    if args.url is not None:
+        Endpoint(args.url)
+        return str(args.url)
+    if args.engine is None:
+        return None
+    return launch_of(args if draft_tokens is None else Namespace(args, draft_tokens=draft_tokens), extra)
 
 
 class Answer(NamedTuple):

@@ -25,17 +25,15 @@ from specdec.export.shared import rounded, warn_if_rounded
 from specdec.export.switches import VLLM
 from specdec.files import write_json
 from specdec.imports import flags
-from specdec.parity.asked import ask_all
+from specdec.parity.asked import ask_all, engine_asked
 from specdec.parity.differences import Finding, differences, format_at
 from specdec.parity.passes import compare_passes
 from specdec.parity.report import as_json, engine_table, table
 from specdec.parity.run import Parity, parity
 from specdec.parity.texts import answered, default_prompts
 from specdec.provenance import provenance
-from specdec.serving.arguments import add_launched, launch_of, launched_given, split
-from specdec.serving.bench.endpoint import Endpoint
+from specdec.serving.arguments import add_launched, split
 from specdec.serving.drafted import Drafted
-from specdec.serving.launch import Launch, flag_of
 from specdec.serving.signals import Asked
 from specdec.target import Target
 
@@ -70,7 +68,7 @@ def main(argv: list[str]) -> int:
     ours, extra = split(argv)
     arguments = parser()
     args = parse(arguments, target_shorthand(ours))
-    where = _engine(arguments, args, extra)
+    where = engine_asked(arguments, args, extra)
     report = Path(args.out) / REPORT if args.out else None
     if report is not None and report.exists():
         raise ValueError(f"{report} exists already: choose another place or remove it first")
@@ -138,26 +136,6 @@ def _three_ways(
         found = parity(target, drafter, texts, args.depth, exported, subject.method, status.update)
     found = found._replace(lacking=refused or found.lacking, findings=tuple(findings), rounded=rounding)
     return found, subject.method
-
-
-def _engine(arguments: ArgumentParser, args: Namespace, extra: list[str]) -> Launch | str | None:
-    """What is started, or the URL of what runs, or None where no engine is asked.
-
-    Raises:
-        ValueError: arguments that do not go together, or there is no vLLM.
-    """
-    given = [*launched_given(arguments, args), *(["flags after --"] if extra else [])]
-    if args.engine is None and (args.url is not None or given):
-        given = ["--url"] * (args.url is not None) + given
-        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
-    if args.url is not None and given:
-        raise ValueError(f"{', '.join(given)} would start vLLM, which is not started with --url")
-    if "--dtype" in map(flag_of, extra):
-        raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
-    if args.url is not None:
-        Endpoint(args.url)
-        return str(args.url)
-    return launch_of(args, extra) if args.engine else None
 
 
 def _refusal(drafter: Drafter, target: Target, directory: Path) -> str | None:
