@@ -15,6 +15,7 @@ COMMANDS = {
     "cache": ("specdec.extraction.command:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
     "compare": ("specdec.evaluation.compare_command:main", "whether two evaluations differ by more than chance"),
+    "explain": ("specdec.explain.command:main", "where acceptance is lost, bar by bar, down to what decodes"),
     "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
     "tune": ("specdec.evaluation.tuning.command:main", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),
