@@ -16,7 +16,7 @@ from specdec.decoding import (
 )
 from specdec.drafter import Drafter
 from specdec.evaluation.baselines import Baseline
-from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.conversation import Conversation, Tokenizer
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
 from specdec.evaluation.skipping import Skipped, check_skipped, next_ids
@@ -52,8 +52,7 @@ def benchmark(
     max_new_tokens: int,
     *,
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
-    system: str | None = None,
-    thinking: bool | None = None,
+    converse: Callable[[Prompt, Tokenizer], Conversation] = Conversation,
     plain: bool = True,
     baselines: Sequence[Baseline] = (),
     batch: int = 1,
@@ -72,16 +71,15 @@ def benchmark(
     refuses it, or no tokens are left of it.
 
     Args:
-        system: system prompt of all conversations.
-        thinking: the chat template's ``enable_thinking``; None leaves it to the template.
+        converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
         plain: decode plainly too, for speed-up and identity; False saves that time.
         batch: sequences that our decoders decode side by side; 1 for latencies.
         compiled: whether our decoders run as compiled graphs.
 
     Raises:
-        ValueError: drafter and target do not match, the target has no chat template and a prompt needs one, ``system``
-            or ``thinking`` does not apply to a prompt, a baseline cannot serve the target, or every prompt is left
-            out; the message names the prompt.
+        ValueError: drafter and target do not match, the target has no chat template and a prompt needs one,
+            ``converse`` refuses a prompt, a baseline cannot serve the target, or every prompt is left out; the
+            message names the prompt.
     """
     check_pair(target, drafter)
     if not growths:
@@ -90,11 +88,11 @@ def benchmark(
     for growth in growths:
         ours.append(SpeculativeDecoder(target, drafter, growth, sampling, batch=batch, compiled=compiled))
     run = _Run(target, max_new_tokens, sampling.seed, ours, [one.decoder(target, sampling, batch) for one in baselines])
-    conversations = [Conversation(prompt, target.tokenizer, system, thinking) for prompt in prompts]
+    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
     # all of them before anything is decoded in vain
     talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
     run.longest = max((len(talk.ids) for talk in talks if isinstance(talk.ids, list)), default=0) + max_new_tokens
-    _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)], thinking)
+    _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)])
     depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
     same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
     skipped: list[Skipped] = []
@@ -169,8 +167,9 @@ class _Run:
         return [[made[number] for made in found] for number in range(len(talks))]
 
 
-def _check_thinking(conversations: Sequence[Conversation], thinking: bool | None) -> None:
-    if thinking is not None and conversations and not conversations[0].heeds_thinking():
+def _check_thinking(conversations: Sequence[Conversation]) -> None:
+    thinking = conversations[0].thinking if conversations else None
+    if thinking is not None and not conversations[0].heeds_thinking():
         log.warning("thinking is %s, but the chat template writes the same with and without it", thinking)
 
 

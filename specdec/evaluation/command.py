@@ -1,8 +1,7 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
 import contextlib
-import hashlib
-import json
+import functools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from specdec.evaluation.certificate import certify, write_certificate
 from specdec.evaluation.conversation import Conversation, template_sha256
 from specdec.evaluation.pair import load_pair
 from specdec.evaluation.plot import plot
-from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.evaluation.record import Answer, write_answers
 from specdec.evaluation.report import print_results, write_metrics, write_report
 from specdec.evaluation.skipping import Skipped
@@ -136,10 +135,11 @@ def evaluate(
     pair = load_pair(source, drafter_directory, device)
     target, drafter = pair.target, pair.drafter
     skipped: list[Skipped] = []
+    converse = functools.partial(Conversation, system=system, thinking=thinking)
     with _whole(out):
         answers = _decode(
             target, drafter, chosen, prompts, max_new_tokens,
-            sampling=sampling, system=system, thinking=thinking, plain=plain, batch=batch, compiled=compiled,
+            sampling=sampling, converse=converse, plain=plain, batch=batch, compiled=compiled,
             baselines=others, on_skip=skipped.append,
         )  # fmt: skip
         answers, theirs = answers[: len(chosen)], answers[len(chosen) :]
@@ -154,7 +154,7 @@ def evaluate(
             "settings": {
                 **asdict(source),
                 "prompts": [str(path) for path in prompt_files],
-                "prompts_sha256": _fingerprint(prompts),
+                "prompts_sha256": fingerprint(prompts),
                 "max_new_tokens": max_new_tokens,
                 "system": system,
                 "thinking": thinking,
@@ -174,9 +174,7 @@ def evaluate(
         }
         if certify_runs:
             left_out = {one.prompt_id for one in skipped}
-            asked = [
-                Conversation(p, target.tokenizer, system, thinking) for p in prompts if p.prompt_id not in left_out
-            ]
+            asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
             statement = certify(
                 target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
                 max_new_tokens=max_new_tokens, runs=certify_runs, seed=sampling.seed, batch=batch, compiled=compiled,
@@ -191,11 +189,6 @@ def evaluate(
         write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
     print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
     return metrics
-
-
-def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """What was asked, whatever the files are called."""
-    return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
 
 @contextlib.contextmanager

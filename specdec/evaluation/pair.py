@@ -26,6 +26,15 @@ def load_pair(source: TargetSource, drafter_directory: Path | str, device: str =
     drafter = load(drafter_directory)
     target = source.load(device)
     target.prove()
-    drafter.to(device=device, dtype=target.dtype)
+    return paired(target, drafter)
+
+
+def paired(target: Target, drafter: Drafter) -> Pair:
+    """A drafter, moved to where its target is.
+
+    Raises:
+        ValueError: they do not match.
+    """
+    drafter.to(device=target.device, dtype=target.dtype)
     check_pair(target, drafter)
     return Pair(target, drafter, warn_unless_made_for(target, drafter))

@@ -41,7 +41,7 @@ def plot(metrics: dict[str, Any], path: Path | str) -> None:
     _positions(axes["joint"], axes["conditional"], results)
     _speeds(axes["speed"], results, names)
     handles: list[Line2D | Patch] = [
-        Line2D([], [], label=_short(result["growth"]), **_style(row)) for row, result in enumerate(results)
+        Line2D([], [], label=_short(result["growth"]), **style(row)) for row, result in enumerate(results)
     ]
     handles.append(Patch(color=_GREY, label="plain decoding"))
     columns = min(len(handles), _LEGEND_WIDTH // max(8 + len(str(handle.get_label())) for handle in handles))
@@ -55,8 +55,7 @@ def _lengths(axes: Axes, results: list[dict[str, Any]], names: list[str]) -> Non
     for row, result in enumerate(results):
         mean, low, high = (result["acceptance_length"][key] for key in ("mean", "low", "high"))
         bar = None if low is None else [[max(0.0, mean - low)], [max(0.0, high - mean)]]
-        style = _style(row)
-        axes.errorbar([mean], [row], xerr=bar, capsize=4, markersize=7, elinewidth=2, **style)
+        axes.errorbar([mean], [row], xerr=bar, capsize=4, markersize=7, elinewidth=2, **style(row))
         axes.annotate(f"{mean:.2f}", (mean, row), (0, 8), textcoords="offset points", ha="center")
         ends.append(mean if high is None else high)
     axes.axvline(1, color=_GREY, linestyle=":")
@@ -76,7 +75,7 @@ def _positions(joint: Axes, conditional: Axes, results: list[dict[str, Any]]) ->
             rates = enumerate(result["accepted_per_position"][key], start=1)
             known = [(k, rate) for k, rate in rates if rate is not None]
             if known:  # the layout engine goes astray over an empty line
-                axes.plot(*zip(*known, strict=True), markersize=5, clip_on=False, zorder=3, **_style(row))
+                axes.plot(*zip(*known, strict=True), markersize=5, clip_on=False, zorder=3, **style(row))
     for axes in (joint, conditional):
         axes.set_ylim(0, 1)
         axes.set_xlim(0.7, max(deepest, 1) + 0.3)
@@ -98,7 +97,7 @@ def _speeds(axes: Axes, results: list[dict[str, Any]], names: list[str]) -> None
         speculative, plain = (result["tokens_per_second"][key] for key in ("speculative", "plain"))
         speedup = "" if result["speedup"] is None else f"  ({result['speedup']:.2f}x)"
         bars = (
-            ("speculative", speculative, -0.19, _style(row)["color"], speedup),
+            ("speculative", speculative, -0.19, style(row)["color"], speedup),
             ("plain", plain, 0.19, _GREY, ""),
         )
         for kind, rate, offset, colour, remark in bars:
@@ -120,7 +119,8 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _style(row: int) -> dict[str, Any]:
+def style(row: int) -> dict[str, Any]:
+    """Colour and marker of one of several."""
     return {"color": _COLOURS[row % len(_COLOURS)], "marker": _MARKERS[row % len(_MARKERS)]}
 
 

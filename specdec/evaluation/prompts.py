@@ -1,5 +1,7 @@
 """Prompts to evaluate on, from files and the Hugging Face Hub."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +59,11 @@ def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layout
                 raise ValueError(f"{source}: prompt id {name} is used twice; is the file given twice?")
             unique[name] = prompt._replace(prompt_id=name)
     return list(unique.values())[:limit]
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of what is asked, whatever the files are called."""
+    return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
 
 def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prompt]:

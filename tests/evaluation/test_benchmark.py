@@ -1,6 +1,7 @@
 """Side by side decoding of prompts: what is decoded, in which order, and what the answers say."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Reque
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.evaluation.baselines import parse_baseline
 from specdec.evaluation.benchmark import WARM_UP_TOKENS, Turn, benchmark
+from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.record import Answer
 from specdec.evaluation.skipping import Skipped
@@ -128,7 +130,7 @@ def test_the_next_turn_builds_on_the_plain_answer(pair: Pair, calls: list[Call])
 
 
 def test_the_system_prompt_comes_first(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], PROMPTS[:1], 2, system="be kind")
+    benchmark(pair.target, pair.drafter, GROWTHS[:1], PROMPTS[:1], 2, converse=partial(Conversation, system="be kind"))
     assert all("be kind<|im_end|>" in pair.target.tokenizer.decode(call.prompt) for call in calls)
 
 
@@ -247,14 +249,14 @@ def test_thinking_reaches_the_template(
     end = "{% if enable_thinking is defined and not enable_thinking %}{{ 'fine' }}{% endif %}"
     chats = [PROMPTS[0], PROMPTS[2]]
     thinker = Target(pair.target.model, tiny_tokenizer(CHATML + end))
-    benchmark(thinker, pair.drafter, GROWTHS[:1], chats, 2, thinking=thinking)
+    benchmark(thinker, pair.drafter, GROWTHS[:1], chats, 2, converse=partial(Conversation, thinking=thinking))
     assert len(calls) == 8 and not told(caplog)
     assert {thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls} == {not thinking}
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], chats, 2, thinking=thinking)
+    benchmark(pair.target, pair.drafter, GROWTHS[:1], chats, 2, converse=partial(Conversation, thinking=thinking))
     (warning,) = told(caplog)
     assert warning == f"thinking is {thinking}, but the chat template writes the same with and without it"
     with pytest.raises(ValueError, match="prompt raw: raw text takes no thinking"):
-        benchmark(thinker, pair.drafter, GROWTHS[:1], PROMPTS, 2, thinking=thinking)
+        benchmark(thinker, pair.drafter, GROWTHS[:1], PROMPTS, 2, converse=partial(Conversation, thinking=thinking))
 
 
 def test_a_prompt_without_what_it_needs_is_named(pair: Pair) -> None:
