@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": ("specdec.evaluation.command:main", "acceptance length and speed of a saved drafter, by decoding"),
     "compare": ("specdec.evaluation.compare_command:main", "whether two evaluations differ by more than chance"),
     "explain": ("specdec.explain.command:main", "where acceptance is lost, bar by bar, down to what decodes"),
+    "robustness": ("specdec.robustness.command:main", "what a drafter keeps of its acceptance on unusual input"),
     "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
     "tune": ("specdec.evaluation.tuning.command:main", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),

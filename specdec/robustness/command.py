@@ -1,0 +1,168 @@
+"""``specdec robustness``: how much of its acceptance a drafter keeps when its input is other than usual.
+
+Every prompt is decoded clean and under every condition, losslessly: what a condition does to the text, target and
+drafter both see.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from rich.console import Console
+
+from specdec.arguments import parse, target_shorthand
+from specdec.compose import new_run
+from specdec.data.documents import read_text
+from specdec.decoding import parse_growth
+from specdec.drafter import load
+from specdec.embedded.config import EmbeddedConfig
+from specdec.embedded.corpus import corpus
+from specdec.evaluation.arguments import measuring_parser
+from specdec.evaluation.conversation import template_sha256
+from specdec.evaluation.pair import Pair, paired
+from specdec.evaluation.prompts import fingerprint, load_prompts
+from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
+from specdec.files import read_json, staged_directory, write_json
+from specdec.imports import flags
+from specdec.provenance import provenance
+from specdec.robustness.parse import parse_conditions
+from specdec.robustness.plot import plot
+from specdec.robustness.record import comparison, record
+from specdec.robustness.report import print_report, write_report
+from specdec.robustness.run import measure, plan, plan_clean
+from specdec.robustness.setting import Setting
+
+RECORD, COMPARISON, REPORT, FIGURE = "robustness.json", "comparison.json", "report.md", "robustness.png"
+
+
+def parser() -> ArgumentParser:
+    """The command's arguments."""
+    out = measuring_parser("robustness", __doc__, several=True)
+    out.add_argument("--labels", type=str, nargs="*", default=[], help="names of the drafters; by default of their directories")  # fmt: skip # noqa: E501
+    out.add_argument("--growth", type=str, default="chain:depth=5", help="one, as of specdec evaluate")
+    out.add_argument("--conditions", type=str, nargs="*", default=[], help="no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is all of its kind, none is all there are")  # fmt: skip # noqa: E501
+    out.add_argument("--system", type=str | None, default=None, help="system prompt of all conversations, the clean ones too")  # fmt: skip # noqa: E501
+    out.add_argument("--thinking", type=bool | None, default=None, help="the chat template's enable_thinking, in the clean run too")  # fmt: skip # noqa: E501
+    out.add_argument("--filler", type=str | None, default=None, help="text that contexts are filled with; by default the standard library's sources that the embedded target did not train on")  # fmt: skip # noqa: E501
+    out.add_argument("--batch_size", type=int, default=8, help="sequences decoded side by side; fewer where texts are long")  # fmt: skip # noqa: E501
+    out.add_argument("--plain", type=bool, default=False, help="decode plainly too, and count identical outputs")
+    out.add_argument("--seed", type=int, default=0, help="of noise and temperatures")
+    out.add_argument("--out", type=str | None, default=None, help="directory for the results; a new one")
+    return out
+
+
+def main(argv: list[str]) -> int:
+    """Run the command.
+
+    Raises:
+        ValueError: an argument, a file or the pair of drafter and target is wrong; nothing is written then.
+    """
+    args = parse(parser(), target_shorthand(argv))
+    out = Path(args.out) if args.out else new_run("robustness")
+    robustness(args, out, ["specdec", "robustness", *flags(), *argv])
+    return 0
+
+
+def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str, Any]]:
+    """Measure and write the results into ``out``, which appears when they are whole.
+
+    Returns:
+        What ``robustness.json`` of every drafter holds.
+
+    Raises:
+        ValueError: as of :func:`main`.
+    """
+    conditions, growth = parse_conditions(args.conditions), parse_growth(args.growth)
+    if args.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {args.batch_size}")
+    if not 0 <= args.seed < 2**31:
+        raise ValueError(f"seed is {args.seed}: it must lie from 0 to 2**31 - 1")
+    labels = labelled(args.drafter, args.labels)
+    prompts = load_prompts(args.prompts, args.limit, args.layouts)
+    filler = _filler(args.filler)
+    drafters = [load(directory) for directory in args.drafter]
+    target = args.target.load(args.device)
+    target.prove()
+    pairs = [paired(target, drafter) for drafter in drafters]
+    nodes = growth.nodes_drafted + 1
+    setting = Setting(
+        target, prompts, args.max_new_tokens, nodes,
+        system=args.system, thinking=args.thinking, documents=filler,
+    )  # fmt: skip
+    with staged_directory(out) as folder:
+        plans = [plan_clean(setting), *(plan(condition, setting) for condition in conditions)]
+        found = measure(setting, drafters, growth, plans, batch=args.batch_size, seed=args.seed, plain=args.plain)
+        context = {
+            "target": dict(target.identity),
+            "settings": {
+                **asdict(args.target),
+                "prompts": list(args.prompts),
+                "prompts_sha256": fingerprint(prompts),
+                "max_new_tokens": args.max_new_tokens,
+                "growth": growth.name,
+                "growth_config": growth.describe(),
+                "system": args.system,
+                "thinking": args.thinking,
+                "chat_template_sha256": template_sha256(target.tokenizer, prompts),
+                "filler": args.filler,
+                "seed": args.seed,
+                "device": args.device,
+                "batch_size": args.batch_size,
+                "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
+                "torch_threads": torch.get_num_threads(),
+            },
+            "provenance": provenance(command),
+        }
+        whose = [_whose(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
+        own = [[row[index] for row in found] for index in range(len(drafters))]
+        records = [record(one, outcomes, **context) for one, outcomes in zip(whose, own, strict=True)]
+        compared = comparison(labels, own) if len(drafters) > 1 else None
+        plot(records, folder / FIGURE)
+        write_report(folder / REPORT, records, compared, FIGURE)
+        if compared is not None:
+            write_json(folder / COMPARISON, compared | context)
+        for label, one in zip(labels, records, strict=True):
+            write_json(folder / RECORD if compared is None else folder / label / RECORD, one)
+    print_report(records, compared, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 190))
+    return records
+
+
+def labelled(directories: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """A name for every drafter: those given, or the shortest ends of their directories that differ.
+
+    Raises:
+        ValueError: names or directories that are not as many, not different, or no names of folders.
+    """
+    if labels:
+        if len(labels) != len(directories) or len(set(labels)) < len(labels):
+            raise ValueError(f"--labels: {len(labels)} names for {len(directories)} drafters: give each one of its own")
+        if wrong := [label for label in labels if not label or label.strip(".") == "" or "/" in label]:
+            raise ValueError(f"--labels {wrong[0]!r}: a folder is named so: give a name without a slash")
+        return list(labels)
+    parts = [Path(directory).resolve().parts[1:] for directory in directories]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["-".join(one[-length:]) for one in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    raise ValueError("--drafter: one directory is given twice")
+
+
+def _filler(path: str | None) -> Callable[[], Sequence[str]]:
+    if path is None:
+        return lambda: [source.text for source in corpus(EmbeddedConfig().seed).held_out]
+    text = read_text(Path(path))
+    return lambda: [text]
+
+
+def _whose(label: str, directory: str, pair: Pair) -> dict[str, Any]:
+    return {
+        "label": label,
+        "directory": directory,
+        "weights_sha256": read_json(Path(directory) / "config.json")["weights_sha256"],
+        "made_for_this_target": pair.made_for_each_other,
+        **pair.drafter.config.to_json(),
+    }
