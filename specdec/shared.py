@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from specdec.files import explain
 
@@ -34,9 +35,25 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise explain(error, path) from error
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_now(stream):
             log.info("waiting for another process that holds %s", path)
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
+
+
+def lock_now(stream: IO, shared: bool = False) -> bool:
+    """Whether the lock of an open file could be had without waiting.
+
+    It lasts until this process, and all that have inherited the open file, have closed it or ended.
+
+    Args:
+        shared: beside others that ask for no more.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

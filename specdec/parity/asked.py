@@ -15,7 +15,7 @@ from specdec.serving.bench.counters import read, settled
 from specdec.serving.bench.endpoint import Endpoint
 from specdec.serving.drafted import Drafted
 from specdec.serving.launch import Launch, flag_of
-from specdec.serving.signals import asked_to_end
+from specdec.signals import asked_to_end
 
 TRIES = 5
 PATH = "/v1/completions"

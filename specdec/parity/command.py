@@ -34,7 +34,7 @@ from specdec.parity.texts import answered, default_prompts
 from specdec.provenance import provenance
 from specdec.serving.arguments import add_launched, split
 from specdec.serving.drafted import Drafted
-from specdec.serving.signals import Asked
+from specdec.signals import Asked
 from specdec.target import Target
 
 REPORT = "parity.json"

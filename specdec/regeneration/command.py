@@ -25,7 +25,7 @@ from specdec.regeneration.outcome import Outcome, Truncated, record_of, write
 from specdec.regeneration.rows import Row, digest, read_beginnings, read_chats
 from specdec.regeneration.run import begin, go_on
 from specdec.serving.arguments import log_told, split
-from specdec.serving.signals import Asked, asked_to_end
+from specdec.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
 

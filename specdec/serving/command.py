@@ -14,7 +14,7 @@ from specdec.serving.arguments import add_launched, launch_of, log_told, running
 from specdec.serving.drafted import drafted
 from specdec.serving.known import warn_of_draws
 from specdec.serving.server import ServerError
-from specdec.serving.signals import Asked, asked_to_end
+from specdec.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
 

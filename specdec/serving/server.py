@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specdec import keeper
 from specdec.files import explain
-from specdec.serving import keeper, said
+from specdec.serving import said
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Self, TextIO
 
+from specdec.shared import lock_now
+
 log = logging.getLogger(__name__)
 
 CLAIM = ".claimed"  # lies in the directory from its choice to the end of the run, or until a killed run is resumed
@@ -73,9 +75,7 @@ def holder(directory: Path) -> str:
 
 def _lock(stream: TextIO) -> bool:
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock_now(stream)
     except OSError as error:
         if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL):
             raise

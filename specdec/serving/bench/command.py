@@ -24,7 +24,7 @@ from specdec.serving.arguments import add_launched, launch_of, launched_given, s
 from specdec.serving.bench.measure import Served, Work, measure, results, started
 from specdec.serving.bench.plot import plot
 from specdec.serving.bench.report import print_bench
-from specdec.serving.signals import Asked, asked_to_end
+from specdec.signals import Asked, asked_to_end
 
 RESULT, PLOT = "bench.json", "bench.png"
 

@@ -1,19 +1,22 @@
-"""Runs a server in a process group of its own, and ends all of it once standard input ends.
+"""Runs a command in a process group of its own, and ends all of it once standard input ends.
 
-Whoever started this closes its end to stop the server; if it is killed, the kernel closes it, so that no server is left
-alone with the machine's memory. What is written there first is another grace. A script of its own, of the standard
-library alone: ``python keeper.py GRACE COMMAND ...``.
+Whoever started this closes its end to stop the command; if it is killed, the kernel closes it, so that no server and no
+training is left alone with the machine's memory. What is written there first is another grace. A script of its own, of
+the standard library alone: ``python keeper.py GRACE COMMAND ...``.
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 POLL = 0.05  # seconds
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
 
 
@@ -28,7 +31,9 @@ def main(grace: float, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked.append(number))  # ignoring them would be inherited
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=with_parent(signal.SIGTERM)
+        )
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
         return NOT_RUN
@@ -48,6 +53,23 @@ def main(grace: float, command: list[str]) -> int:
     status = child.wait()
     _settle(child.pid)
     return status if status >= 0 else 128 - status
+
+
+def with_parent(number: signal.Signals) -> Callable[[], None]:
+    """What a new child does before it becomes its command, so that it gets a signal when its parent dies, however.
+
+    For a process of one thread: the kernel means the thread that started the child. Linux only; nothing elsewhere.
+    """
+    parent = os.getpid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+            if os.getppid() != parent:  # it has died meanwhile
+                os._exit(NOT_RUN)
+
+    return ask
 
 
 def _runs(pid: int) -> bool:
