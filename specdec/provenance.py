@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from specdec import __version__
+from specdec import __version__, host
 
 DISTRIBUTIONS = (
     "torch",
@@ -47,7 +47,7 @@ def provenance(command: list[str] | None = None, seed: int | None = None) -> dic
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu(),
-        "cores": _cores(),
+        "cores": host.cores(),
         **_torch_in_use(),
         "versions": {"specdec": __version__} | {name: _version(name) for name in DISTRIBUTIONS},
         "git_commit": commit,
@@ -69,12 +69,6 @@ def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
         lines = []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next(iter(models), platform.processor()) or None
-
-
-def _cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _torch_in_use() -> dict[str, Any]:

@@ -96,11 +96,6 @@ def test_the_cpu_has_its_models_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert module._cpu(tmp_path / "none") is None
 
 
-def test_cores_where_affinity_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert module._cores() == os.cpu_count()
-
-
 @needs_git
 def test_a_clean_and_a_dirty_tree(checkout: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     head = git(checkout, "rev-parse", "HEAD")

@@ -5,11 +5,11 @@ Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary, V vocabu
 
 import logging
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from specdec import host
 from specdec.drafter import DrafterConfig, PreNorm
 from specdec.drafter.entry import NarrowEntry
 from specdec.nn.tiles import kept_bytes
@@ -232,17 +232,7 @@ def free_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return _host_memory() if device.type == "cpu" else None
-
-
-def _host_memory(proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    left = []
-    if (known := proc / "meminfo").is_file():
-        lines = dict(line.split(":", 1) for line in known.read_text().splitlines())
-        left.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    if (limit := group / "memory.max").is_file() and (most := limit.read_text().strip()).isdigit():
-        left.append(max(0, int(most) - int((group / "memory.current").read_text())))
-    return min(left, default=None)
+    return host.free_memory() if device.type == "cpu" else None
 
 
 def report(expected: Estimate, device: torch.device) -> None:
