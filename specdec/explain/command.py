@@ -39,7 +39,7 @@ from specdec.provenance import provenance
 from specdec.serving.arguments import add_server, split
 from specdec.serving.drafted import Drafted
 from specdec.serving.launch import Launch
-from specdec.serving.signals import Asked as AskedToEnd
+from specdec.signals import Asked as AskedToEnd
 from specdec.target import Target
 
 NEW = "new"
