@@ -5,7 +5,7 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,17 @@ def main(argv: list[str]) -> int:
         told = [{"what": each.what, "a": each.side(0), "b": each.side(1)} for each in found]
         text = json.dumps({"a": args.a, "b": args.b, "same_weights": weights, "differences": told}, indent=2)
     else:
-        rows = [(each.what, each.text(0), each.text(1)) for each in found]
-        wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
-        lines = [f"{what:<{wide[0]}}  {one:<{wide[1]}}  {two}".rstrip() for what, one, two in rows]
+        lines = aligned([(each.what, each.text(0), each.text(1)) for each in found])
         head = ["the weights differ" + ("" if lines else "; no other difference")] if weights is False else []
         text = "\n".join(head + lines) or "no difference"
     sys.stdout.write(f"{text}\n")
     return int(bool(found) or weights is False)
+
+
+def aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """A line for each difference: what, on one side, on the other."""
+    wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    return [f"{what:<{wide[0]}}  {one:<{wide[1]}}  {two}".rstrip() for what, one, two in rows]
 
 
 def differences(a: Side, b: Side) -> list[Difference]:
@@ -182,10 +186,18 @@ def _run(config: Path) -> dict[str, Any]:
             run("fit", ["--config", str(config), "--print_config"])
     except ValueError as error:
         raise ValueError(str(error) if str(config) in str(error) else f"{config}: {error}") from error
-    full = yaml.safe_load(printed.getvalue())
-    model, trainer = full["model"], full.get("trainer") or {}
+    return run_groups(yaml.safe_load(printed.getvalue()), str(config))
+
+
+def run_groups(full: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The groups of a run's config in which everything stands.
+
+    Raises:
+        ValueError: its drafter is illegal.
+    """
+    model, trainer = dict(full["model"]), full.get("trainer") or {}
     rest = {name: value for name, value in full.items() if name not in ELSEWHERE}
-    groups = _grouped(_fields(_spec(model.pop("drafter"), str(config))))
+    groups = _grouped(_fields(_spec(model.pop("drafter"), where)))
     groups |= {name: model.pop(name, None) for name in ("target", "optimizer", "schedule")}
     groups |= {"training": model, "data": full.get("data"), "trainer": {**trainer, **rest}}
     return groups

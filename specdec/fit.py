@@ -224,7 +224,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
                 trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
-                parser_kwargs=PARSER | dict.fromkeys(SUBCOMMANDS, PARSER),
+                parser_kwargs=PARSER | dict.fromkeys(kind.subcommands(), PARSER),
                 args=[subcommand, *files, *rest],
                 directory=directory,
                 command=["specdec", subcommand, *flags(), *args],
@@ -247,7 +247,6 @@ KNOWN_WARNINGS = (
     "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
 
 
 @contextlib.contextmanager

@@ -38,16 +38,7 @@ def build(
         num_target_layers=target.num_layers,
         identity=target.identity,
     )
-    if data.seq_len > target.config.max_position_embeddings:
-        raise ValueError(
-            f"data.seq_len {data.seq_len} exceeds the target's {target.config.max_position_embeddings} positions"
-        )
-    start.check(config, train_embed, train_head)
-    if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
-        raise ValueError(
-            f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "
-            "sees all of its own steps; widen the window or unroll less"
-        )
+    check(config, data.seq_len, target.config.max_position_embeddings, start, train_embed, train_head, ttt_steps)
     if config.head == "target":
         _check_plain_head(target)
     counts_V = data.supervised_counts(config.vocab_size)
@@ -65,6 +56,33 @@ def build(
         f"{trainable:,}", list(config.aux_layers), config.num_target_layers, len(ids_D), 100 * covered,
     )  # fmt: skip
     return drafter
+
+
+def check(
+    config: DrafterConfig,
+    seq_len: int,
+    positions: int,
+    start: Start,
+    train_embed: bool,
+    train_head: bool,
+    ttt_steps: int,
+) -> None:
+    """What can be said before target and data are loaded.
+
+    Args:
+        positions: that the target has.
+
+    Raises:
+        ValueError: design and training do not go together; the message says why.
+    """
+    if seq_len > positions:
+        raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
+    start.check(config, train_embed, train_head)
+    if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
+        raise ValueError(
+            f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "
+            "sees all of its own steps; widen the window or unroll less"
+        )
 
 
 def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:

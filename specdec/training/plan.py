@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.target.loading import DTYPES, skeleton
@@ -63,11 +64,13 @@ def plan(
     strategy: str,
     trainer_precision: object,
     accumulate: int,
+    model: PreTrainedModel | None = None,
 ) -> Plan:
     """Add it up.
 
     Args:
         trainer_precision: Lightning's.
+        model: the target without weights, where it is at hand.
 
     Raises:
         ValueError: no such precision, the target has no config or is none, or design and target do not go together.
@@ -76,8 +79,8 @@ def plan(
     if trained_in is None:
         raise ValueError(f"trainer.precision={trainer_precision}: plan knows {', '.join(KNOWN)}")
     source = module.target_source
-    model = skeleton(source.directory(), source.revision, source.trust_remote_code)
-    config = _drafter_config(module, model)
+    model = model or skeleton(source.directory(), source.revision, source.trust_remote_code)
+    config = drafter_config(module, model)
     with torch.device("meta"):
         drafter = Drafter(config, torch.arange(config.draft_vocab_size, device="cpu"))
     embed, head = drafter.embed_tokens.weight.numel(), drafter.lm_head.weight.numel()
@@ -137,7 +140,12 @@ def plan(
     )
 
 
-def _drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
+def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
+    """The design with a target's dimensions, from a model without weights.
+
+    Raises:
+        ValueError: design and target do not go together.
+    """
     text = model.config.get_text_config(decoder=True)
     return DrafterConfig.for_target(
         module.spec,

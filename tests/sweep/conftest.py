@@ -1,4 +1,4 @@
-"""Jobs that take no time."""
+"""Jobs that take no time, and studies of a tiny target."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +9,10 @@ from specdec.sweep.job import Job
 from specdec.sweep.worker import Way
 from tests.serving.conftest import end as end  # a fixture
 from tests.serving.conftest import soon
+from tests.sweep.made import planned as planned
+from tests.sweep.made import prompts_file as prompts_file
+from tests.sweep.made import tiny as tiny
+from tests.sweep.made import write as write
 
 WAY = Way(Path(__file__).parents[2], "tests.sweep.commands", grace=10.0)
 
