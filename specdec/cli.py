@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": ("specdec.serving.command:main", "a target in vLLM with a drafter, until Ctrl-C"),
     "bench": ("specdec.serving.bench.command:main", "what a served model's users get, with and without its drafter"),
     "regenerate": ("specdec.regeneration.command:main", "a data set's answers, written by the target itself"),
+    "sweep": ("specdec.sweep.command:main", "a study: every arm trained, measured and compared, each once"),
     "data": ("specdec.inspection.command:main", "inspect: look at training data, and at what of it is supervised"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),

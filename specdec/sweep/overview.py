@@ -40,9 +40,8 @@ def told(plan: Plan) -> list[str]:
     lines += [f"not equal: {line}" for line in plan.unequal]
     kinds = Counter[str](job.kind for job in plan.jobs.values())
     done = Counter[str](job.kind for key, job in plan.jobs.items() if plan.is_done(key))
-    names = {"cache": "caches of features", "fit": "fits", "evaluate": "evaluations"}
-    parts = [f"{kinds[kind]} {names.get(kind, kind)} ({done[kind]} done)" for kind in ("cache", "fit", *COMMANDS)]
-    lines.append(", ".join(part for part, kind in zip(parts, ("cache", "fit", *COMMANDS), strict=True) if kinds[kind]))
+    order = ("cache", "fit", *COMMANDS)
+    lines.append("jobs: " + ", ".join(f"{done[kind]} of {kinds[kind]} {kind} done" for kind in order if kinds[kind]))
     return lines
 
 
