@@ -86,9 +86,9 @@ class Folder:
 
     @classmethod
     def of(cls, study: Path, job: Job) -> Self:
-        """The folder of a job, with ``job.json`` in it."""
+        """The folder of a job, with ``job.json`` in it; needs, which a study that is partly done lacks, stay there."""
         out = cls(study / JOBS / job.key)
-        if not out._job.exists() or out.job() != job:
+        if not out._job.exists() or dataclasses.replace(out.job(), needs=job.needs) != job:
             write_json(out._job, job.to_json())
         return out
 
