@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": ("specdec.explain.command:main", "where acceptance is lost, bar by bar, down to what decodes"),
     "robustness": ("specdec.robustness.command:main", "what a drafter keeps of its acceptance on unusual input"),
     "probe": ("specdec.evaluation.probe_command:main", "which switches of a saved drafter change what it proposes"),
+    "drift": ("specdec.drift.command:main", "attention, recurrent state and acceptance, draft step by draft step"),
     "tune": ("specdec.evaluation.tuning.command:main", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.export_command:main", "a drafter as a checkpoint that vLLM or SGLang serves"),
     "parity": ("specdec.parity.command:main", "whether training, decoding and the export, as vLLM reads it, agree"),

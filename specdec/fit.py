@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from specdec.arguments import short
 from specdec.compose import compose
 from specdec.data import TokenData
+from specdec.drift.callback import AttentionDrift  # noqa: F401  known by its short name
 from specdec.embedded.progress import progress
 from specdec.evaluation.callback import AcceptanceLength
 from specdec.imports import flags

@@ -8,7 +8,7 @@ from specdec.data import Batch
 SHORTEST = 8  # tokens of a prompt that is cut from a text
 
 
-def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[list[int]]:
+def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int, who: str = "acceptance") -> list[list[int]]:
     """The first ``count`` prompts that packed documents make, in their order.
 
     A document that is supervised from its first token on is text: its first ``prompt_tokens`` tokens, at most half of
@@ -16,6 +16,7 @@ def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[l
 
     Args:
         room: no prompt is longer; a text's is cut, a conversation is left out.
+        who: whose arguments the message names.
 
     Raises:
         ValueError: no document makes a prompt.
@@ -40,6 +41,6 @@ def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[l
         raise ValueError(
             f"no validation document can be made a prompt: texts of at least {2 * SHORTEST} tokens are needed, or "
             f"conversations whose first answer begins within {room} tokens, which is what the target's positions leave "
-            "beside acceptance.max_new_tokens; or give acceptance.prompts a file, or acceptance.every_n_validations=0"
+            f"beside {who}.max_new_tokens; or give {who}.prompts a file, or {who}.every_n_validations=0"
         )
     return out

@@ -11,11 +11,10 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 from torchmetrics import MetricCollection
 
-from specdec.data import TokenData
-from specdec.decoding import Growth, SpeculativeDecoder, check_length, parse_growth
+from specdec.decoding import Growth, SpeculativeDecoder, parse_growth
 from specdec.drafter import Drafter
-from specdec.evaluation.beginnings import SHORTEST, beginnings
-from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.beginnings import SHORTEST
+from specdec.evaluation.fixed_prompts import fixed_prompts
 from specdec.evaluation.metrics import decoding_metrics
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.record import Answer
@@ -117,22 +116,12 @@ class AcceptanceLength(pl.Callback):
         assert isinstance(module, DrafterModule) and module.drafter is not None
         for growth in self.growths.values():
             growth.check(module.drafter.config.draft_vocab_size)
-        if self.prompts is None:
-            data: TokenData = trainer.datamodule  # type: ignore[attr-defined]
-            room = module.target.config.max_position_embeddings - self.max_new_tokens
-            self._ids = beginnings(data.splits.validation, self.count, self.prompt_tokens, room)
-            return self._ids
-        made: list[list[int]] = []
-        for prompt in self.prompts:
-            ids = Conversation(prompt, module.tokenizer).next_ids()
-            assert ids is not None
-            try:
-                check_length(module.target, ids, self.max_new_tokens)
-            except ValueError as error:
-                raise ValueError(f"acceptance.prompts: prompt {prompt.prompt_id}: {error}") from error
-            made.append(ids)
-        self._ids = made
-        return made
+        found = fixed_prompts(
+            trainer, module, self.prompts, count=self.count, prompt_tokens=self.prompt_tokens,
+            max_new_tokens=self.max_new_tokens, who="acceptance",
+        )  # fmt: skip
+        self._ids = [ids for _, ids in found]
+        return self._ids
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:

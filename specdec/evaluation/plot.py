@@ -127,15 +127,15 @@ def style(row: int) -> dict[str, Any]:
 def _label(name: str) -> str:
     """The name on lines short enough to stand beside the axis."""
     lines = textwrap.wrap(name, _NAME_WIDTH)
-    return _escape("\n".join(lines[:3] if len(lines) <= 3 else [*lines[:2], "..."]))
+    return escape("\n".join(lines[:3] if len(lines) <= 3 else [*lines[:2], "..."]))
 
 
 def _short(name: str) -> str:
     """The name on one line."""
-    return _escape(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 4]} ...")
+    return escape(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 4]} ...")
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """A dollar sign would start mathematics, and a leading underscore hides a legend entry."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -3,6 +3,8 @@
 Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d head width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,17 +25,30 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     Args:
         bias_B1TS: added to the scaled products.
     """
+    weights = weigh(q_BhTd, k_BgSd, bias_B1TS, scale).to(v_BgSd.dtype)
+    B, g, r, T, S = weights.shape
+    out = _times(r * T, q_BhTd)(weights.view(B, g, r * T, S), v_BgSd.transpose(-1, -2))
+    return out.reshape(B, g * r, T, -1)  # values may be narrower than keys
+
+
+def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
+    """How much each query takes of each key, (B, g, r, T, S), float32 at least; the last dimension adds up to one.
+
+    Args:
+        bias_B1TS: added to the scaled products.
+    """
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < h // g * T <= LOOPS
-    times = few_rows.product if loops else _product
-    scores = times(grouped, k_BgSd).view(B, g, h // g, T, -1)
+    scores = _times(h // g * T, q_BhTd)(grouped, k_BgSd).view(B, g, h // g, T, -1)
     if bias_B1TS is not None:
         scores = scores + bias_B1TS[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
-    out = times(weights.view(B, g, h // g * T, -1), v_BgSd.transpose(-1, -2))
-    return out.reshape(B, h, T, -1)  # values may be narrower than keys
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def _times(rows: int, q_BhTd: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < rows <= LOOPS
+    return few_rows.product if loops else _product
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:

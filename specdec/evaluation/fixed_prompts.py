@@ -1,0 +1,47 @@
+"""Prompts for what decodes while a drafter is trained: from files, or from the validation data."""
+
+from collections.abc import Sequence
+
+import lightning.pytorch as pl
+
+from specdec.data import TokenData
+from specdec.decoding import check_length
+from specdec.evaluation.beginnings import beginnings
+from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.prompts import Prompt
+from specdec.training.module import DrafterModule
+
+
+def fixed_prompts(
+    trainer: pl.Trainer,
+    module: DrafterModule,
+    prompts: Sequence[Prompt] | None,
+    *,
+    count: int,
+    prompt_tokens: int,
+    max_new_tokens: int,
+    who: str,
+) -> list[tuple[str, list[int]]]:
+    """Ids and tokens of first turns, or of the validation documents' beginnings where no prompts are given.
+
+    Args:
+        who: whose arguments the messages name.
+
+    Raises:
+        ValueError: there is no prompt, or one does not fit the target.
+    """
+    if prompts is None:
+        data: TokenData = trainer.datamodule  # type: ignore[attr-defined]
+        room = module.target.config.max_position_embeddings - max_new_tokens
+        found = beginnings(data.splits.validation, count, prompt_tokens, room, who)
+        return [(f"validation-{number}", ids) for number, ids in enumerate(found)]
+    made: list[tuple[str, list[int]]] = []
+    for prompt in prompts:
+        ids = Conversation(prompt, module.tokenizer).next_ids()
+        assert ids is not None
+        try:
+            check_length(module.target, ids, max_new_tokens)
+        except ValueError as error:
+            raise ValueError(f"{who}.prompts: prompt {prompt.prompt_id}: {error}") from error
+        made.append((prompt.prompt_id, ids))
+    return made
