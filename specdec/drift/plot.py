@@ -46,7 +46,7 @@ def plot(found: Sequence[tuple[str, Document]], stem: Path) -> list[Path]:
         raise ValueError(f"{stem}: there is no drafter to plot")
     figure = Figure(figsize=(13, 8.4), dpi=130)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    axes = figure.subplot_mosaic([list(row) for row in PANELS])
+    axes: dict[str, Axes] = figure.subplot_mosaic([list(row) for row in PANELS])
     documents = [document for _, document in found]
     for name, panel in axes.items():
         if name == "sources":

@@ -79,5 +79,6 @@ def _on_draft_vocabulary(logits_AV: Tensor, ids_D: Tensor) -> tuple[Tensor, Tens
 
 
 def _kl(log_p_AD: Tensor, log_q_AD: Tensor) -> Tensor:
+    log_p_AD, log_q_AD = log_p_AD.double(), log_q_AD.double()  # laws that are alike: terms cancel
     p_AD = log_p_AD.exp()
-    return torch.where(p_AD > 0, p_AD * (log_p_AD - log_q_AD), 0).sum(-1).double()
+    return torch.where(p_AD > 0, p_AD * (log_p_AD - log_q_AD), 0).sum(-1)
