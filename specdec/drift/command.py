@@ -12,6 +12,7 @@ from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
+from specdec.drafter import load
 from specdec.drift.measure import Sums, measure
 from specdec.drift.plot import plot
 from specdec.drift.report import print_summaries, report
@@ -22,11 +23,12 @@ from specdec.drift.texts import OwnText, own_texts
 from specdec.drift.trained import trained_depth
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.arguments import measuring_parser
-from specdec.evaluation.pair import Pair, load_pair, pair_with
-from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.pair import Pair, paired
+from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
+from specdec.evaluation.several import labelled, told
 from specdec.evaluation.skipping import Skipped, first_turns
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
-from specdec.files import read_json, staged_directory, write_json, write_text
+from specdec.files import staged_directory, write_json, write_text
 from specdec.imports import flags
 from specdec.progress import progress
 from specdec.provenance import provenance
@@ -35,16 +37,11 @@ from specdec.target import Target
 RESULT, COMPARISON, REPORT, FIGURE = "drift.json", "comparison.json", "report.md", "drift"
 
 
-def drafters(parser: ArgumentParser) -> None:
-    """One or several, to compare."""
-    parser.add_argument("--drafter", type=str, nargs="+", required=True, help="the drafter's directory; several are compared on the same texts")  # fmt: skip # noqa: E501
-    parser.add_argument("--labels", type=str, nargs="+", default=[], help="names of the drafters; their runs' or directories' by default")  # fmt: skip # noqa: E501
-
-
 def parser() -> ArgumentParser:
     """The command's arguments."""
-    out = measuring_parser("drift", __doc__, drafters)
+    out = measuring_parser("drift", __doc__, several=True)
     default = Settings()
+    out.add_argument("--labels", type=str, nargs="*", default=[], help="names of the drafters; by default of their directories")  # fmt: skip # noqa: E501
     out.add_argument("--depths", type=int, default=default.depths, help="draft steps; may exceed the trained ones")
     out.add_argument(
         "--anchors", type=int, default=default.anchors, help="chains for each prompt, spread over its answer"
@@ -65,7 +62,7 @@ def main(argv: list[str]) -> int:
     args = parse(parser(), target_shorthand(argv))
     found = drift(
         args.target,
-        [Path(directory) for directory in args.drafter],
+        args.drafter,
         args.prompts,
         Path(args.out) if args.out else new_run("drift"),
         settings=Settings(args.depths, args.anchors, args.sink_tokens, args.recent),
@@ -83,7 +80,7 @@ def main(argv: list[str]) -> int:
 
 def drift(
     source: TargetSource,
-    directories: Sequence[Path],
+    directories: Sequence[str],
     prompt_files: Sequence[str | Path],
     out: Path,
     *,
@@ -109,14 +106,16 @@ def drift(
         ValueError: something given is wrong; nothing is written then.
     """
     settings.check_length(max_new_tokens)
-    names = _named(directories, labels)
-    depths = [trained_depth(directory, trained) for directory in directories]
+    names = labelled(directories, labels)
+    depths = [trained_depth(Path(directory), trained) for directory in directories]
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
     with staged_directory(out) as folder:
         prompts = load_prompts(prompt_files, limit, layouts)
-        pairs = _load(source, directories, device)
-        target = pairs[0].target
+        drafters = [load(directory) for directory in directories]
+        target = source.load(device)
+        target.prove()
+        pairs = [paired(target, drafter) for drafter in drafters]
         texts, skipped = _texts(target, prompts, max_new_tokens, settings)
         context: dict[str, Any] = {
             "target": dict(target.identity),
@@ -124,6 +123,7 @@ def drift(
                 **asdict(source),
                 **asdict(settings),
                 "prompts": [str(path) for path in prompt_files],
+                "prompts_sha256": fingerprint(prompts),
                 "max_new_tokens": max_new_tokens,
                 "device": device,
                 "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
@@ -137,15 +137,14 @@ def drift(
             one = document(pair.drafter.config, [text.prompt_id for text in texts], sums, depth, settings.depths)
             short = [Skipped(text.prompt_id, f"the answer ends after {len(text.ids) - text.prompt} tokens")
                      for text, each in zip(texts, sums, strict=True) if not each.chains]  # fmt: skip
-            told = {
-                "label": name,
-                "directory": str(directory),
-                "weights_sha256": read_json(directory / "config.json")["weights_sha256"],
-                "made_for_this_target": pair.made_for_each_other,
-                **pair.drafter.config.to_json(),
-            }
             left_out = [each._asdict() for each in [*skipped, *short]]
-            found[name] = {**one, "drafter": told, "summary": summary(one), "skipped": left_out, **context}
+            found[name] = {
+                **one,
+                "drafter": told(name, directory, pair),
+                "summary": summary(one),
+                "skipped": left_out,
+                **context,
+            }
         _write(folder, found)
     return found
 
@@ -161,30 +160,6 @@ def _write(folder: Path, found: dict[str, Document]) -> None:
     for name, one in found.items():
         write_json(folder / name / RESULT, one)
     write_json(folder / COMPARISON, {"base": first, "differences": differences})
-
-
-def _named(directories: Sequence[Path], labels: Sequence[str]) -> list[str]:
-    """A label for every drafter, which may be the name of a folder."""
-    if labels and len(labels) != len(directories):
-        raise ValueError(f"labels: {len(labels)} given for {len(directories)} drafters; give one for each, or none")
-    given = list(labels) or [_name(directory.resolve()) for directory in directories]
-    for name in given:
-        if not name or name in (".", "..") or "/" in name or "\\" in name:
-            raise ValueError(f"labels: {name!r} cannot name a folder")
-    if twice := [name for name in given if given.count(name) > 1]:
-        raise ValueError(f"two drafters are called {twice[0]!r}: give each its own name with --labels")
-    return given
-
-
-def _name(directory: Path) -> str:
-    """The run's, where the drafter lies in one."""
-    return directory.parent.name if directory.name == "drafter" and directory.parent.name else directory.name
-
-
-def _load(source: TargetSource, directories: Sequence[Path], device: str) -> list[Pair]:
-    """Every drafter with one and the same target."""
-    first = load_pair(source, directories[0], device)
-    return [first, *(pair_with(first.target, directory) for directory in directories[1:])]
 
 
 def _texts(

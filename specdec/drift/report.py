@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.drift.results import Document
+from specdec.evaluation.markdown import table
 from specdec.evaluation.statistics import METHOD
 
 _MEANING = f"""\
@@ -29,18 +30,18 @@ def report(found: Sequence[tuple[str, Document]], figure: str, differences: Mapp
         lines += _of_one(label, document)
     for label, difference in differences.items():
         lines += [f"## {label} less {found[0][0]}, paired by prompt", ""]
-        lines += _markdown(("figure", "difference"), [[one["title"], told(one)] for one in difference.values()])
+        lines += [*table(("figure", "difference"), [[one["title"], told(one)] for one in difference.values()]), ""]
     return "\n".join(lines)
 
 
 def print_summaries(found: Sequence[tuple[str, Document]], console: Console) -> None:
     """The summary of every drafter side by side."""
     titles = list(dict.fromkeys(one["title"] for _, document in found for one in document["summary"].values()))
-    table = Table("", *(label for label, _ in found), title="Attention drift", title_justify="left")
+    shown = Table("", *(label for label, _ in found), title="Attention drift", title_justify="left")
     by_title = [{one["title"]: told(one) for one in document["summary"].values()} for _, document in found]
     for title in titles:
-        table.add_row(title, *(one.get(title, "-") for one in by_title))
-    console.print(table)
+        shown.add_row(title, *(one.get(title, "-") for one in by_title))
+    console.print(shown)
     for label, document in found:
         console.print(f"{label}: {_most(document)}", highlight=False, markup=False)
 
@@ -50,13 +51,13 @@ def _of_one(label: str, document: Document) -> list[str]:
     lines = [f"## {label}", "", f"- {len(document['prompts'])} prompts, {sum(document['chains'])} chains of "
              f"{document['depths']} tokens; " + (f"trained to step {trained}" if trained else "trained depth unknown"),
              f"- {_most(document)}", ""]  # fmt: skip
-    lines += _markdown(("figure", "mean"), [[one["title"], told(one)] for one in document["summary"].values()])
+    lines += [*table(("figure", "mean"), [[one["title"], told(one)] for one in document["summary"].values()]), ""]
     rows = [
         [f"{one['title']} ({one['unit']})", *(_number(mean) for mean in one["mean"])]
         for one in document["series"].values()
     ]
     beyond = [f"{k}{'' if trained is None or k <= trained else '*'}" for k in range(1, document["depths"] + 1)]
-    lines += _markdown(("mean at step", *beyond), rows)
+    lines += [*table(("mean at step", *beyond), rows), ""]
     if trained is not None and trained < document["depths"]:
         lines += ["\\* beyond the trained depth", ""]
     sources = [
@@ -64,7 +65,7 @@ def _of_one(label: str, document: Document) -> list[str]:
         for one in document["sources"].values()
         for of, mean, low, high in zip(one["of"], one["mean"], one["low"], one["high"], strict=True)
     ]
-    lines += _markdown(("source", "of", "mean"), sources)
+    lines += [*table(("source", "of", "mean"), sources, left=2), ""]
     if document.get("skipped"):
         lines += ["Left out:", "", *(f"- {one['prompt_id']}: {one['reason']}" for one in document["skipped"]), ""]
     return lines
@@ -86,8 +87,3 @@ def told(one: Mapping[str, Any]) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:#.3g}".rstrip(".") if abs(value) >= 1 else f"{value:.3f}"
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = ["---", *("---:" for _ in headings[1:])]
-    return [f"| {' | '.join(row).replace('||', '∥')} |" for row in (headings, rule, *rows)] + [""]

@@ -23,10 +23,11 @@ from specdec.embedded.config import EmbeddedConfig
 from specdec.embedded.corpus import corpus
 from specdec.evaluation.arguments import measuring_parser
 from specdec.evaluation.conversation import template_sha256
-from specdec.evaluation.pair import Pair, paired
+from specdec.evaluation.pair import paired
 from specdec.evaluation.prompts import fingerprint, load_prompts
+from specdec.evaluation.several import labelled, told
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
-from specdec.files import read_json, staged_directory, write_json
+from specdec.files import staged_directory, write_json
 from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.robustness.parse import parse_conditions
@@ -117,7 +118,7 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
             },
             "provenance": provenance(command),
         }
-        whose = [_whose(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
+        whose = [told(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
         own = [[row[index] for row in found] for index in range(len(drafters))]
         records = [record(one, outcomes, **context) for one, outcomes in zip(whose, own, strict=True)]
         compared = comparison(labels, own) if len(drafters) > 1 else None
@@ -131,38 +132,8 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
     return records
 
 
-def labelled(directories: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """A name for every drafter: those given, or the shortest ends of their directories that differ.
-
-    Raises:
-        ValueError: names or directories that are not as many, not different, or no names of folders.
-    """
-    if labels:
-        if len(labels) != len(directories) or len(set(labels)) < len(labels):
-            raise ValueError(f"--labels: {len(labels)} names for {len(directories)} drafters: give each one of its own")
-        if wrong := [label for label in labels if not label or label.strip(".") == "" or "/" in label]:
-            raise ValueError(f"--labels {wrong[0]!r}: a folder is named so: give a name without a slash")
-        return list(labels)
-    parts = [Path(directory).resolve().parts[1:] for directory in directories]
-    for length in range(1, max(map(len, parts)) + 1):
-        ends = ["-".join(one[-length:]) for one in parts]
-        if len(set(ends)) == len(ends):
-            return ends
-    raise ValueError("--drafter: one directory is given twice")
-
-
 def _filler(path: str | None) -> Callable[[], Sequence[str]]:
     if path is None:
         return lambda: [source.text for source in corpus(EmbeddedConfig().seed).held_out]
     text = read_text(Path(path))
     return lambda: [text]
-
-
-def _whose(label: str, directory: str, pair: Pair) -> dict[str, Any]:
-    return {
-        "label": label,
-        "directory": directory,
-        "weights_sha256": read_json(Path(directory) / "config.json")["weights_sha256"],
-        "made_for_this_target": pair.made_for_each_other,
-        **pair.drafter.config.to_json(),
-    }

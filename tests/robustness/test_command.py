@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import main
-from specdec.robustness.command import labelled, parser
+from specdec.evaluation.several import labelled
+from specdec.robustness.command import parser
 from specdec.robustness.kept import kept
 
 CONDITIONS = ["no_template", "system:text=short", "noise_hidden:alpha=0", "noise_hidden:alpha=1", "context:tokens=9999"]
