@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specdec.decoding import PlainDecoder, Request
 from specdec.target import Target
 
-TOGETHER = 8  # sequences decoded side by side
+TOGETHER = 16  # sequences decoded side by side
 
 
 class Answered(NamedTuple):

@@ -90,20 +90,25 @@ def main(argv: list[str]) -> int:
         served = opened(made.directory, made.method, target) if made else None
         asked = Asked(found, [prompt.prompt_id for prompt in prompts], args.max_new_tokens, args.depth)
         measured = explain(pair, asked, others, served)
+        waterfall, stopped, failed = measured.waterfall, None, None
         if where and made:
             try:
-                level = _of_engine(where, made, dtype, asked, measured.texts, target, folder / "vllm.log")
+                level = _of_engine(where, made, dtype, asked, measured.texts, target, Path(scratch) / "vllm.log")
+                waterfall.levels.append(level)
             except AskedToEnd as to_end:
-                return to_end.status
-            measured.waterfall.levels.append(level)
-        waterfall = measured.waterfall
+                stopped = to_end.status
+            except ValueError as error:
+                failed = error  # what was measured before is kept
         about = _about(args, pair, measured.prompt_ids, skipped, prompts, [*flags(), *argv])
+        about["engine_failed"] = " ".join(str(failed).split()) if failed else None
         told = {"depth": args.depth, **waterfall.told(args.depth), **about}
         plot(told, folder / FIGURE)
         write_text(folder / REPORT, report(told, FIGURE))
         write_json(folder / NUMBERS, told)
     printed(told, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
-    return 0 if waterfall.check.holds else 1
+    if failed is not None:
+        raise failed
+    return stopped or (0 if waterfall.check.holds else 1)
 
 
 def _check(args: Namespace) -> None:

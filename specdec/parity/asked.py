@@ -47,7 +47,10 @@ def engine_asked(
         return str(args.url)
     if args.engine is None:
         return None
-    return launch_of(args if draft_tokens is None else Namespace(args, draft_tokens=draft_tokens), extra)
+    if draft_tokens is not None:
+        args = args.clone()
+        args.draft_tokens = draft_tokens
+    return launch_of(args, extra)
 
 
 class Answer(NamedTuple):

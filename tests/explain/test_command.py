@@ -1,6 +1,7 @@
 """``specdec explain``, from the command line to the files."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from specdec.cli import main
 from specdec.decoding import Chain, SpeculativeDecoder
 from specdec.drafter import load
 from specdec.evaluation.record import read_answers
-from specdec.explain import run
+from specdec.explain import command, run
 from specdec.explain.command import parser
+from specdec.serving.signals import Asked
 from specdec.target import Target
 from tests.serving.conftest import fake, served
 from tests.serving.fake_vllm import DRAFTS, FakeVllm
@@ -77,6 +79,26 @@ def test_a_real_engine_is_a_level(
     capsys.readouterr()
     assert main(["explain", *line, "--depth", "2"]) == 2
     assert "vLLM drafts 3 tokens a pass, not 2" in capsys.readouterr().err
+
+
+def test_an_engine_that_fails_loses_nothing_else(
+    line: list[str], fake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line += ["--depth", "2", "--engine", "vllm", "--vllm", fake, "--timeout", "20"]
+    assert main(["explain", *line, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 2
+    assert "sends no token_ids" in capsys.readouterr().err.splitlines()[-1]
+    told = json.loads((tmp_path / "out" / "explain.json").read_text())
+    assert told["levels"][-1]["name"] == "exported" and "sends no token_ids" in told["engine_failed"]
+    words = json.loads((tmp_path / "said").read_text())["argv"]
+    assert words[-4:] == ["--dtype", "float32", "--max-model-len", "64"]
+    assert json.loads(words[words.index("--speculative-config") + 1])["num_speculative_tokens"] == 2
+
+    def ended(*args: object) -> None:
+        raise Asked(signal.SIGTERM)
+
+    monkeypatch.setattr(command, "ask_all", ended)
+    assert main(["explain", *line, "--out", str(tmp_path / "ended")]) == 128 + signal.SIGTERM
+    assert json.loads((tmp_path / "ended" / "explain.json").read_text())["levels"][-1]["name"] == "exported"
 
 
 def test_bad_input_is_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
