@@ -4,22 +4,24 @@ Legend: A places, K drafts.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-from specdec.decoding import Chain, Request, SpeculativeDecoder
+from specdec.decoding import Chain, Request, Sampling, SpeculativeDecoder
+from specdec.decoding.decoder import GREEDY
 from specdec.drafter import Drafter
-from specdec.evaluation.conversation import Conversation
-from specdec.evaluation.prompts import Prompt
 from specdec.explain.answers import TOGETHER, Answered
 from specdec.parity.asked import Answer
 from specdec.parity.exported import engine
 from specdec.parity.reference import Served
 from specdec.parity.texts import Text
+from specdec.robustness.conditions import Condition
+from specdec.robustness.run import plan
+from specdec.robustness.setting import Setting
 from specdec.target import Target
 
 PERTURBED, EXPORTED, ENGINE = "perturbed", "exported", "engine"
-SYSTEM = "You are a helpful assistant."
 Done = Callable[[int], None]
 
 
@@ -30,9 +32,12 @@ def observed(
     max_new_tokens: int,
     depth: int,
     on_prompt: Done = lambda done: None,
+    sampling: Sampling = GREEDY,
 ) -> list[list[int]]:
-    """Drafts that every pass of greedy decoding with a chain accepts, by prompt."""
-    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(TOGETHER, len(asked)))
+    """Drafts that every pass of decoding with a chain accepts, by prompt."""
+    if not asked:
+        return []
+    decoder = SpeculativeDecoder(target, drafter, Chain(depth), sampling, batch=min(TOGETHER, len(asked)))
     found: dict[int, list[int]] = {}
     for number, made in decoder.generate_all([Request(ids, max_new_tokens) for ids in asked], target.eos_token_ids):
         found[number] = list(made.accepted)
@@ -40,48 +45,43 @@ def observed(
     return [found[number] for number in range(len(asked))]
 
 
-def no_bos(prompt: Prompt, target: Target) -> list[int]:
-    """The prompt without the token that begins every text."""
-    ids = Conversation(prompt, target.tokenizer).next_ids() or []
-    if len(ids) < 2 or ids[0] != target.tokenizer.bos_token_id:
-        raise ValueError(f"prompt {prompt.prompt_id} does not begin with the tokenizer's BOS token")
-    return ids[1:]
+class Perturbed(NamedTuple):
+    """A condition, and what the target is asked under it."""
+
+    condition: Condition
+    asked: list[list[int] | None]
+    """Of every prompt; None where the condition leaves it as it is, or it cannot be decoded so."""
 
 
-def no_template(prompt: Prompt, target: Target) -> list[int]:
-    """The last thing the user says, as raw text."""
-    said = prompt.turns or [one["content"] for one in prompt.messages or [] if one["role"] == "user"]
-    if not said:
-        raise ValueError(f"prompt {prompt.prompt_id} is raw text, which no template writes")
-    said = said[:1] if prompt.turns else said[-1:]
-    raw = Prompt(prompt.prompt_id, prompt.category, None, None, said[0])
-    return Conversation(raw, target.tokenizer).next_ids() or []
-
-
-def system(prompt: Prompt, target: Target) -> list[int]:
-    """With a system prompt that the drafter may never have seen."""
-    return Conversation(prompt, target.tokenizer, SYSTEM).next_ids() or []
-
-
-PERTURBATIONS: dict[str, Callable[[Prompt, Target], list[int]]] = {
-    "no_bos": no_bos,
-    "no_template": no_template,
-    "system": system,
-}
-
-
-def perturbed(name: str, prompts: Sequence[Prompt], target: Target) -> list[list[int]]:
-    """The prompts as they are asked under a perturbation.
+def perturbed(conditions: Sequence[Condition], setting: Setting) -> list[Perturbed]:
+    """What the prompts of a setting become.
 
     Raises:
-        ValueError: there is none of this name, or it does not apply to a prompt.
+        ValueError: a condition applies to none of them; the message says why.
     """
-    if name not in PERTURBATIONS:
-        raise ValueError(f"perturb: there is no {name!r}, choose from {', '.join(PERTURBATIONS)}")
-    try:
-        return [PERTURBATIONS[name](prompt, target) for prompt in prompts]
-    except ValueError as error:
-        raise ValueError(f"perturb {name}: {error}") from error
+    found = []
+    for condition in conditions:
+        what = plan(condition, setting)
+        if what.skipped is not None:
+            raise ValueError(f"perturb {condition.name}: {what.skipped}")
+        fit = {prompt.prompt_id for prompt in what.prompts}
+        asked = [
+            setting.first_ids(condition.conversation(prompt, setting)) if prompt.prompt_id in fit else None
+            for prompt in setting.prompts
+        ]
+        found.append(Perturbed(condition, [ids if isinstance(ids, list) else None for ids in asked]))
+    return found
+
+
+def under(
+    one: Perturbed, target: Target, drafter: Drafter, max_new_tokens: int, depth: int, on_prompt: Done
+) -> list[list[int]]:
+    """:func:`observed` under a condition; no pass of a prompt that it does not apply to."""
+    fit = [ids for ids in one.asked if ids is not None]
+    sampling, other = one.condition.sampling(Sampling()), one.condition.drafter(drafter, Sampling().seed)
+    made = iter(observed(target, other, fit, max_new_tokens, depth, on_prompt, sampling))
+    on_prompt(len(one.asked) - len(fit))
+    return [[] if ids is None else next(made) for ids in one.asked]
 
 
 @torch.no_grad()

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
-from specdec.decoding import Chain, check_length
+from specdec.decoding import Chain
 from specdec.evaluation.arguments import measuring_parser
+from specdec.evaluation.conversation import template_sha256
 from specdec.evaluation.pair import Pair, load_pair
-from specdec.evaluation.prompts import Prompt, load_prompts
+from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.evaluation.skipping import Skipped, first_turns
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
-from specdec.explain.beyond import ENGINE, PERTURBATIONS, of_engine, perturbed
+from specdec.explain.beyond import ENGINE, of_engine, perturbed
 from specdec.explain.plot import plot
 from specdec.explain.report import printed, report
 from specdec.explain.run import Asked, explain
@@ -36,6 +37,9 @@ from specdec.parity.asked import ask_all, engine_asked
 from specdec.parity.differences import format_at
 from specdec.parity.exported import opened
 from specdec.provenance import provenance
+from specdec.robustness.conditions import KINDS
+from specdec.robustness.parse import parse_conditions
+from specdec.robustness.setting import Setting
 from specdec.serving.arguments import add_server, split
 from specdec.serving.drafted import Drafted
 from specdec.serving.launch import Launch
@@ -50,7 +54,7 @@ def parser() -> ArgumentParser:
     """The command's arguments."""
     out = measuring_parser("explain", __doc__)
     out.add_argument("--depth", type=int, default=5, help="drafts a pass, in a chain")
-    out.add_argument("--perturb", type=str, nargs="*", default=[], help=f"decode also prompts that are asked otherwise: {', '.join(PERTURBATIONS)}")  # fmt: skip # noqa: E501
+    out.add_argument("--perturb", type=str, nargs="*", default=[], help=f"decode also under conditions of specdec robustness: {', '.join(KINDS)}")  # fmt: skip # noqa: E501
     out.add_argument("--exported", type=str | None, default=None, help=f"a checkpoint of the drafter to draft with, too, or {NEW}: export it now and throw that away")  # fmt: skip # noqa: E501
     out.add_argument("--format", type=str, default="vllm", help=f"of --exported {NEW}: {', '.join(FORMATS)}")
     out.add_argument("--engine", type=Literal["vllm"] | None, default=None, help="ask a real one, too: vllm")
@@ -70,6 +74,7 @@ def main(argv: list[str]) -> int:
     arguments = parser()
     args = parse(arguments, target_shorthand(ours))
     _check(args)
+    conditions = parse_conditions(args.perturb) if args.perturb else []
     where = engine_asked(arguments, args, extra, args.depth)
     out = Path(args.out) if args.out else new_run("explain")
     prompts = load_prompts(args.prompts, args.limit, args.layouts)
@@ -82,9 +87,7 @@ def main(argv: list[str]) -> int:
     found, skipped = first_turns(target, prompts, room, args.depth + 1)
     left = {one.prompt_id for one in skipped}
     prompts = [prompt for prompt in prompts if prompt.prompt_id not in left]
-    others = {name: perturbed(name, prompts, target) for name in args.perturb}
-    for ids in (ids for asked in others.values() for ids in asked):
-        check_length(target, ids, room, args.depth + 1)
+    others = perturbed(conditions, Setting(target, prompts, args.max_new_tokens, args.depth + 1))
     with staged_directory(out) as folder, tempfile.TemporaryDirectory(prefix="specdec-explain-") as scratch:
         made = _exported(args, target, Path(scratch) / "served", bool(where))
         served = opened(made.directory, made.method, target) if made else None
@@ -117,8 +120,6 @@ def _check(args: Namespace) -> None:
         raise ValueError(f"max_new_tokens must be at least 2, for a pass to measure, not {args.max_new_tokens}")
     if args.format not in FORMATS:
         raise ValueError(f"unknown format {args.format!r}: choose from {', '.join(FORMATS)}")
-    if twice := sorted({name for name in args.perturb if args.perturb.count(name) > 1}):
-        raise ValueError(f"perturb: {twice[0]} is given twice")
     if args.out and Path(args.out).exists():
         raise ValueError(f"{args.out} exists already: choose another place or remove it first")
     if args.exported not in (None, NEW):
@@ -171,6 +172,9 @@ def _about(
             "prompts": [str(path) for path in args.prompts],
             "max_new_tokens": args.max_new_tokens,
             "depth": args.depth,
+            "prompts_sha256": fingerprint(prompts),
+            "chat_template_sha256": template_sha256(target.tokenizer, prompts),
+            "perturb": list(args.perturb),
             "exported": args.exported,
             "engine": args.engine,
             "device": args.device,

@@ -34,12 +34,12 @@ SAYS = {
     "names.",
     "engine": "What vLLM accepts. A difference beyond rounding is a fault, which specdec parity --engine vllm names.",
 }
-PERTURBED_SAYS = "The same prompts asked otherwise. Training data in several templates can win this back."
+PERTURBED_SAYS = "The same prompts under a condition of specdec robustness. Training data of that kind can win it back."
 
 
 def title(name: str) -> str:
     """What a level is called."""
-    return TITLES.get(name, name.replace("perturbed", "asked otherwise:"))
+    return TITLES.get(name, name.replace("perturbed ", "perturbed: "))
 
 
 def report(told: dict[str, Any], figure: str) -> str:

@@ -1,12 +1,12 @@
 """The measurement: answers, levels, decoding, and what lies beyond it, under one progress bar."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec.evaluation.pair import Pair
 from specdec.explain.answers import Answered, answered
-from specdec.explain.beyond import EXPORTED, PERTURBED, exported, observed
+from specdec.explain.beyond import EXPORTED, PERTURBED, Perturbed, exported, observed, under
 from specdec.explain.levels import OWN_FEATURES, PERFECT, TRUE_FEATURES, VOCABULARY, Runs, measure, passes
 from specdec.explain.waterfall import OBSERVED, OWN_TOKENS, Level, Waterfall
 from specdec.nn.products import fast_products
@@ -32,20 +32,18 @@ class Measured(NamedTuple):
     """Those with a target pass, in the levels' order."""
 
 
-def explain(
-    pair: Pair, asked: Asked, others: Mapping[str, Sequence[list[int]]] | None = None, served: Served | None = None
-) -> Measured:
+def explain(pair: Pair, asked: Asked, others: Sequence[Perturbed] = (), served: Served | None = None) -> Measured:
     """Measure every level.
 
     Args:
-        others: the same prompts asked otherwise, by the name of the perturbation.
+        others: conditions to decode the same prompts under.
         served: an exported checkpoint as an engine has it.
 
     Raises:
         ValueError: no answer comes to a target pass, or a prompt leaves no room for its answer.
     """
     target, drafter, _ = pair
-    others, depth, most = others or {}, asked.depth, asked.max_new_tokens
+    depth, most = asked.depth, asked.max_new_tokens
     stages = 3 + len(others) + (served is not None)
     with contextlib.ExitStack() as stack:
         on_prompt = stack.enter_context(progress("explaining", "prompts", stages * len(asked.prompts)))
@@ -63,9 +61,10 @@ def explain(
         levels.append(_level(OWN_TOKENS, runs, OWN_FEATURES, OWN_FEATURES))
         prompts = [asked.prompts[number] for number in used]
         levels.append(Level(OBSERVED, observed(target, drafter, prompts, most, depth, on_prompt)))
-        for name, otherwise in others.items():
-            these = [otherwise[number] for number in used]
-            levels.append(Level(f"{PERTURBED} {name}", observed(target, drafter, these, most, depth, on_prompt)))
+        for other in others:
+            these = Perturbed(other.condition, [other.asked[number] for number in used])
+            accepted = under(these, target, drafter, most, depth, on_prompt)
+            levels.append(Level(f"{PERTURBED} {other.condition.name}", accepted))
         if served is not None:
             of_export = list[list[int]]()
             for text, run in zip(texts, runs, strict=True):

@@ -3,21 +3,24 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from specdec.drafter import Drafter
+from specdec.drafter import DrafterSpec
 from specdec.evaluation.prompts import Prompt
 from specdec.explain import beyond
 from specdec.explain.answers import Answered, answered
-from specdec.explain.beyond import exported, of_engine, perturbed
+from specdec.explain.beyond import Perturbed, exported, of_engine, perturbed, under
 from specdec.explain.levels import OWN_FEATURES, measure, passes
 from specdec.export import export_drafter
 from specdec.parity.asked import Answer
 from specdec.parity.exported import opened
+from specdec.robustness.parse import parse_conditions
+from specdec.robustness.setting import Setting
 from specdec.target import Target
 from tests.explain import made
 from tests.explain.made import DEPTH, NEW, PROMPTS
-
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+from tests.export.made import made_drafter
+from tests.perfect import perfect_drafter
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
@@ -42,30 +45,27 @@ def test_an_export_accepts_what_its_drafter_does(name: str, tmp_path: Path, monk
     assert wrong == own  # whatever is guessed
 
 
-def chats(target_directory: Path) -> Target:
+def test_conditions_of_robustness(target_directory: Path) -> None:
     target = Target.load(target_directory)
-    target.tokenizer.chat_template = TEMPLATE
-    return target
+    raw = [Prompt(str(number), None, None, None, text) for number, text in enumerate(["<s>def", "def"])]
+    setting = Setting(target, raw, 4, 2)
+    (one,) = perturbed(parse_conditions(["no_bos"]), setting)
+    assert one.asked == [target.tokenizer.encode("def", add_special_tokens=False), None]
+    torch.manual_seed(0)
+    drafter = made_drafter(DrafterSpec(draft_vocab_size="all"), target)
+    done: list[int] = []
+    passes, none = under(one, target, drafter, 4, 2, done.append)
+    assert sum(passes) + len(passes) >= 3 and none == [] and sum(done) == 2
+    with pytest.raises(ValueError, match="perturb no_template: no prompt is written by a chat template"):
+        perturbed(parse_conditions(["no_template"]), setting)
 
 
-def test_prompts_asked_otherwise(target_directory: Path) -> None:
-    target = chats(target_directory)
-    turns = Prompt("a", None, ["Hi", "and?"], None, None)
-    messages = Prompt("b", None, None, [{"role": "user", "content": "x"}, {"role": "user", "content": "y"}], None)
-    raw = Prompt("c", None, None, None, "<s>def")
-    read = target.tokenizer.decode
-    assert [read(ids) for ids in perturbed("no_template", [turns, messages], target)] == ["Hi", "y"]
-    (ids,) = perturbed("system", [turns], target)
-    assert read(ids) == "[system]You are a helpful assistant.[user]Hi[assistant]"
-    assert [read(ids) for ids in perturbed("no_bos", [raw], target)] == ["def"]
-    for name, prompt, why in (
-        ("no_bos", turns, "no_bos: prompt a does not begin with"),
-        ("no_template", raw, "no_template: prompt c is raw text"),
-        ("system", raw, "system: prompt c: raw text takes no system prompt"),
-        ("louder", raw, "there is no 'louder', choose from no_bos, no_template, system"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            perturbed(name, [prompt], target)
+def test_noise_reaches_the_drafter_alone() -> None:
+    target = made.sure()
+    drafter = perfect_drafter(target, made.SPECS["eagle3_1"])
+    (condition,) = parse_conditions(["noise_embedding:alpha=5"])
+    noisy = under(Perturbed(condition, PROMPTS[:2]), target, drafter, NEW, DEPTH, lambda done: None)
+    assert max(map(max, noisy)) <= DEPTH and sum(map(sum, noisy)) < 0.7 * DEPTH * sum(map(len, noisy))
 
 
 def text(ids: list[int], kept: int, end: int | None) -> Answered:
@@ -88,4 +88,3 @@ def test_answers_begin_at_the_prompts_end() -> None:
     (found,) = answered(target, [PROMPTS[2]], 5, DEPTH)
     assert (found.prompt, found.kept, found.end, len(found.ids)) == (7, 5, None, 7 + 5 + DEPTH)
     assert list(found.anchors) == [6, 7, 8, 9] and list(found.slots(2)) == [6, 7, 8, 9, 10]
-    assert isinstance(made.erring("eagle1", target, 0.1), Drafter)

@@ -13,7 +13,7 @@ from specdec.drafter import load
 from specdec.evaluation.record import read_answers
 from specdec.explain import command, run
 from specdec.explain.command import parser
-from specdec.serving.signals import Asked
+from specdec.signals import Asked
 from specdec.target import Target
 from tests.serving.conftest import fake, served
 from tests.serving.fake_vllm import DRAFTS, FakeVllm
@@ -111,8 +111,9 @@ def test_bad_input_is_one_line(line: list[str], tmp_path: Path, capsys: pytest.C
         (["--exported", "nowhere"], "nowhere: no such directory; --exported new"),
         (["--exported", str(tmp_path / "there")], "config.json is missing"),
         (["--format", "gguf"], "unknown format 'gguf'"),
-        (["--perturb", "no_bos"], "does not begin with the tokenizer's BOS token"),
-        (["--perturb", "system", "system"], "system is given twice"),
+        (["--perturb", "no_bos"], "perturb no_bos: no prompt begins with a BOS token"),
+        (["--perturb", "louder"], "condition 'louder'"),
+        (["--perturb", "context:tokens=512"], "perturb context:tokens=512: "),
         (["--url", "http://127.0.0.1:9"], "without --engine vllm"),
         (["--growth", "tree"], "growth"),
         (["--target.dtype", "float64", "--engine", "vllm", "--url", "http://127.0.0.1:9"], "vLLM has no float64"),

@@ -88,7 +88,7 @@ def test_what_is_told_is_json_and_becomes_a_report_and_a_picture(tmp_path_factor
         assert (out / f"{number_}.png").stat().st_size > 10_000
         text = report(told, "x.png")
         assert "The bars add up: " in text and '| settings | {"a": 1} |' in text
-        assert ("asked otherwise: no_bos" in text) == (number_ == 0)
+        assert ("perturbed: no_bos" in text) == (number_ == 0)
 
 
 def test_numbers_are_written_without_a_negative_zero() -> None:
