@@ -3,6 +3,7 @@
 Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +27,16 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
+@torch.no_grad()
+def draw(weight: Tensor, seed: int, name: str) -> None:
+    """Normal weights, by their module's name and a seed: drafters of two designs begin alike in all that they share."""
+    if weight.is_meta:  # it has a shape and nothing else
+        return
+    keyed = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
+    generator = torch.Generator().manual_seed(keyed)
+    weight.copy_(torch.empty(weight.shape, dtype=weight.dtype, device="cpu").normal_(0, 0.02, generator=generator))
+
+
 class Drafter(nn.Module):
     """An EAGLE drafter. Training, decoding and export call `fuse`, `step` and `logits`, and nothing else.
 
@@ -41,6 +52,7 @@ class Drafter(nn.Module):
         super().__init__()
         if len(target_ids_D) != config.draft_vocab_size:
             raise ValueError(f"{len(target_ids_D)} draft tokens given, the config says {config.draft_vocab_size}")
+        seed = int(torch.randint(2**62, (), device="cpu"))  # before any part draws: parts differ in how much they do
         self.config = config
         self.vocab = DraftVocab(target_ids_D, config.vocab_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -50,9 +62,9 @@ class Drafter(nn.Module):
         self.layers = Layers(config)
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+                draw(module.weight, seed, name)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 

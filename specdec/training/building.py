@@ -42,7 +42,9 @@ def build(
     if config.head == "target":
         _check_plain_head(target)
     counts_V = data.supervised_counts(config.vocab_size)
-    drafter = start.drafter(config, target, counts_V)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch.initial_seed())  # the run's, whatever was drawn since
+        drafter = start.drafter(config, target, counts_V)
     dry_run(drafter)
     if ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
         log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps)

@@ -21,6 +21,7 @@ from tests.tiny import (
     tiny_config,
     tiny_drafter,
     tiny_target,
+    variants,
 )
 
 T = 5
@@ -212,6 +213,26 @@ def test_fresh_weights_are_small_biases_zero_and_norms_one() -> None:
                 assert bool((parameter == 0).all()), name
             else:
                 assert 0.015 < float(parameter.detach().std()) < 0.025, name
+
+
+def test_designs_begin_alike_in_the_weights_they_share() -> None:
+    def fresh(spec: DrafterSpec, seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        config = tiny_config(spec)
+        return dict(Drafter(config, torch.arange(config.draft_vocab_size)).named_parameters())
+
+    one, same, reseeded = (fresh(presets()["eagle3_1"], seed) for seed in (0, 0, 1))
+    for name, other in {**presets(), **variants()}.items():
+        drawn = fresh(other, 0)
+        shared = [key for key in one if key in drawn and drawn[key].shape == one[key].shape and one[key].ndim > 1]
+        assert len(shared) >= 4, name  # of EAGLE-1's too: all but the fusion, and the head by its size
+        assert all(torch.equal(one[key], drawn[key]) for key in shared), name
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    matrices = [key for key in one if one[key].ndim > 1]
+    assert not any(torch.equal(one[key], reseeded[key]) for key in matrices)
+    assert not any(
+        torch.equal(one[a], one[b]) for a in matrices for b in matrices if a < b and one[a].shape == one[b].shape
+    )
 
 
 def test_the_draft_vocabulary_must_have_the_configs_size() -> None:

@@ -65,6 +65,18 @@ def test_it_starts_from_the_target() -> None:
     assert torch.equal(whole.lm_head.weight, target.head_weight()) and whole.vocab.complete
 
 
+def test_the_seed_decides_the_first_weights_whatever_was_drawn_since() -> None:
+    def built(seed: int, draws: int) -> Drafter:
+        torch.manual_seed(seed)
+        torch.randn(draws)
+        target = tiny_target(dtype=torch.float32, seed=seed)
+        return build(EAGLE3, target, DATA, FromTarget(), False, True, 3)
+
+    one, other, reseeded = (built(*given).state_dict() for given in ((5, 0), (5, 17), (6, 0)))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    assert not torch.equal(one["fusion.fc.weight"], reseeded["fusion.fc.weight"])
+
+
 def test_the_draft_vocabulary_is_what_answers_say_most() -> None:
     """Counted where the loss mask is set; the end of text is in it, said or not."""
     data = InMemory([[7, 7, 7, 60, 60, 3, 3, 9, 9, 9]], [[0, 0, 0, 1, 1, 1, 1, 1, 0, 0]])
