@@ -90,7 +90,11 @@ def read_answers(path: Path | str, growths: int) -> list[list[Answer]]:
     return out
 
 
-def _answer(row: dict[str, Any]) -> tuple[int, Answer]:
-    index, values = row["result"], {name: value for name, value in row.items() if name not in ("result", "growth")}
+def answer_of(values: dict[str, Any]) -> Answer:
+    """An answer from JSON; TypeError if it is none."""
     columns: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return index, Answer(**columns)
+    return Answer(**columns)
+
+
+def _answer(row: dict[str, Any]) -> tuple[int, Answer]:
+    return row["result"], answer_of({name: value for name, value in row.items() if name not in ("result", "growth")})

@@ -4,8 +4,10 @@ Every prompt is decoded clean and under every condition, losslessly: what a cond
 drafter both see.
 """
 
+import contextlib
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,16 +29,20 @@ from specdec.evaluation.pair import paired
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.evaluation.several import labelled, told
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
-from specdec.files import staged_directory, write_json
+from specdec.files import sha256, staged_directory, write_json
 from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.robustness.parse import parse_conditions
+from specdec.robustness.partial import Partial
 from specdec.robustness.plot import plot
 from specdec.robustness.record import comparison, record
 from specdec.robustness.report import print_report, write_report
 from specdec.robustness.run import measure, plan, plan_clean
 from specdec.robustness.setting import Setting
 
+log = logging.getLogger(__name__)
+
+_FREE = {"source", "prompts", "filler", "batch_size", "torch_threads", "intervals"}  # of settings: they decide no count
 RECORD, COMPARISON, REPORT, FIGURE = "robustness.json", "comparison.json", "report.md", "robustness.png"
 
 
@@ -94,31 +100,40 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
         target, prompts, args.max_new_tokens, nodes,
         system=args.system, thinking=args.thinking, documents=filler,
     )  # fmt: skip
-    with staged_directory(out) as folder:
+    settings = {
+        **asdict(args.target),
+        "prompts": list(args.prompts),
+        "prompts_sha256": fingerprint(prompts),
+        "max_new_tokens": args.max_new_tokens,
+        "growth": growth.name,
+        "growth_config": growth.describe(),
+        "system": args.system,
+        "thinking": args.thinking,
+        "chat_template_sha256": template_sha256(target.tokenizer, prompts),
+        "filler": args.filler,
+        "filler_sha256": sha256(args.filler) if args.filler else None,
+        "seed": args.seed,
+        "device": args.device,
+        "batch_size": args.batch_size,
+        "plain": args.plain,
+        "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
+        "torch_threads": torch.get_num_threads(),
+    }
+    made = provenance(command)
+    whose = [told(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
+    deciding = {name: value for name, value in settings.items() if name not in _FREE}
+    deciding |= {"target": target.identity["fingerprint"], "drafters": [one["weights_sha256"] for one in whose]}
+    deciding |= {"designs": [drafter.config.to_json() for drafter in drafters]}
+    partial = Partial(
+        Path(f"{out}.partial"), deciding | {name: made[name] for name in ("versions", "git_commit", "python")}
+    )
+    with staged_directory(out) as folder, _telling(partial):
         plans = [plan_clean(setting), *(plan(condition, setting) for condition in conditions)]
-        found = measure(setting, drafters, growth, plans, batch=args.batch_size, seed=args.seed, plain=args.plain)
-        context = {
-            "target": dict(target.identity),
-            "settings": {
-                **asdict(args.target),
-                "prompts": list(args.prompts),
-                "prompts_sha256": fingerprint(prompts),
-                "max_new_tokens": args.max_new_tokens,
-                "growth": growth.name,
-                "growth_config": growth.describe(),
-                "system": args.system,
-                "thinking": args.thinking,
-                "chat_template_sha256": template_sha256(target.tokenizer, prompts),
-                "filler": args.filler,
-                "seed": args.seed,
-                "device": args.device,
-                "batch_size": args.batch_size,
-                "intervals": f"{METHOD}, {RESAMPLES} resamples, seed {SEED}",
-                "torch_threads": torch.get_num_threads(),
-            },
-            "provenance": provenance(command),
-        }
-        whose = [told(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
+        found = measure(
+            setting, drafters, growth, plans,
+            batch=args.batch_size, seed=args.seed, plain=args.plain, partial=partial,
+        )  # fmt: skip
+        context = {"target": dict(target.identity), "settings": settings, "provenance": made}
         own = [[row[index] for row in found] for index in range(len(drafters))]
         records = [record(one, outcomes, **context) for one, outcomes in zip(whose, own, strict=True)]
         compared = comparison(labels, own) if len(drafters) > 1 else None
@@ -128,8 +143,23 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
             write_json(folder / COMPARISON, compared | context)
         for label, one in zip(labels, records, strict=True):
             write_json(folder / RECORD if compared is None else folder / label / RECORD, one)
+    partial.end()
     print_report(records, compared, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 190))
     return records
+
+
+@contextlib.contextmanager
+def _telling(partial: Partial) -> Iterator[None]:
+    """Say what is kept if this ends early."""
+    if partial.folder.is_dir():
+        log.info("going on with what is kept in %s, as far as it was measured with these settings", partial.folder)
+    try:
+        yield
+    except BaseException:
+        if partial.folder.is_dir():
+            out = str(partial.folder).removesuffix(".partial")
+            log.info("what was measured is kept in %s: the same command with --out %s goes on", partial.folder, out)
+        raise
 
 
 def _filler(path: str | None) -> Callable[[], Sequence[str]]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specdec.evaluation.plot import style
+from specdec.evaluation.plot import escape, style
 from specdec.files import staged
 
 _GREY = "#9A9A9A"
@@ -37,7 +37,7 @@ def plot(records: Sequence[dict[str, Any]], path: Path | str) -> None:
         tick.set_fontweight("bold" if text in heads.values() else "normal")
     axes[0].set_ylim(max([*places, *heads], default=0) + 0.8, -0.8)
     handles = [
-        Line2D([], [], markersize=7, label=f"{one['drafter']['label']}: clean {_clean(one)}", **_look(row))
+        Line2D([], [], markersize=7, label=escape(f"{one['drafter']['label']}: clean {_clean(one)}"), **_look(row))
         for row, one in enumerate(records)
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(len(handles), 3)), frameon=False)

@@ -45,7 +45,7 @@ def comparison(labels: Sequence[str], outcomes: Sequence[Sequence[Outcome]]) -> 
     for label, own in zip(labels[1:], outcomes[1:], strict=True):
         pairs = [(counts(a.answers), counts(b.answers)) for a, b in zip(outcomes[0], own, strict=True)]
         rows = [
-            {"name": _name(one), "group": _group(one)}
+            {"name": one.plan.name, "group": _group(one)}
             | {share: _json(difference((a, pairs[0][0]), (b, pairs[0][1]), of)) for share, of in SHARES.items()}
             for one, (a, b) in zip(own[1:], pairs[1:], strict=True)
             if one.plan.skipped is None
@@ -75,7 +75,7 @@ def _condition(outcome: Outcome, own: Counts, clean: Counts, ids: Sequence[str])
     both = [own.get(name, (0, 0)) for name in ids]
     condition = outcome.plan.condition
     return {
-        "name": _name(outcome),
+        "name": outcome.plan.name,
         "title": condition.title if condition else CLEAN,
         "group": _group(outcome),
         "committed": [committed for committed, _ in both],
@@ -91,10 +91,6 @@ def _condition(outcome: Outcome, own: Counts, clean: Counts, ids: Sequence[str])
         "identical_outputs": sum(compared),
         "compared_outputs": len(compared),
     }
-
-
-def _name(outcome: Outcome) -> str:
-    return outcome.plan.condition.name if outcome.plan.condition else CLEAN
 
 
 def _group(outcome: Outcome) -> str:

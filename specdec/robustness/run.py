@@ -1,7 +1,7 @@
 """Decoding the same prompts clean and under every condition, with every drafter."""
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from specdec.decoding import Growth, Sampling
@@ -13,6 +13,7 @@ from specdec.evaluation.record import Answer
 from specdec.evaluation.skipping import Skipped
 from specdec.progress import progress
 from specdec.robustness.conditions import Condition
+from specdec.robustness.partial import Partial
 from specdec.robustness.setting import Setting
 
 CLEAN = "clean"
@@ -29,6 +30,11 @@ class Plan(NamedTuple):
     left_out: dict[str, str]  # prompt's id, and why
     skipped: str | None
     note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The condition's."""
+        return self.condition.name if self.condition else CLEAN
 
 
 class Outcome(NamedTuple):
@@ -106,6 +112,7 @@ def measure(
     batch: int = 8,
     seed: int = 0,
     plain: bool = False,
+    partial: Partial | None = None,
 ) -> list[list[Outcome]]:
     """What every drafter does under every plan, drafter by drafter within a plan.
 
@@ -113,13 +120,24 @@ def measure(
         batch: sequences side by side; fewer where texts are long.
         seed: of temperatures and noise.
         plain: decode plainly too, and compare the outputs.
+        partial: where outcomes are kept, and taken from if they are there.
     """
     out: list[list[Outcome]] = []
     work = [one.tokens + len(one.prompts) * setting.max_new_tokens for one in plans]
     with progress("robustness", "tokens", sum(work) * len(drafters)) as advance:
         for one, tokens in zip(plans, work, strict=True):
-            share = _Share(tokens, len(one.prompts), advance)
-            out.append([_under(setting, drafter, growth, one, batch, seed, plain, share) for drafter in drafters])
+            row: list[Outcome] = []
+            for index, drafter in enumerate(drafters):
+                kept = partial.find(one.name, str(index)) if partial and one.skipped is None else None
+                if kept is None:
+                    share = _Share(tokens, len(one.prompts), advance)
+                    row.append(_under(setting, drafter, growth, one, batch, seed, plain, share))
+                    if partial and one.skipped is None:
+                        partial.keep(one.name, str(index), row[-1].answers, row[-1].left_out)
+                else:
+                    row.append(Outcome(one, *kept))
+                    advance(tokens)
+            out.append(row)
     return out
 
 
@@ -150,7 +168,7 @@ def _under(
     slots = one.longest + setting.max_new_tokens + setting.nodes
     (answers,) = benchmark(
         setting.target, drafter, [growth], one.prompts, setting.max_new_tokens,
-        sampling=sampling, converse=partial(_converse, setting, one.condition), plain=plain,
+        sampling=sampling, converse=functools.partial(_converse, setting, one.condition), plain=plain,
         batch=max(1, min(batch, batch * SLOTS // slots)), on_turn=lambda turn: share(turn.last), on_skip=on_skip,
     )  # fmt: skip
     return Outcome(one, answers, left_out)

@@ -34,7 +34,7 @@ class Setting:
     ) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
         self.system, self.thinking, self._read = system, thinking, documents
-        self._tokens = lru_cache(maxsize=4)(lambda text: self.tokenizer.encode(text, add_special_tokens=False))
+        self._tokens = lru_cache(maxsize=4)(lambda text: self._encode(text))
 
     @property
     def tokenizer(self) -> Any:
@@ -79,6 +79,10 @@ class Setting:
             if len(ids := self._tokens(some)) >= tokens:
                 return str(self.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
         raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
+
+    def _encode(self, text: str) -> list[int]:
+        """Without the tokenizer's warning that a text is longer than the model takes: it is cut."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     @property
     def positions(self) -> int:

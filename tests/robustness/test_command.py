@@ -3,10 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdec.cli import main
+from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.several import labelled
 from specdec.robustness.command import parser
 from specdec.robustness.kept import kept
@@ -106,14 +108,28 @@ def test_wrong_input_leaves_nothing(
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_an_interruption_leaves_nothing(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+def test_an_interrupted_run_goes_on(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
 
-    monkeypatch.setattr("specdec.robustness.command.write_report", stop)
-    before = set(tmp_path.rglob("*"))
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 130
-    assert set(tmp_path.rglob("*")) == before
+    def counting(*args: Any, **how: Any) -> Any:
+        asked.append(len(asked))
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return benchmark(*args, **how)
+
+    monkeypatch.setattr("specdec.robustness.run.benchmark", counting)
+    before = set(tmp_path.iterdir())
+    out = tmp_path / "out"
+    assert main([*arguments, "--out", str(out)]) == 130
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "out.partial"}
+    assert len(list((tmp_path / "out.partial").iterdir())) == 2 and f"--out {out} goes on" in caplog.text
+    assert main([*arguments, "--batch_size", "1", "--out", str(out)]) == 0
+    assert len(asked) == 5 and set(tmp_path.iterdir()) - before == {out}  # two of four conditions were there
+    assert main([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    found = [json.loads((folder / "robustness.json").read_text()) for folder in (out, tmp_path / "whole")]
+    assert found[0]["conditions"] == found[1]["conditions"] and found[0]["means"] == found[1]["means"]
 
 
 def test_names_of_drafters(tmp_path: Path) -> None:
