@@ -75,9 +75,9 @@ class Campaign:
         """Nobody is killed."""
         return self._sweep("undisturbed", engine, [])
 
-    def killed(self, times: int = 3, seed: int = 0) -> Swept:
-        """SIGKILL of the runner and all its workers, so often; then of one keeper, one attempt, one command."""
-        return self._sweep("killed", "local", ["everything"] * times + ["keeper", "attempt", "command"], seed)
+    def killed(self, strikes: Sequence[str], seed: int = 0) -> Swept:
+        """SIGKILL of the runner and all its workers (``everything``), a ``keeper``, an ``attempt``, a ``command``."""
+        return self._sweep("killed", "local", strikes, seed)
 
     def ray(self, seed: int = 0) -> Swept:
         """SIGKILL of a worker of Ray."""

@@ -56,16 +56,22 @@ def main(argv: list[str] | None = None) -> int:
         campaign = Campaign(
             folder, lambda study: jobs(scene, study, args.steps, args.every, args.arms), args.workers, told=_tell
         )
-        swept: list[Swept] = [campaign.undisturbed()]
-        if "killed" in args.sweeps:
-            swept.append(campaign.killed(args.times, args.seed))
-        if "ray" in args.sweeps:
-            swept.append(campaign.ray(args.seed))
         whole = folder / "undisturbed"
-        compared = [compare(one.name, campaign.make(whole), whole, folder / one.name) for one in swept[1:]]
-    about |= {"seconds": round(time.monotonic() - begin), "load_at_end": load()}
-    write_json(out.with_suffix(".json"), to_json(about, swept, compared))
-    write_text(out, markdown(about, swept, compared))
+        swept: list[Swept] = []
+        sweeps = {
+            "undisturbed": campaign.undisturbed,
+            "killed": lambda: campaign.killed(
+                [*["everything"] * args.times, "keeper", "attempt", "command"], args.seed
+            ),
+            "ray": lambda: campaign.ray(args.seed),
+        }
+        for name in SWEEPS:
+            if name == "undisturbed" or name in args.sweeps:
+                swept.append(sweeps[name]())
+                compared = [compare(one.name, campaign.make(whole), whole, folder / one.name) for one in swept[1:]]
+                about |= {"seconds": round(time.monotonic() - begin), "load_at_end": load()}
+                write_json(out.with_suffix(".json"), to_json(about, swept, compared))
+                write_text(out, markdown(about, swept, compared))
     print(out.read_text())
     found = faults(swept, compared)
     for fault in found:
