@@ -3,7 +3,7 @@
 ``python -m specdec.sweep.attempt FOLDER MODULE GRACE`` runs ``python -m MODULE`` with the job's arguments, and nothing
 where the work is there already. The command has the job's threads, dies with this process, and inherits the lock, so
 that nobody else takes the job before all of it is gone. SIGINT, SIGTERM and SIGHUP are passed on to it. Should the
-keeper be killed, its part is done here: SIGTERM comes from the kernel, and after the grace the process group is ended.
+keeper be killed, its part is done here: SIGTERM to the command, and after the grace the process group is ended.
 """
 
 import contextlib
@@ -78,12 +78,14 @@ class _Kept:
     def __init__(self, grace: float) -> None:
         self.grace, self.keeper, self.since = grace, os.getppid(), math.inf
 
-    def look(self) -> None:
-        """Ends all of it, this process included, if the keeper has not lived for the grace."""
-        if os.getppid() != self.keeper:
-            self.since = min(self.since, time.monotonic())
-            if time.monotonic() - self.since > self.grace:
-                self.end()
+    def is_gone(self) -> bool:
+        """Whether it is; if it has been for the grace, this ends all of it, this process included."""
+        if os.getppid() == self.keeper:
+            return False
+        self.since = min(self.since, time.monotonic())
+        if time.monotonic() - self.since > self.grace:
+            self.end()
+        return True
 
     def end(self) -> None:
         """End what is left of the process group if the keeper is not there to do it."""
@@ -228,8 +230,10 @@ def _run(command: Sequence[str], threads: int, lock: IO, pipe: int, kept: _Kept)
             if number in SIGNALS:
                 asked = asked or number
                 os.kill(child.pid, number)  # not waited for yet: the number is still its own
+        if kept.is_gone() and asked is None:  # where the kernel does not tell
+            asked = signal.SIGTERM
+            os.kill(child.pid, asked)
         os.utime(lock.fileno())
-        kept.look()
     child.returncode = os.waitstatus_to_exitcode(status)
     exited = child.returncode if child.returncode >= 0 else 128 - child.returncode
     scale = 1 if sys.platform == "darwin" else 1024
