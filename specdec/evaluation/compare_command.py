@@ -89,12 +89,17 @@ def check(a: Run, b: Run) -> None:
     if a.target != b.target:
         raise ValueError(f"{a.name} and {b.name} differ in their target (its fingerprint): compare like with like")
     _check_prompts(a, b)
-    for name in sorted({*a.settings, *b.settings} - _MAY_DIFFER):
-        first, second = (run.settings.get(name) for run in (a, b))
-        if first != second and name == "prompts_sha256":
-            raise ValueError(f"{a.name} and {b.name} differ in their prompts' texts, under the same ids")
-        if first != second:
-            raise ValueError(f"{a.name} and {b.name} differ in {name}: {first} and {second}; compare like with like")
+    if a.settings.get("prompts_sha256") != b.settings.get("prompts_sha256"):
+        raise ValueError(f"{a.name} and {b.name} differ in their prompts' texts, under the same ids")
+    if odd := differing_settings(a, b):
+        raise ValueError(f"{a.name} and {b.name} differ in {odd[0]}; compare like with like")
+
+
+def differing_settings(a: Run, b: Run) -> list[str]:
+    """``name: of a and of b`` for each setting of two evaluations that decides what is decoded."""
+    names = sorted({*a.settings, *b.settings} - _MAY_DIFFER)
+    pairs_of = ((name, a.settings.get(name), b.settings.get(name)) for name in names)
+    return [f"{name}: {one} and {two}" for name, one, two in pairs_of if one != two]
 
 
 def pairs(a: Run, b: Run, growths: Sequence[str]) -> list[tuple[str, str]]:

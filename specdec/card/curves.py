@@ -1,0 +1,94 @@
+"""What ``specdec drift`` and ``specdec robustness`` measured, over seeds and prompts.
+
+Legend: S seeds, P prompts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec.card.crossed import estimate
+from specdec.card.linear import pooled
+from specdec.card.study import Arm, Study, common
+from specdec.evaluation.statistics import Array
+
+
+def drift(study: Study) -> dict[str, Any]:
+    """Every series by draft step, as ``{series: {title, unit, arms: {arm: [estimate by depth]}}}``; empty if none."""
+    out: dict[str, Any] = {}
+    for arm in study.arms:
+        found = [run.measured("drift") for run in arm.done("drift")]
+        prompts = common([[str(each) for each in one["prompts"]] for one in found])
+        for name in common([list(one["series"]) for one in found]):
+            series = out.setdefault(
+                name, {"title": found[0]["series"][name]["title"], "unit": found[0]["series"][name]["unit"], "arms": {}}
+            )
+            depths = min(len(one["series"][name]["values"]) for one in found)
+            series["arms"][arm.name] = [_mean_of(found, prompts, name, depth) for depth in range(depths)]
+    return out
+
+
+def _mean_of(found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int) -> Any:
+    rows = []
+    for one in found:
+        place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
+        values = one["series"][name]["values"][depth]
+        rows.append([values[place[prompt]] for prompt in prompts])
+    known = [column for column in zip(*rows, strict=True) if None not in column]
+    if not known:
+        return None
+    values_SP = np.array(known, dtype=np.float64).T
+    figure = pooled(values_SP, np.ones_like(values_SP))
+    return estimate(figure).to_json() if figure else None
+
+
+def trained_depths(study: Study) -> dict[str, int]:
+    """By arm, the unroll steps it was trained with, as ``drift.json`` has them."""
+    firsts = {arm.name: arm.done("drift")[:1] for arm in study.arms}
+    return {name: int(runs[0].measured("drift")["trained_depth"]) for name, runs in firsts.items() if runs}
+
+
+def robustness(study: Study) -> dict[str, Any]:
+    """Acceptance length under every condition, and what it is of the clean one's, prompt by prompt; empty if none."""
+    titles: dict[str, dict[str, Any]] = {}
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in study.arms:
+        if found := [run.measured("robustness") for run in arm.done("robustness")]:
+            arms[arm.name] = _conditions(found, titles)
+    return {"conditions": titles, "arms": arms} if arms else {}
+
+
+def _conditions(found: Sequence[dict[str, Any]], titles: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    by_name = [{each["name"]: each for each in one["conditions"]} for one in found]
+    prompts = common([[str(each) for each in one["prompts"]] for one in found])
+    clean = found[0]["clean"]
+    out: dict[str, Any] = {}
+    for name in common([list(each) for each in by_name]):
+        first = by_name[0][name]
+        titles.setdefault(name, {"title": first["title"], "group": first["group"], "clean": name == clean})
+        reasons = [each[name]["skipped"] for each in by_name if each[name].get("skipped")]
+        if reasons:
+            out[name] = {"skipped": reasons[0]}
+            continue
+        pair = [_lengths(found, [each[of] for each in by_name], prompts) for of in (name, clean)]
+        counts = np.stack([*pair[0], *pair[1]])  # committed and passes, there and clean
+        counts = counts[:, :, (counts > 0).all((0, 1))]  # prompts that came to a pass everywhere
+        there, base = pooled(counts[0], counts[1]), pooled(counts[2], counts[3])
+        if there is None or base is None:
+            out[name] = {"skipped": "no prompt came to a target pass"}
+            continue
+        kept = estimate(there.over(base), null=1.0)
+        out[name] = {"acceptance_length": estimate(there).to_json(), "kept": kept.to_json()}
+    return out
+
+
+def _lengths(found: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], prompts: Sequence[str]) -> list[Array]:
+    out = []
+    for key in ("committed", "passes"):
+        columns = []
+        for one, row in zip(found, rows, strict=True):
+            place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
+            columns.append([float(row[key][place[prompt]] or 0) for prompt in prompts])
+        out.append(np.array(columns, dtype=np.float64))
+    return out
