@@ -28,6 +28,8 @@ COMMANDS = {
     "regenerate": ("specdec.regeneration.command:main", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.sweep.command:main", "a study: every arm trained, measured and compared, each once"),
     "data": ("specdec.inspection.command:main", "inspect: look at training data, and at what of it is supervised"),
+    "card": ("specdec.card.command:main", "what a study found: figures, intervals, tables, one HTML page"),
+    "reproduce": ("specdec.card.reproduce:main", "train an arm of a study's card again; compare every loss bit by bit"),
     "diff": ("specdec.difference:main", "how two configs, drafters or runs differ"),
     "pretrain": ("specdec.embedded.command:main", "build the embedded target"),
 }

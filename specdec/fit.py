@@ -39,6 +39,7 @@ from specdec.training.run_checkpoint import RunCheckpoint
 from specdec.training.run_directory import RunDirectory, is_first
 from specdec.training.seals import verify
 from specdec.training.set_aside import SetAside
+from specdec.training.step_losses import LOSSES, StepLosses
 from specdec.training.strategies import kind_of
 from specdec.training.throughput import Throughput
 
@@ -108,7 +109,7 @@ class DrafterCLI(LightningCLI):
             config = self._dumped()
             record = provenance(self.command, seed)
             self.directory.record = RunRecord(out, config, record)
-            callbacks += [self.directory.record, SaveDrafter(out / "drafter")]
+            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES)]
             callbacks += [SetAside(out / "checkpoints")] if self.named else []
             trainer_config = self.config_init[self.subcommand].trainer
             trainer_config.default_root_dir = str(out)

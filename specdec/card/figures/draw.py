@@ -1,0 +1,85 @@
+"""Which figures a card has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specdec.card.figures.page import Row, dots
+from specdec.card.figures.positions import positions
+from specdec.card.figures.series import drift, kept, losses
+
+Json = dict[str, Any]
+
+
+class Drawn(NamedTuple):
+    """A figure that lies in the folder."""
+
+    file: str
+    about: str
+    """Which section it belongs to."""
+    caption: str
+
+
+def draw(card: Json, folder: Path) -> list[Drawn]:
+    """Draw all that the card has numbers for."""
+    names = [arm["name"] for arm in card["arms"]]
+    depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
+    base, growths = card["study"]["baseline"], card["growths"]
+    out: list[Drawn] = []
+
+    def add(file: str, about: str, caption: str, make: Callable[[Path], None]) -> None:
+        make(folder / file)
+        out.append(Drawn(file, about, caption))
+
+    if growths:
+        lengths = [(growth, [_length(own, name) for name in names]) for growth, own in growths.items()]
+        add("acceptance_length.png", "lengths", "Acceptance length with 95 % intervals over seeds and prompts; the small "
+            "strokes are the seeds' own.",
+            lambda path: dots(lengths, "acceptance length\n(tokens per target pass)", path))  # fmt: skip
+    if compared := [row for row in card["comparisons"] if row["value"] is not None]:
+        others = [name for name in names if name != base]
+        rows = [(growth, [_difference(compared, growth, name) for name in others])
+                for growth in growths if any(row["growth"] == growth for row in compared)]  # fmt: skip
+        add("differences.png", "comparisons", "Acceptance length less the baseline's, of the same seeds and prompts, with "
+            "95 % intervals. Filled: told apart from no difference after Holm's correction.",
+            lambda path: dots(rows, "difference from the baseline\n(tokens per target pass)", path, at=0.0))  # fmt: skip
+    for number, (growth, own) in enumerate(growths.items(), start=1):
+        if own["depth"]:
+            add(f"positions_{number}.png", "positions", f"{growth}: acceptance at each draft position among the passes "
+                "that accepted all before it.",
+                lambda path, own=own: positions(own, depths, base, path))  # type: ignore[misc]  # fmt: skip
+    if any(one["speedup"] for own in growths.values() for one in own["arms"].values()):
+        speeds = [(growth, [_speedup(own, name) for name in names]) for growth, own in growths.items()]
+        add("speedup.png", "speed", "Speed beside plain decoding in the same process, with 95 % intervals over seeds and "
+            "prompts.", lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
+    if card["drift"]:
+        add("drift.png", "drift", "By draft step, mean over prompts and seeds.",
+            lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
+    if card["robustness"]:
+        add("robustness.png", "robustness", "Acceptance length under each condition over that on clean prompts; darker "
+            "is less.", lambda path: kept(card["robustness"], names, path))  # fmt: skip
+    if any(points for runs in card["loss_curves"].values() for points in runs.values()):
+        add("losses.png", "training", "Training loss. Arms with another loss or depth are not comparable by it.",
+            lambda path: losses(card["loss_curves"], base, path))  # fmt: skip
+    return out
+
+
+def _length(own: Json, name: str) -> Row:
+    one = own["arms"].get(name)
+    found = one and one["acceptance_length"]
+    if not found:
+        return Row(name, None, None, None)
+    single = tuple(value for value in one["by_seed"].values() if value is not None)
+    return Row(name, found["value"], found["low"], found["high"], single=single if len(single) > 1 else ())
+
+
+def _difference(compared: list[Json], growth: str, name: str) -> Row:
+    row = next((row for row in compared if row["growth"] == growth and row["arm"] == name), None)
+    if row is None:
+        return Row(name, None, None, None, note="not compared")
+    return Row(name, row["value"], row["low"], row["high"], filled=row["verdict"] in ("higher", "lower"))
+
+
+def _speedup(own: Json, name: str) -> Row:
+    found = name in own["arms"] and own["arms"][name]["speedup"]
+    return Row(name, found["value"], found["low"], found["high"]) if found else Row(name, None, None, None)

@@ -1,0 +1,127 @@
+"""What the numbers support and what not, in plain sentences made from them alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.card.study import NOT_BEGUN
+
+FEW_SEEDS, FEW_PROMPTS = 3, 10
+_UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
+
+Json = Mapping[str, Any]
+
+
+def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def interval(found: Json | None, digits: int = 2, sign: bool = False) -> str:
+    """A figure with its interval in brackets."""
+    if not found:
+        return "-"
+    value = number(found["value"], digits, sign)
+    if found["low"] is None:
+        return value
+    return f"{value} [{number(found['low'], digits, sign)}, {number(found['high'], digits, sign)}]"
+
+
+def p_value(value: float | None) -> str:
+    """A p-value to two figures."""
+    if value is None:
+        return "-"
+    return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.095 else f"{value:.2f}"
+
+
+def statements(card: Json) -> list[str]:
+    """One sentence for every comparison with the baseline, as its p-value after correction has it."""
+    return [_statement(row) for row in card["comparisons"]]
+
+
+def _statement(row: Json) -> str:
+    head = f"{row['arm']}, {row['growth']}: "
+    if row["value"] is None:
+        return head + "not compared, for want of a seed and prompts that both have."
+    found, p = interval(row, sign=True), p_value(row["p_holm"])
+    if row["p_holm"] is None:
+        return head + f"difference {found}; one seed and one prompt say nothing of chance."
+    told = {
+        "higher": f"higher than the baseline, by {found} tokens per target pass",
+        "lower": f"lower than the baseline, by {found} tokens per target pass",
+        "not told apart": f"not told apart from the baseline: {found} tokens per target pass",
+    }[row["verdict"]]
+    tail = "" if row["verdict"] != "not told apart" or row["detectable"] is None else (
+        f"; this study would have found a difference of {number(row['detectable'])} four times in five"
+    )  # fmt: skip
+    return head + f"{told} (p = {p} after Holm's correction{tail})."
+
+
+def cautions(card: Json) -> list[str]:
+    """What stands in the way of reading more into the numbers."""
+    return [*_unfinished(card), *_size(card), *_unlike(card), *_speed(card)]
+
+
+def _unfinished(card: Json) -> list[str]:
+    out = []
+    for arm in card["arms"]:
+        runs = arm["runs"]
+        for run in runs:
+            odd = {kind: state for kind, state in run["states"].items() if state["name"] != "done"}
+            for kind, state in odd.items():
+                if state["name"] == NOT_BEGUN and any(other != kind and one["name"] == "failed" for other, one in odd.items()):
+                    continue  # it waits for what failed
+                said = f": {state['message']}" if state["message"] else ""
+                out.append(f"{arm['name']}, seed {run['seed']}: {kind} {state['name']}{said}.")
+    out += [f"{name} is not compared: {why}." for name, why in card["not_compared"].items()]
+    return out
+
+
+def _size(card: Json) -> list[str]:
+    out = []
+    seeds = {row["seeds"] for row in card["comparisons"] if row["value"] is not None}
+    if 1 in seeds:
+        out.append(
+            "Comparisons of one seed have intervals over prompts alone: they say nothing of another training with "
+            "another seed."
+        )
+    if seeds and 1 < min(seeds) < FEW_SEEDS:
+        out.append(f"Some comparisons have {min(seeds)} seeds: a t-interval of one degree of freedom is very wide.")
+    fewest = min((own["prompts"] for own in card["growths"].values()), default=FEW_PROMPTS)
+    if fewest < FEW_PROMPTS:
+        out.append(f"{fewest} prompts are few: acceptance differs from prompt to prompt with a long tail.")
+    if card["growths"]:
+        out.append("Intervals are of one target, one prompt set and one training recipe each; they say nothing of others.")
+    if len(card["comparisons"]) > 1:
+        out.append("Brackets are not corrected for the number of comparisons; verdicts and Holm's p-values are.")
+    return out
+
+
+def _unlike(card: Json) -> list[str]:
+    base, out = card["study"]["baseline"], []
+    sizes = {name: _first(fits, "trained_parameters") for name, fits in card["training"].items()}
+    for name, size in sizes.items():
+        own = sizes.get(base)
+        if size and own and abs(size - own) > _UNEQUAL * own:
+            more = 100 * (size / own - 1)
+            out.append(f"{name} trains {size:,} parameters, {abs(more):.0f} % {'more' if more > 0 else 'fewer'} than the "
+                       "baseline: size may be what is seen.")  # fmt: skip
+    tokens = {name: _first(fits, "tokens") for name, fits in card["training"].items()}
+    out += [
+        f"{name} was trained on {count:,} tokens, the baseline on {tokens[base]:,}."
+        for name, count in tokens.items()
+        if count and tokens.get(base) and count != tokens[base]
+    ]
+    out += [f"{name} was evaluated with other settings than the baseline: {'; '.join(odd)}."
+            for name, odd in card["settings_differ"].items()]  # fmt: skip
+    return out
+
+
+def _first(fits: Json, key: str) -> Any:
+    return next((fit[key] for fit in fits.values() if fit[key] is not None), None)
+
+
+def _speed(card: Json) -> list[str]:
+    if any(one["speedup"] for own in card["growths"].values() for one in own["arms"].values()):
+        return ["Speed was measured while the study ran; other jobs may have shared the machine. Tokens/s of two arms were "
+                "not measured at the same time; a speed-up has both of its sides from one process."]  # fmt: skip
+    return []

@@ -1,0 +1,141 @@
+"""Studies made without training: a plan, and measures drawn from a known model."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from specdec.evaluation.record import Answer, write_answers
+
+AXES = {"norm": ["off", "on"], "K": ["1", "4"]}
+GROWTHS = ("chain of 5", "tree of 12 (depth 6, top 2)")
+
+
+def arms_of(axes: dict[str, list[str]]) -> list[dict[str, str]]:
+    """Every combination, the last axis fastest."""
+    out: list[dict[str, str]] = [{}]
+    for axis, levels in axes.items():
+        out = [{**one, axis: level} for one in out for level in levels]
+    return out
+
+
+def name_of(levels: dict[str, str]) -> str:
+    return " ".join(f"{axis}={level}" for axis, level in levels.items())
+
+
+def make_study(
+    directory: Path,
+    axes: dict[str, list[str]] = AXES,
+    worth: dict[str, float] | None = None,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    prompts: int = 12,
+    growths: Sequence[str] = GROWTHS,
+    arms: Sequence[dict[str, str]] | None = None,
+    design: str = "grid",
+    curves: bool = True,
+    name: str = "made",
+) -> Path:
+    """A study whose arms' chance of acceptance is 0.6 and what ``worth`` adds for each ``axis=level`` that they have."""
+    arms = arms_of(axes) if arms is None else list(arms)
+    draw = np.random.default_rng(0)
+    hard = draw.normal(0, 0.08, size=prompts)
+    plan: dict[str, Any] = {
+        "version": 1, "name": name, "design": design, "axes": axes, "baseline": arms[0], "seeds": list(seeds),
+        "generators": [], "prompts_sha256": "ab" * 32, "study_sha256": "cd" * 32, "provenance": {}, "jobs": {}, "arms": [],
+    }  # fmt: skip
+    for number, levels in enumerate(arms):
+        runs = []
+        for seed in seeds:
+            tag = f"{number}-{seed}"
+            keys = {"fit": f"f{tag}", "evaluate": f"e{tag}"}
+            keys |= {"drift": f"d{tag}", "robustness": f"r{tag}"} if curves else {"drift": None, "robustness": None}
+            runs.append({"seed": seed, **keys})
+            plan["jobs"][keys["evaluate"]] = {"command": ["evaluate", "--drafter", "old", "--out=old"]}
+            chance = 0.6 + sum((worth or {}).get(f"{axis}={level}", 0.0) for axis, level in levels.items())
+            chances = np.clip(chance + hard + draw.normal(0, 0.01) + draw.normal(0, 0.02, size=prompts), 0.05, 0.95)
+            make_fit(directory / "fits" / keys["fit"], seed, int(levels.get("K", 4)))
+            make_evaluation(directory / "measures" / keys["evaluate"], chances, growths, draw)
+            for kind in ("fit", "evaluate", "drift", "robustness") if curves else ("fit", "evaluate"):
+                write(directory / "jobs" / keys[kind] / "state.json", {"state": "done", "seconds": 10.0 + number})
+            if curves:
+                make_drift(directory / "measures" / keys["drift"], int(levels.get("K", 4)), chances)
+                make_robustness(directory / "measures" / keys["robustness"], chances, draw)
+        difference = [f"{axis}  {arms[0][axis]}  {level}" for axis, level in levels.items() if level != arms[0][axis]]
+        plan["arms"].append({"name": name_of(levels), "levels": levels, "is_baseline": number == 0,
+                             "differences": difference, "runs": runs})  # fmt: skip
+    write(directory / "plan.json", plan)
+    return directory
+
+
+def make_fit(directory: Path, seed: int, steps: int) -> None:
+    (directory / "drafter").mkdir(parents=True)
+    (directory / "csv" / "version_0").mkdir(parents=True)
+    write(directory / "DONE.json", {"steps": 40, "metrics": {"val/loss": 2.0}})
+    config = {
+        "seed_everything": seed, "out": str(directory), "ckpt_path": None, "model": {"ttt_steps": steps},
+        "trainer": {"devices": 1, "accumulate_grad_batches": 2},
+        "data": {"class_path": "TextData", "init_args": {"batch_size": 4, "seq_len": 32}},
+    }  # fmt: skip
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    write(directory / "provenance.json", {"versions": {"torch": "0.0"}, "torch_threads": 1})
+    lines = [f"{step} 0 {float(8 - step / 10).hex()}" for step in range(40)]
+    (directory / "losses.txt").write_text("\n".join(lines) + "\n")
+    rows = [f"{step},{8 - step / 10 + seed / 10},{100 + step}.0,0.5" for step in range(0, 40, 2)]
+    (directory / "csv" / "version_0" / "metrics.csv").write_text(
+        "\n".join(["step,train/loss,memory/peak_mb,speed/step_seconds", *rows]) + "\n"
+    )
+    weights = {"embed_tokens.weight": torch.zeros(50, 4), "lm_head.weight": torch.zeros(20, 4), "layers.0.w": torch.zeros(3, 4)}
+    save_file(weights, directory / "drafter" / "model.safetensors")
+    write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32, "drafter": {"head": "own"}})
+
+
+def make_evaluation(directory: Path, chances: np.ndarray, growths: Sequence[str], draw: np.random.Generator) -> None:
+    answers = []
+    for number in range(len(growths)):
+        own = []
+        for prompt, chance in enumerate(chances):
+            accepted = tuple(np.minimum(draw.geometric(1 - min(0.97, chance + 0.08 * number), size=24) - 1, 5 + number).tolist())
+            tokens = sum(accepted) + len(accepted)
+            seconds = 0.01 * len(accepted)
+            own.append(Answer(f"p{prompt}", None, tokens, accepted, (5 + number,) * len(accepted), seconds, 0.006 * tokens, tokens, True))
+        answers.append(own)
+    directory.mkdir(parents=True)
+    write_answers(directory / "answers.jsonl", growths, answers)
+    results = [{"growth": growth, "acceptance_length": {"mean": 1.0}} for growth in growths]
+    write(directory / "metrics.json", {"results": results, "target": {"fingerprint": "t"}, "provenance": {},
+                                       "settings": {"prompts_sha256": "ab", "max_new_tokens": 96}})  # fmt: skip
+
+
+def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
+    def values(start: float, slope: float) -> list[list[float]]:
+        return [[float(start + slope * k + chance) for chance in chances] for k in range(6)]
+
+    series = {
+        "state_rms": {"title": "Size of the state fed back", "unit": "root mean square", "values": values(1, 0.2)},
+        "sink_mass": {"title": "Attention to the first token", "unit": "share", "values": values(0.1, 0.02)},
+        "kl": {"title": "Divergence from the target's law", "unit": "nats", "values": values(0.5, 0.3)},
+    }
+    prompts = [f"p{prompt}" for prompt in range(len(chances))]
+    write(directory / "drift.json", {"version": 1, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series})
+
+
+def make_robustness(directory: Path, chances: np.ndarray, draw: np.random.Generator) -> None:
+    conditions = []
+    for number, name in enumerate(("clean", "typos", "system prompt", "long context")):
+        passes = [30.0] * len(chances)
+        committed = [float(p * (1 + 2 * c - 0.3 * number + draw.normal(0, 0.05))) for p, c in zip(passes, chances, strict=True)]
+        conditions.append({"name": name, "title": name.capitalize(), "group": "text", "committed": committed,
+                           "passes": passes, "skipped": "no room" if number == 3 else None})  # fmt: skip
+    prompts = [f"p{prompt}" for prompt in range(len(chances))]
+    write(directory / "robustness.json", {"version": 1, "prompts": prompts, "conditions": conditions, "clean": "clean"})
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
