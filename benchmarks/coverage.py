@@ -84,7 +84,7 @@ def figures(committed_ASP: Array, passes_ASP: Array) -> tuple[Linear, Linear]:
 
 
 def truth(model: Model, better: float, draw: np.random.Generator) -> tuple[float, float]:
-    """The figures of endlessly many seeds and prompts, nearly: 200,000 prompts are drawn, each with its own training."""
+    """The figures of endlessly many seeds and prompts, nearly: 200,000 prompts, each with a training of its own."""
     alone = model._replace(trainings=0.0, answers=math.hypot(model.trainings, model.answers))
     drawn = [study(alone, 1, 10_000, better, draw) for _ in range(20)]
     committed_ASP, passes_ASP = (np.concatenate(each, axis=-1) for each in zip(*drawn, strict=True))
@@ -195,11 +195,12 @@ def markdown(about: dict, rows: list[dict]) -> str:
             f"| {row['model']} | {row['difference']:.2f} | {row['least']:.2f} | {100 * row['found']:.1f} % | "
             f"{100 * row['card']:.1f} |"
         )
-    lines += ["", f"Standard deviations in log-odds of a draft's acceptance: prompts {PROMPTS}; of the arms' difference, "
-              "trainings, arm by prompt, the rest: "
+    command = "python benchmarks/coverage.py --out benchmarks/results"
+    lines += ["", f"Standard deviations in log-odds of a draft's acceptance: prompts {PROMPTS}; of the arms' "
+              "difference, trainings, arm by prompt, the rest: "
               + "; ".join(f"{m.name} {m.trainings:g}, {m.prompts:g}, {m.answers:g}" for m in MODELS)
               + f". Chains of {DEPTH}, {TOKENS} new tokens. The second table has the model «{MODELS[3].name}».", "",
-              f"`python benchmarks/coverage.py --out benchmarks/results`, {about['date']}, {about['seconds']} s."]  # fmt: skip
+              f"`{command}`, {about['date']}, {about['seconds']} s."]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -62,7 +62,7 @@ def parameters(drafter: Path, model: dict[str, Any]) -> dict[str, int | None]:
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             shape = tensors.get_slice(name)
             sizes[name] = math.prod(shape.get_shape()) if not name.startswith(IDS) else 0
-    frozen = () if model.get("train_embed") else (EMBEDDING,)
+    frozen: tuple[str, ...] = () if model.get("train_embed") else (EMBEDDING,)
     own = read_json(config)["drafter"].get("head") == "own"
     frozen += () if model.get("train_head", True) and own else (HEAD,)
     trained = sum(size for name, size in sizes.items() if not name.startswith(frozen or ("\0",)))

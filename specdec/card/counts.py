@@ -40,7 +40,7 @@ class Counts(NamedTuple):
         return pooled(committed_SP, self.accepted_SPK.sum(-1))
 
     def conditional(self, first: int, last: int) -> Linear | None:
-        """Acceptance at positions ``first`` to ``last`` (from 1) among the passes that came so far, pooled over both."""
+        """Acceptance at positions ``first`` to ``last`` (from 1) of the passes that came so far, pooled."""
         reached_SPK = self.accepted_SPK[..., ::-1].cumsum(-1)[..., ::-1]  # passes that accepted k and more
         return pooled(reached_SPK[..., first : last + 1].sum(-1), reached_SPK[..., first - 1 : last].sum(-1))
 

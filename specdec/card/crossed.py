@@ -2,7 +2,8 @@
 
 A bootstrap that draws three seeds anew holds the truth in 70 to 88 of 100 studies where trainings differ. Here the
 spread over seeds is judged by Student's t with as many degrees of freedom as there are seeds less one, and what
-prompts add beyond it by a t of their own; ``benchmarks/coverage.py`` simulates how often that holds the truth.
+prompts add beyond it by a t of their own. Few seeds may agree by chance; what is left when seeds and prompts are taken
+out is then the least that seeds must vary. ``benchmarks/coverage.py`` simulates how often that holds the truth.
 
 Legend: S seeds, P prompts.
 """
@@ -19,7 +20,8 @@ from specdec.evaluation.statistics import Array
 
 METHOD = (
     "95 % intervals over seeds and prompts, crossed: the variance of the seeds' own figures with Student's t of "
-    "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1"
+    "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
+    "not differ"
 )
 _LEAST = 1e-300  # p-values below are this
 
@@ -42,9 +44,14 @@ class Spread(NamedTuple):
         """Of the interval that misses the truth in a share ``alpha`` of studies; None from one prompt and one seed."""
         if self.seeds < 2 and self.prompts < 2:
             return None
-        parts = ((self.of_seeds, self.seeds - 1), (self.beyond, self.prompts - 1))
-        squares = (part * float(student.isf(alpha / 2, df)) ** 2 for part, df in parts if df and part)
-        return math.sqrt(sum(squares) / (self.seeds * self.prompts))
+        S, P = self.seeds, self.prompts
+        seeds = max(_square(self.of_seeds, S - 1, alpha), _square(self.of_rest, (S - 1) * (P - 1), alpha))
+        return math.sqrt((seeds + _square(self.beyond, P - 1, alpha)) / (S * P))
+
+
+def _square(mean_square: float, df: int, alpha: float) -> float:
+    """Of what a variance with so many degrees of freedom may bring; 0 where there are none."""
+    return mean_square * float(student.isf(alpha / 2, df)) ** 2 if df and mean_square else 0.0
 
 
 class Estimate(NamedTuple):

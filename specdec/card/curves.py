@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec.card.crossed import estimate
 from specdec.card.linear import pooled
-from specdec.card.study import Arm, Study, common
+from specdec.card.study import Study, common
 from specdec.evaluation.statistics import Array
 
 

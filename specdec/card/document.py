@@ -1,5 +1,6 @@
 """A card's numbers as headings, tables and sentences."""
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,16 +23,18 @@ def document(card: Json, figures: Sequence[Drawn], where: str) -> list[Block]:
     pictures = {about: [Picture(f"figures/{one.file}", one.caption) for one in figures if one.about == about]
                 for about in {one.about for one in figures}}  # fmt: skip
     out: list[Block] = [Heading(1, f"Study {study['name']}"), Text(_lead(card))]
-    out += [Heading(2, "What this supports, and what not"), Bullets(statements(card) or ["No comparison could be made."])]
+    out += [
+        Heading(2, "What this supports, and what not"),
+        Bullets(statements(card) or ["No comparison could be made."]),
+    ]
     if points := cautions(card):
         out += [Text("To be kept in mind:"), Bullets(points)]
     out += _arms(card)
     for about, section in (("lengths", _lengths), ("comparisons", _comparisons), ("effects", _effects),
                            ("positions", _positions), ("drift", _drift), ("robustness", _robustness),
                            ("speed", _speed), ("training", _training)):  # fmt: skip
-        heading, *rest = [*section(card)] or [None]
-        if heading is not None:
-            out += [heading, *pictures.get(about, []), *rest]
+        if found := list(section(card)):
+            out += [found[0], *pictures.get(about, []), *found[1:]]
     return [*out, *_origin(card, where)]
 
 
@@ -50,7 +53,7 @@ def _arms(card: Json) -> Iterator[Block]:
     yield Heading(2, "Arms")
     rows = []
     for arm in card["arms"]:
-        what = "the baseline" if arm["is_baseline"] else "; ".join(" ".join(each.split()) for each in arm["differences"])
+        what = "the baseline" if arm["is_baseline"] else "; ".join(map(_difference, arm["differences"]))
         states = [state for run in arm["runs"] for state in run["states"].values()]
         done = sum(all(state["name"] == "done" for state in run["states"].values()) for run in arm["runs"])
         odd = sorted({state["name"] for state in states if state["name"] != "done"})
@@ -59,6 +62,12 @@ def _arms(card: Json) -> Iterator[Block]:
     yield Grid(["Arm", "Differs from the baseline in", "Runs"], rows, left=3)
     if generators := card["study"]["generators"]:
         yield Text(f"Generators of the fraction: {', '.join(map(str, generators))}.")
+
+
+def _difference(line: str) -> str:
+    """A line of ``specdec diff``: what, the baseline's and the arm's, in columns."""
+    columns = re.split(r"\s{2,}", line.strip())
+    return f"{columns[0]}: {columns[1]} to {columns[2]}" if len(columns) == 3 else " ".join(columns)
 
 
 def _lengths(card: Json) -> Iterator[Block]:
@@ -106,14 +115,15 @@ def _effects(card: Json) -> Iterator[Block]:
     rows = []
     for row in card["effects"]:
         kind = "main effect" if row["kind"] == "main" else "interaction"
-        rows.append([row["growth"], row["effect"], kind, ", ".join(row["aliases"]) or "-", interval(row, sign=True),
-                     p_value(row["p_value"]), p_value(row["p_holm"]), p_value(row["p_bh"]), row["verdict"]])  # fmt: skip
-    yield Grid(["Growth", "Effect", "Kind", "Not told apart from", "Tokens per pass", "p", "p (Holm)", "p (BH)", "Verdict"],
-               rows, left=4)  # fmt: skip
+        p_values = [p_value(row[name]) for name in ("p_value", "p_holm", "p_bh")]
+        aliases = ", ".join(row["aliases"]) or "-"
+        rows.append([row["growth"], row["effect"], kind, aliases, interval(row, sign=True), *p_values, row["verdict"]])
+    heads = ["Growth", "Effect", "Kind", "Not told apart from", "Tokens per pass", "p", "p (Holm)", "p (BH)", "Verdict"]
+    yield Grid(heads, rows, left=4)
     yield Text(
         "A main effect is a level less its axis' first level, averaged over the other axes; an interaction is the "
-        "difference of two such differences: what two levels together do beyond the sum of what each does. In a fraction "
-        "of a grid an effect stands for the sum of itself and those that it is not told apart from."
+        "difference of two such differences: what two levels together do beyond the sum of what each does. In a "
+        "fraction of a grid an effect stands for the sum of itself and those that it is not told apart from."
     )
 
 
@@ -133,7 +143,9 @@ def _positions(card: Json) -> Iterator[Block]:
             for name, one in own["arms"].items() if (beyond := one["beyond"])]  # fmt: skip
     if rows:
         yield Heading(3, "Beyond the trained depth")
-        yield Text("Conditional acceptance pooled over the positions that training unrolled, and over those after them.")
+        yield Text(
+            "Conditional acceptance pooled over the positions that training unrolled, and over those after them."
+        )
         yield Grid(["Growth", "Arm", "Trained depth", "Within", "Beyond", "Beyond less within"], rows, left=2)
 
 
@@ -144,8 +156,9 @@ def _drift(card: Json) -> Iterator[Block]:
     for series in card["drift"].values():
         deepest = max(len(found) for found in series["arms"].values())
         yield Text(f"{series['title']} ({series['unit']})")
-        yield Grid(["Arm", *(str(k) for k in range(1, deepest + 1))],
-                   [[name, *(interval(each, 3) for each in found)] for name, found in series["arms"].items()])  # fmt: skip
+        rows = [[name, *(interval(each, 3) for each in found)] for name, found in series["arms"].items()]
+        full = [[*row, *[""] * (deepest + 1 - len(row))] for row in rows]
+        yield Grid(["Arm", *(str(k) for k in range(1, deepest + 1))], full)
 
 
 def _robustness(card: Json) -> Iterator[Block]:
@@ -199,8 +212,9 @@ def _origin(card: Json, where: str) -> list[Block]:
     out: list[Block] = [Heading(2, "How the numbers were made"), Text(card["statistics"]["intervals"] + "."),
                         Text(f"Corrections: {card['statistics']['corrections']}.")]  # fmt: skip
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version)
-    rows = [["Made", made["date"]], ["Command", made["command"]], ["Commit", made["git_commit"] or "not from a checkout"],
-            ["Versions", versions], ["Python", made["python"]], ["Machine", f"{made['cpu']}, {made['platform']}"],
+    rows = [["Made", made["date"]], ["Command", made["command"]],
+            ["Commit", made["git_commit"] or "not from a checkout"], ["Versions", versions],
+            ["Python", made["python"]], ["Machine", f"{made['cpu']}, {made['platform']}"],
             ["Study", manifest["study_sha256"] or "-"], ["Prompts", manifest["prompts_sha256"] or "-"],
             ["Inputs", f"{len(manifest['inputs'])} files, their SHA-256 in card.json"]]  # fmt: skip
     out.append(Grid(["What", "Value"], rows, left=2))

@@ -56,7 +56,7 @@ def effects(
 
 
 def _first(levels: Sequence[str], first: str | None) -> list[str]:
-    start = first if first in levels else levels[0]
+    start = first if first is not None and first in levels else levels[0]
     return [start, *(level for level in levels if level != start)]
 
 

@@ -16,12 +16,14 @@ Json = dict[str, Any]
 
 _STYLE = """\
 :root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 72rem;
+  margin: 0 auto; padding: 1rem; }
 h1, h2, h3 { line-height: 1.25; }
 h2 { margin-top: 2.2rem; border-bottom: 1px solid #bbb; padding-bottom: .2rem; }
 .wide { overflow-x: auto; margin: .8rem 0; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top; white-space: nowrap; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; vertical-align: top;
+  white-space: nowrap; }
 th { border-bottom: 2px solid #555; }
 .word { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 7rem; }
 figure { margin: 1rem 0; }
@@ -84,7 +86,9 @@ def _html(block: Block, folder: Path) -> str:
             return "<div class='wide'><table>\n" + "\n".join(lines) + "\n</table></div>"
         case Picture(file, caption):
             data, said = base64.b64encode((folder / file).read_bytes()).decode(), html.escape(caption)
-            return f"<figure><img alt='{said}' src='data:image/png;base64,{data}'><figcaption>{said}</figcaption></figure>"
+            return (
+                f"<figure><img alt='{said}' src='data:image/png;base64,{data}'><figcaption>{said}</figcaption></figure>"
+            )
         case Command(line):
             return f"<pre>{html.escape(line)}</pre>"
 
@@ -113,8 +117,8 @@ def latex(card: Json) -> str:
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "\\centering",
-        f"\\caption{{Study {study}: tokens committed per target pass, bonus token included, with 95\\,\\% intervals over "
-        f"{seeds} seeds and {prompts} prompts; differences from {tex(card['study']['baseline'])} are paired.}}",
+        f"\\caption{{Study {study}: tokens committed per target pass, bonus token included, with 95\\,\\% intervals "
+        f"over {seeds} seeds and {prompts} prompts; differences from {tex(card['study']['baseline'])} are paired.}}",
         f"\\label{{tab:{''.join(c for c in card['study']['name'] if c.isalnum()) or 'study'}}}",
         f"\\begin{{tabular}}{{{'l' * (1 + several)}rrr}}", "\\toprule", head, "\\midrule", *rows, "\\bottomrule",
         "\\end{tabular}", "\\end{table}", "",
@@ -160,7 +164,13 @@ def _figures(card: Json) -> Iterator[tuple[str, str, str, str, Json]]:
                 for k, found in enumerate(one[metric], start=1):
                     yield arm, growth, f"{metric}_acceptance", str(k), found or {}
             for metric in ("within", "after") if one["beyond"] else ():
-                yield arm, growth, f"conditional_{metric}_trained_depth", str(one["beyond"]["trained_depth"]), one["beyond"][metric]
+                yield (
+                    arm,
+                    growth,
+                    f"conditional_{metric}_trained_depth",
+                    str(one["beyond"]["trained_depth"]),
+                    one["beyond"][metric],
+                )
     for row in card["comparisons"]:
         yield row["arm"], row["growth"], "difference", row["baseline"], row
         yield row["arm"], row["growth"], "ratio", row["baseline"], row["ratio"] or {}

@@ -137,7 +137,9 @@ def _losses(known: Json | None, path: Path) -> Check:
 
 def _first_difference(one: str | None, two: str | None, lines: int) -> str:
     if one is None or two is None:
-        return f"{'the new run goes on' if one is None else 'the new run ends'} at {(two or one or '').rsplit(' ', 1)[0]}"
+        return (
+            f"{'the new run goes on' if one is None else 'the new run ends'} at {(two or one or '').rsplit(' ', 1)[0]}"
+        )
     step, part, value = one.split()
     was, now = float.fromhex(value), float.fromhex(two.split()[2])
     return f"first at optimizer step {step} (batch {part}), of {lines}: {was!r} then, {now!r} now"
@@ -161,7 +163,9 @@ def _evaluation(known: Json, out: Path) -> list[Check]:
         length = next((one["acceptance_length"]["mean"] for one in now if one["growth"] == growth), None)
         equal = digest(accepted) == then
         was = known["acceptance_length"][growth]
-        said = f"acceptance length {was:.4f}" + ("" if equal else f" then, {length if length is None else f'{length:.4f}'} now")
+        said = f"acceptance length {was:.4f}" + (
+            "" if equal else f" then, {length if length is None else f'{length:.4f}'} now"
+        )
         checks.append(Check(f"accepted drafts, {growth}", equal, said))
     return checks
 

@@ -31,7 +31,9 @@ def results(study: Study, detect: float) -> Json:
     _check(study)
     counts = {arm.name: counted(arm) for arm in study.arms}
     growths = list(dict.fromkeys(growth for own in counts.values() for growth in own))
-    training = {arm.name: {str(run.seed): cost.rounded(cost.cost(run)) for run in arm.done("fit")} for arm in study.arms}
+    training = {
+        arm.name: {str(run.seed): cost.rounded(cost.cost(run)) for run in arm.done("fit")} for arm in study.arms
+    }
     depths = {name: depth for name in training if (depth := trained_depth(training[name])) is not None}
     depths |= curves.trained_depths(study)
     compared = [
@@ -88,7 +90,9 @@ def _check(study: Study) -> None:
         if one.target != two.target:
             raise ValueError(f"{one.name} and {two.name} differ in their target (its fingerprint): one study has one")
         if one.settings.get("prompts_sha256") != two.settings.get("prompts_sha256"):
-            raise ValueError(f"{one.name} and {two.name} differ in their prompts: they cannot be compared prompt by prompt")
+            raise ValueError(
+                f"{one.name} and {two.name} differ in their prompts: they cannot be compared prompt by prompt"
+            )
 
 
 def _settings(study: Study) -> dict[str, list[str]]:
@@ -128,9 +132,7 @@ def _arm(arm: Arm, depth: int | None) -> Json:
     }  # fmt: skip
 
 
-def _growth(
-    study: Study, growth: str, counts: Mapping[str, Mapping[str, Counts]], depths: Mapping[str, int]
-) -> Json:
+def _growth(study: Study, growth: str, counts: Mapping[str, Mapping[str, Counts]], depths: Mapping[str, int]) -> Json:
     own = {name: of[growth] for name, of in counts.items() if growth in of}
     prompts = common([each.prompts for each in own.values()])
     arms = {name: _figures(each.of(each.seeds, prompts), depths.get(name)) for name, each in own.items()}
@@ -160,9 +162,7 @@ def _figures(own: Counts, depth: int | None) -> Json:
     return out
 
 
-def _comparison(
-    study: Study, arm: Arm, growth: str, counts: Mapping[str, Mapping[str, Counts]], detect: float
-) -> Json:
+def _comparison(study: Study, arm: Arm, growth: str, counts: Mapping[str, Mapping[str, Counts]], detect: float) -> Json:
     """An arm less the baseline, of the same seeds and prompts."""
     two, one = counts[arm.name][growth], counts[study.base.name][growth]
     seeds, prompts = common([one.seeds, two.seeds]), common([one.prompts, two.prompts])

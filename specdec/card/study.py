@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specdec.evaluation.compare_command import Run as Evaluation
 from specdec.evaluation.compare_command import read as read_evaluation
@@ -156,7 +156,9 @@ def _arm(directory: Path, arm: dict[str, Any]) -> Arm:
     return Arm(arm["name"], levels, arm["is_baseline"], tuple(arm["differences"]), runs)
 
 
-def common(names: Sequence[Sequence[str]]) -> list[str]:
+Name = TypeVar("Name", int, str)
+
+
+def common(names: Sequence[Sequence[Name]]) -> list[Name]:
     """What all of them have, in the order of the first."""
-    shared = functools.reduce(lambda one, two: one & two, (set(each) for each in names)) if names else set()
-    return [name for name in (names[0] if names else []) if name in shared]
+    return [name for name in names[0] if all(name in each for each in names[1:])] if names else []

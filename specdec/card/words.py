@@ -68,7 +68,9 @@ def _unfinished(card: Json) -> list[str]:
         for run in runs:
             odd = {kind: state for kind, state in run["states"].items() if state["name"] != "done"}
             for kind, state in odd.items():
-                if state["name"] == NOT_BEGUN and any(other != kind and one["name"] == "failed" for other, one in odd.items()):
+                if state["name"] == NOT_BEGUN and any(
+                    other != kind and one["name"] == "failed" for other, one in odd.items()
+                ):
                     continue  # it waits for what failed
                 said = f": {state['message']}" if state["message"] else ""
                 out.append(f"{arm['name']}, seed {run['seed']}: {kind} {state['name']}{said}.")
@@ -90,7 +92,9 @@ def _size(card: Json) -> list[str]:
     if fewest < FEW_PROMPTS:
         out.append(f"{fewest} prompts are few: acceptance differs from prompt to prompt with a long tail.")
     if card["growths"]:
-        out.append("Intervals are of one target, one prompt set and one training recipe each; they say nothing of others.")
+        out.append(
+            "Intervals are of one target, one prompt set and one training recipe each; they say nothing of others."
+        )
     if len(card["comparisons"]) > 1:
         out.append("Brackets are not corrected for the number of comparisons; verdicts and Holm's p-values are.")
     return out
@@ -103,8 +107,8 @@ def _unlike(card: Json) -> list[str]:
         own = sizes.get(base)
         if size and own and abs(size - own) > _UNEQUAL * own:
             more = 100 * (size / own - 1)
-            out.append(f"{name} trains {size:,} parameters, {abs(more):.0f} % {'more' if more > 0 else 'fewer'} than the "
-                       "baseline: size may be what is seen.")  # fmt: skip
+            share = f"{abs(more):.0f} % {'more' if more > 0 else 'fewer'}"
+            out.append(f"{name} trains {size:,} parameters, {share} than the baseline: size may be what is seen.")
     tokens = {name: _first(fits, "tokens") for name, fits in card["training"].items()}
     out += [
         f"{name} was trained on {count:,} tokens, the baseline on {tokens[base]:,}."
@@ -122,6 +126,6 @@ def _first(fits: Json, key: str) -> Any:
 
 def _speed(card: Json) -> list[str]:
     if any(one["speedup"] for own in card["growths"].values() for one in own["arms"].values()):
-        return ["Speed was measured while the study ran; other jobs may have shared the machine. Tokens/s of two arms were "
-                "not measured at the same time; a speed-up has both of its sides from one process."]  # fmt: skip
+        return ["Speed was measured while the study ran; other jobs may have shared the machine. Tokens/s of two arms "
+                "were not measured at the same time; a speed-up has both of its sides from one process."]  # fmt: skip
     return []

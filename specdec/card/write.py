@@ -44,14 +44,15 @@ def write(
     """
     out = directory / "card" if out is None else out
     study = read(directory)
-    made_from = {"specdec": __version__, "version": VERSION, "detect": detect, "inputs": inputs(study)}
+    files = inputs(study)
+    made_from = {"specdec": __version__, "version": VERSION, "detect": detect, "inputs": files}
     if out.exists() and not force:
         _check(out)
         if read_json(out / CARD).get("made_from") == made_from:
             log.info("%s: nothing that it was made from has changed", out)
             return out
     card = {"version": VERSION, "made_from": made_from, **results(study, detect)}
-    card["manifest"] = manifest(study, made_from["inputs"], command or ["specdec", "card", str(directory)])
+    card["manifest"] = manifest(study, files, command or ["specdec", "card", str(directory)])
     with staged_directory(out, replace=True) as folder:
         figures = folder / FIGURES
         figures.mkdir()

@@ -17,7 +17,7 @@ def style(row: int) -> dict[str, Any]:
 
 def label(name: str, width: int, lines: int = 3) -> str:
     """The name on lines short enough to stand beside the axis."""
-    wrapped = textwrap.wrap(name, width)
+    wrapped = textwrap.wrap(name, width, break_on_hyphens=False)
     return escape("\n".join(wrapped[:lines] if len(wrapped) <= lines else [*wrapped[: lines - 1], "..."]))
 
 

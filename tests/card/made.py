@@ -41,13 +41,14 @@ def make_study(
     curves: bool = True,
     name: str = "made",
 ) -> Path:
-    """A study whose arms' chance of acceptance is 0.6 and what ``worth`` adds for each ``axis=level`` that they have."""
+    """A study whose arms' chance of acceptance is 0.6 and what ``worth`` adds for each of their ``axis=level``."""
     arms = arms_of(axes) if arms is None else list(arms)
     draw = np.random.default_rng(0)
     hard = draw.normal(0, 0.08, size=prompts)
     plan: dict[str, Any] = {
         "version": 1, "name": name, "design": design, "axes": axes, "baseline": arms[0], "seeds": list(seeds),
-        "generators": [], "prompts_sha256": "ab" * 32, "study_sha256": "cd" * 32, "provenance": {}, "jobs": {}, "arms": [],
+        "generators": [], "prompts_sha256": "ab" * 32, "study_sha256": "cd" * 32, "provenance": {}, "jobs": {},
+        "arms": [],
     }  # fmt: skip
     for number, levels in enumerate(arms):
         runs = []
@@ -90,7 +91,11 @@ def make_fit(directory: Path, seed: int, steps: int) -> None:
     (directory / "csv" / "version_0" / "metrics.csv").write_text(
         "\n".join(["step,train/loss,memory/peak_mb,speed/step_seconds", *rows]) + "\n"
     )
-    weights = {"embed_tokens.weight": torch.zeros(50, 4), "lm_head.weight": torch.zeros(20, 4), "layers.0.w": torch.zeros(3, 4)}
+    weights = {
+        "embed_tokens.weight": torch.zeros(50, 4),
+        "lm_head.weight": torch.zeros(20, 4),
+        "layers.0.w": torch.zeros(3, 4),
+    }
     save_file(weights, directory / "drafter" / "model.safetensors")
     write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32, "drafter": {"head": "own"}})
 
@@ -100,10 +105,24 @@ def make_evaluation(directory: Path, chances: np.ndarray, growths: Sequence[str]
     for number in range(len(growths)):
         own = []
         for prompt, chance in enumerate(chances):
-            accepted = tuple(np.minimum(draw.geometric(1 - min(0.97, chance + 0.08 * number), size=24) - 1, 5 + number).tolist())
+            accepted = tuple(
+                np.minimum(draw.geometric(1 - min(0.97, chance + 0.08 * number), size=24) - 1, 5 + number).tolist()
+            )
             tokens = sum(accepted) + len(accepted)
             seconds = 0.01 * len(accepted)
-            own.append(Answer(f"p{prompt}", None, tokens, accepted, (5 + number,) * len(accepted), seconds, 0.006 * tokens, tokens, True))
+            own.append(
+                Answer(
+                    f"p{prompt}",
+                    None,
+                    tokens,
+                    accepted,
+                    (5 + number,) * len(accepted),
+                    seconds,
+                    0.006 * tokens,
+                    tokens,
+                    True,
+                )
+            )
         answers.append(own)
     directory.mkdir(parents=True)
     write_answers(directory / "answers.jsonl", growths, answers)
@@ -122,14 +141,19 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
         "kl": {"title": "Divergence from the target's law", "unit": "nats", "values": values(0.5, 0.3)},
     }
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
-    write(directory / "drift.json", {"version": 1, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series})
+    write(
+        directory / "drift.json",
+        {"version": 1, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series},
+    )
 
 
 def make_robustness(directory: Path, chances: np.ndarray, draw: np.random.Generator) -> None:
     conditions = []
     for number, name in enumerate(("clean", "typos", "system prompt", "long context")):
         passes = [30.0] * len(chances)
-        committed = [float(p * (1 + 2 * c - 0.3 * number + draw.normal(0, 0.05))) for p, c in zip(passes, chances, strict=True)]
+        committed = [
+            float(p * (1 + 2 * c - 0.3 * number + draw.normal(0, 0.05))) for p, c in zip(passes, chances, strict=True)
+        ]
         conditions.append({"name": name, "title": name.capitalize(), "group": "text", "committed": committed,
                            "passes": passes, "skipped": "no room" if number == 3 else None})  # fmt: skip
     prompts = [f"p{prompt}" for prompt in range(len(chances))]

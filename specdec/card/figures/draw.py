@@ -33,16 +33,16 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
 
     if growths:
         lengths = [(growth, [_length(own, name) for name in names]) for growth, own in growths.items()]
-        add("acceptance_length.png", "lengths", "Acceptance length with 95 % intervals over seeds and prompts; the small "
-            "strokes are the seeds' own.",
+        add("acceptance_length.png", "lengths", "Acceptance length with 95 % intervals over seeds and prompts; the "
+            "small strokes are the seeds' own.",
             lambda path: dots(lengths, "acceptance length\n(tokens per target pass)", path))  # fmt: skip
     if compared := [row for row in card["comparisons"] if row["value"] is not None]:
         others = [name for name in names if name != base]
         rows = [(growth, [_difference(compared, growth, name) for name in others])
                 for growth in growths if any(row["growth"] == growth for row in compared)]  # fmt: skip
-        add("differences.png", "comparisons", "Acceptance length less the baseline's, of the same seeds and prompts, with "
-            "95 % intervals. Filled: told apart from no difference after Holm's correction.",
-            lambda path: dots(rows, "difference from the baseline\n(tokens per target pass)", path, at=0.0))  # fmt: skip
+        add("differences.png", "comparisons", "Acceptance length less the baseline's, of the same seeds and prompts, "
+            "with 95 % intervals. Filled: told apart from no difference after Holm's correction.",
+            lambda path: dots(rows, "difference from the baseline\n(tokens per target pass)", path, 0.0))  # fmt: skip
     for number, (growth, own) in enumerate(growths.items(), start=1):
         if own["depth"]:
             add(f"positions_{number}.png", "positions", f"{growth}: acceptance at each draft position among the passes "
@@ -50,8 +50,9 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
                 lambda path, own=own: positions(own, depths, base, path))  # type: ignore[misc]  # fmt: skip
     if any(one["speedup"] for own in growths.values() for one in own["arms"].values()):
         speeds = [(growth, [_speedup(own, name) for name in names]) for growth, own in growths.items()]
-        add("speedup.png", "speed", "Speed beside plain decoding in the same process, with 95 % intervals over seeds and "
-            "prompts.", lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
+        add("speedup.png", "speed", "Speed beside plain decoding in the same process, with 95 % intervals over "
+            "seeds and prompts.",
+            lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
     if card["drift"]:
         add("drift.png", "drift", "By draft step, mean over prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip

@@ -11,11 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specdec.evaluation.style import GREY, LINES, escape, label, short, style
+from specdec.evaluation.style import GREY, LINES, label, short, style
 from specdec.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel; more get panels of their own
-_NAME, _LONGEST, _LEGEND = 34, 60, 130  # letters
+_NAME, _LONGEST = 34, 70  # letters
+_LETTERS = 12.5  # of a legend, an inch
 
 
 class Row(NamedTuple):
@@ -44,19 +45,22 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def dots(panels: Sequence[tuple[str, Sequence[Row]]], axis: str, path: Path, at: float | None = None) -> None:
+def dots(
+    panels: Sequence[tuple[str, Sequence[Row]]], axis: str, path: Path, at: float | None = None, same: bool = False
+) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows.
 
     Args:
         axis: the horizontal axis' label, with its unit.
         at: where a line for «no difference» stands.
+        same: the panels have one horizontal axis.
     """
     columns = min(3, len(panels))
     deep = -(-len(panels) // columns)
-    names = [label(row.name, _NAME, 2) for row in panels[0][1]]
+    names = [label(row.name, _NAME, 4) for row in panels[0][1]]
     lines = sum(1.15 + 0.55 * name.count("\n") for name in names)
     figure = page(3.2 + 3.4 * columns, deep * (1.15 + 0.34 * lines))
-    grid = figure.subplots(deep, columns, sharey=True, squeeze=False)
+    grid = figure.subplots(deep, columns, sharey=True, sharex=same, squeeze=False)
     for number, (title, rows) in enumerate(panels):
         axes = grid[number // columns][number % columns]
         for place, row in enumerate(rows):
@@ -65,6 +69,7 @@ def dots(panels: Sequence[tuple[str, Sequence[Row]]], axis: str, path: Path, at:
             axes.axvline(at, color=GREY, linestyle="--", linewidth=1, zorder=0)
         axes.set_title(short(title, 44), fontsize=10)
         axes.set_xlabel(axis)
+        axes.tick_params(labelbottom=True)
         axes.margins(x=0.12)
         tidy(axes)
     for spare in range(len(panels), deep * columns):
@@ -78,7 +83,9 @@ def dots(panels: Sequence[tuple[str, Sequence[Row]]], axis: str, path: Path, at:
 def _dot(axes: Axes, place: int, row: Row) -> None:
     look = style(place)
     if row.value is None:
-        axes.annotate(row.note or "not measured", (0.5, place), xycoords=("axes fraction", "data"), ha="center", va="center")
+        axes.annotate(
+            row.note or "not measured", (0.5, place), xycoords=("axes fraction", "data"), ha="center", va="center"
+        )
         return
     bar = None if row.low is None or row.high is None else [[row.value - row.low], [row.high - row.value]]
     face = look["color"] if row.filled else "white"
@@ -95,22 +102,40 @@ def tidy(axes: Axes) -> None:
 
 def line_style(row: int) -> dict[str, Any]:
     """Colour, marker and dashes of a row."""
-    return style(row) | {"linestyle": LINES[(row // 2) % len(LINES)], "markersize": 5, "linewidth": 1.5}
+    return style(row) | {"linestyle": LINES[row % len(LINES)], "markersize": 5, "linewidth": 1.5}
 
 
 def legend(figure: Figure, names: Sequence[str], looks: Sequence[dict[str, Any]], more: Sequence[Line2D] = ()) -> None:
-    """Below the panels."""
+    """Below the panels, the page's width at most; a name has a line of its own where it needs one."""
     handles = [Line2D([], [], label=short(name, _LONGEST), **look) for name, look in zip(names, looks, strict=True)]
     handles += more
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(len(handles), _LEGEND // (longest + 8)))
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3)
+    if handles:
+        columns = _columns([str(handle.get_label()) for handle in handles], figure.get_figwidth())
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3
+        )
+
+
+def note(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Above the panels: what stands for the same in all of them."""
+    if handles:
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False, fontsize=9)
 
 
 def legend_height(names: Sequence[str], width: float) -> float:
-    """Inches that the legend of these names takes, about."""
-    columns = max(1, min(len(names), _LEGEND // (max(min(len(name), _LONGEST) for name in names) + 8)))
-    return 0.2 * -(-len(names) // columns) + 0.25
+    """Inches that the legend of these names takes on a page so wide, about."""
+    return 0.2 * -(-(len(names) + 1) // _columns(names, width)) + 0.25
+
+
+def _columns(names: Sequence[str], width: float) -> int:
+    longest = max(min(len(name), _LONGEST) for name in names)
+    return max(1, min(len(names), int(width * _LETTERS / (longest + 8))))
+
+
+def hollow() -> Line2D:
+    """For a legend: what a marker without filling means."""
+    look: dict[str, Any] = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+    return Line2D([], [], label="beyond the trained depth", **look)
 
 
 def panels(count: int, height: float = 2.4, most: int = 4, extra: float = 0.5) -> tuple[Figure, list[Axes]]:
@@ -127,4 +152,17 @@ def panels(count: int, height: float = 2.4, most: int = 4, extra: float = 0.5) -
     return figure, flat[:count]
 
 
-__all__ = ["MOST_TOGETHER", "Row", "dots", "escape", "legend", "legend_height", "line_style", "page", "panels", "save", "tidy"]
+def greys(axes: Axes, values: Sequence[Sequence[float | None]], rows: Sequence[str], heads: Sequence[str]) -> None:
+    """A table of numbers on greys, the darker the less; a dash for what was not measured."""
+    known = [value for row in values for value in row if value is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    low -= 0.6 * (high - low)  # no black: the numbers stay black too
+    shades = [[float("nan") if value is None else value for value in row] for row in values]
+    axes.imshow(shades, cmap="Greys_r", vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            axes.text(x, y, "-" if value is None else f"{value:#.3g}".rstrip("."), ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(heads)), heads, fontsize=8)
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.tick_params(length=0)
