@@ -136,7 +136,7 @@ def _range(axes: Axes, means: Sequence[float], logarithmic: bool) -> None:
         axes.yaxis.set_minor_formatter(plain if max(means) < 100 * min(means) else NullFormatter())
         axes.tick_params(axis="y", which="minor", labelsize=7)
     else:
-        top = max(axes.get_ylim()[1], _LEAST)
+        top = max(1.05 * axes.dataLim.y1, _LEAST)
         axes.set_ylim(-0.03 * top, top)
 
 

@@ -72,10 +72,16 @@ def _of_one(label: str, document: Document) -> list[str]:
 
 
 def _most(document: Document) -> str:
-    positions = [one["position"] for one in document["top_positions"]]
+    """Where the sink is, if there is one at a fixed place."""
+    tops = document["top_positions"]
+    positions = [one["position"] for one in tops]
     position = max(set(positions), key=lambda each: (positions.count(each), -each))
-    times = f"{positions.count(position)} of {len(positions)} prompts"
-    return f"position {position} takes the most attention of all in {times}"
+    times = f"in {positions.count(position)} of {len(positions)} prompts"
+    if 2 * positions.count(position) > len(positions):
+        masses = [one["mass"] for one in tops if one["position"] == position]
+        mean = sum(masses) / len(masses)
+        return f"of all positions {position} takes the most attention {times}, {_number(mean)} of it in the mean"
+    return f"no position takes the most attention in more than half of the prompts; {position} does {times}"
 
 
 def told(one: Mapping[str, Any]) -> str:

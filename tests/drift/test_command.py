@@ -40,7 +40,7 @@ def test_one_drafter(
     out.mkdir()
     assert main([*base, "--drafter", str(drafter_directory), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "RMS of the state, step 3 over step 1" in said and "takes the most attention" in said
+    assert "RMS of the state, step 3 over step 1" in said and "takes the most attention" in " ".join(said.split())
     assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", "drift.png", "drift.pdf"}
     found = json.loads((out / "drift.json").read_text())
     assert found["trained_depth"] == 2 and found["depths"] == 3 and found["version"] == 1

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from specdec.drift.measure import measure
-from specdec.drift.plot import PANELS, plot
+from specdec.drift.plot import PANELS, _series, plot
 from specdec.drift.report import report
 from specdec.drift.results import Document, document
 from specdec.drift.summary import difference, summary
@@ -34,24 +34,30 @@ def test_what_is_drawn(found: list[tuple[str, Document]], tmp_path: Path, monkey
         savefig(self, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", spy)
-    paths = plot(found[:2], tmp_path / "drift")
+    paths = plot(found, tmp_path / "drift")
     assert [path.name for path in paths] == ["drift.png", "drift.pdf"]
     assert paths[0].read_bytes().startswith(b"\x89PNG") and paths[1].read_bytes().startswith(b"%PDF")
     figure = drawn[0]
     assert len(figure.axes) == sum(map(len, PANELS))
     for axes in figure.axes:
         assert axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
-    state = figure.axes[5]
-    assert state.get_title() == "RMS of the recurrent state"
-    assert [line.get_xdata()[0] for line in state.lines if line.get_linestyle() == ":"] == [2.5]  # the trained depth
-    lines = [line for line in state.lines if line.get_linestyle() in ("-", "--")]
-    means = [document["series"]["state_rms"]["mean"] for _, document in found[:2]]
-    assert [list(line.get_ydata()) for line in lines] == means
-    assert sum(line.get_markerfacecolor() == "white" for line in state.lines) == 2  # beyond it
-    monkeypatch.undo()
-    plot([found[2]], tmp_path / "alone")  # a depth that nobody knows
     with pytest.raises(ValueError, match="no drafter to plot"):
         plot([], tmp_path / "none")
+
+
+def test_the_trained_depth_is_marked(found: list[tuple[str, Document]]) -> None:
+    axes = Figure().subplots()
+    documents = [document for _, document in found[:2]]
+    _series(axes, documents, "state_rms")
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [2.5]
+    lines = [line for line in axes.lines if line.get_linestyle() in ("-", "--")]
+    assert [list(line.get_ydata()) for line in lines] == [one["series"]["state_rms"]["mean"] for one in documents]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [[round(x) for x in line.get_xdata()] for line in hollow] == [[3, 4]] * 2
+    bare = Figure().subplots()
+    _series(bare, [found[2][1]], "state_rms")  # trained to a depth that nobody knows
+    assert not [line for line in bare.lines if line.get_linestyle() == ":"]
+    assert not [x for line in bare.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()]
 
 
 def test_the_report(found: list[tuple[str, Document]]) -> None:
