@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.card.study import NOT_BEGUN
+from specdec.evaluation.markdown import FEW_PROMPTS
 
-FEW_SEEDS, FEW_PROMPTS = 3, 10
+FEW_SEEDS = 3
 _UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
 
 Json = Mapping[str, Any]

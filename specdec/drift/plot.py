@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from specdec.drift.results import Document
-from specdec.evaluation.plot import escape, style
+from specdec.evaluation.style import escape, style
 from specdec.files import staged
 
 PANELS = (

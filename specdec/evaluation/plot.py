@@ -1,6 +1,5 @@
 """One picture of an evaluation: acceptance length, acceptance by position, and speed."""
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from specdec.evaluation.style import GREY, label, short, style
 from specdec.files import staged
 
-# Okabe and Ito's palette without its yellow, told apart by the colour-blind; markers repeat out of step with it
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
-_GREY = "#9A9A9A"
 _NAME_WIDTH = 20
 _LONGEST = 3 * _NAME_WIDTH
 _LEGEND_WIDTH = 160  # letters
@@ -30,7 +26,7 @@ def plot(metrics: dict[str, Any], path: Path | str) -> None:
     results = metrics["results"]
     if not results:
         raise ValueError(f"{path}: there is no result to plot")
-    names = [_label(result["growth"]) for result in results]
+    names = [label(result["growth"], _NAME_WIDTH) for result in results]
     rows = sum(max(1.6, 1 + name.count("\n")) for name in names)
     height = max(4.8, 1.8 + 0.42 * rows + 0.24 * (len(names) // 2))
     figure = Figure(figsize=(15, height), dpi=120)
@@ -41,9 +37,9 @@ def plot(metrics: dict[str, Any], path: Path | str) -> None:
     _positions(axes["joint"], axes["conditional"], results)
     _speeds(axes["speed"], results, names)
     handles: list[Line2D | Patch] = [
-        Line2D([], [], label=_short(result["growth"]), **style(row)) for row, result in enumerate(results)
+        Line2D([], [], label=short(result["growth"], _LONGEST), **style(row)) for row, result in enumerate(results)
     ]
-    handles.append(Patch(color=_GREY, label="plain decoding"))
+    handles.append(Patch(color=GREY, label="plain decoding"))
     columns = min(len(handles), _LEGEND_WIDTH // max(8 + len(str(handle.get_label())) for handle in handles))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
     with staged(path) as temporary:
@@ -58,7 +54,7 @@ def _lengths(axes: Axes, results: list[dict[str, Any]], names: list[str]) -> Non
         axes.errorbar([mean], [row], xerr=bar, capsize=4, markersize=7, elinewidth=2, **style(row))
         axes.annotate(f"{mean:.2f}", (mean, row), (0, 8), textcoords="offset points", ha="center")
         ends.append(mean if high is None else high)
-    axes.axvline(1, color=_GREY, linestyle=":")
+    axes.axvline(1, color=GREY, linestyle=":")
     axes.set_xlim(0.9, 1 + (max(*ends, 1.2) - 1) * 1.12)
     measured = any(result["acceptance_length"]["low"] is not None for result in results)
     axes.set_xlabel(
@@ -98,7 +94,7 @@ def _speeds(axes: Axes, results: list[dict[str, Any]], names: list[str]) -> None
         speedup = "" if result["speedup"] is None else f"  ({result['speedup']:.2f}x)"
         bars = (
             ("speculative", speculative, -0.19, style(row)["color"], speedup),
-            ("plain", plain, 0.19, _GREY, ""),
+            ("plain", plain, 0.19, GREY, ""),
         )
         for kind, rate, offset, colour, remark in bars:
             shown = f"{kind} not measured" if rate is None else f"{rate:,.1f}{remark}"
@@ -117,25 +113,3 @@ def _name_rows(axes: Axes, names: list[str]) -> None:
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def style(row: int) -> dict[str, Any]:
-    """Colour and marker of one of several."""
-    return {"color": _COLOURS[row % len(_COLOURS)], "marker": _MARKERS[row % len(_MARKERS)]}
-
-
-def _label(name: str) -> str:
-    """The name on lines short enough to stand beside the axis."""
-    lines = textwrap.wrap(name, _NAME_WIDTH)
-    return escape("\n".join(lines[:3] if len(lines) <= 3 else [*lines[:2], "..."]))
-
-
-def _short(name: str) -> str:
-    """The name on one line."""
-    return escape(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 4]} ...")
-
-
-def escape(text: str) -> str:
-    """A dollar sign would start mathematics, and a leading underscore hides a legend entry."""
-    text = text.replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specdec.evaluation.plot import escape, style
+from specdec.evaluation.style import escape, style
 from specdec.files import staged
 
 _GREY = "#9A9A9A"
