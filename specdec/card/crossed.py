@@ -23,7 +23,7 @@ METHOD = (
     "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
     "not differ"
 )
-_LEAST = 1e-300  # p-values below are this
+_LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
 
 
 class Spread(NamedTuple):

@@ -23,7 +23,7 @@ def detectable(found: Spread) -> float | None:
     if half is None:
         return None
     df = found.seeds - 1 or found.prompts - 1
-    error = math.sqrt((found.of_seeds + found.beyond) / (found.seeds * found.prompts))
+    error = math.sqrt((max(found.of_seeds, found.of_rest) + found.beyond) / (found.seeds * found.prompts))
     return half + float(student.ppf(POWER, df)) * error
 
 

@@ -1,0 +1,125 @@
+"""Whether a study's test is honest on a real drafter's answers: no difference between copies, and a known one found.
+
+``python benchmarks/honesty.py --drafter DIR --out benchmarks/results`` decodes held-out prompts of the embedded target
+with one drafter under several sampling seeds. In each of 200 resamplings half of those seeds, drawn at random, stand for
+one arm and half for another, on prompts drawn at random: two copies of one drafter, whose answers differ. Then the
+second copy is made worse by a known amount: of a share of its target passes nothing is accepted.
+
+Legend: S seeds, P prompts.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.machine import machine
+from specdec.card.crossed import Estimate, estimate
+from specdec.card.linear import pooled
+from specdec.decoding import Sampling, parse_growth
+from specdec.drafter import load
+from specdec.embedded.config import EmbeddedConfig
+from specdec.embedded.data import held_out_prompts
+from specdec.embedded.source import TargetSource
+from specdec.evaluation.benchmark import benchmark
+from specdec.evaluation.prompts import Prompt
+from specdec.evaluation.record import Answer
+from specdec.files import read_json, write_json, write_text
+
+RESAMPLINGS = 200
+Array = npt.NDArray[np.float64]
+
+
+def decode(drafter: Path, seeds: int, prompts: int, tokens: int, growth: str, temperature: float) -> list[list[Answer]]:
+    """The answers of every sampling seed."""
+    target = TargetSource().load()
+    rows = held_out_prompts(prompts, 64, EmbeddedConfig().seed, target.tokenizer)
+    asked = [Prompt(**{**row, "category": None}) for row in rows]
+    out = []
+    for seed in range(seeds):
+        sampling = Sampling(temperature=temperature, seed=1000 * seed)
+        out += benchmark(target, load(drafter), [parse_growth(growth)], asked, tokens, sampling=sampling, plain=False)
+        print(f"decoded with sampling seed {seed}", flush=True)
+    return out
+
+
+def worsened(answers: list[Answer], share: float, draw: np.random.Generator) -> list[Answer]:
+    """The answers with nothing accepted in a share of the passes."""
+    return [
+        one._replace(accepted=tuple(0 if lost else got for got, lost in zip(one.accepted, chosen, strict=True)))
+        for one in answers
+        for chosen in [draw.random(len(one.accepted)) < share]
+    ]
+
+
+def sums(answers: list[list[Answer]]) -> tuple[Array, Array]:
+    """Committed tokens and passes, (S, P) each."""
+    committed = np.array(
+        [[sum(one.accepted) + len(one.accepted) for one in each] for each in answers], dtype=np.float64
+    )
+    return committed, np.array([[len(one.accepted) for one in each] for each in answers], dtype=np.float64)
+
+
+def resample(answers: list[list[Answer]], share: float, prompts: int, draw: np.random.Generator) -> list[Estimate]:
+    """The paired difference of two halves of the seeds, the second made worse, in every resampling."""
+    seeds, most = len(answers), len(answers[0])
+    committed, passes = sums(answers)
+    worse_committed, _ = sums([worsened(each, share, draw) for each in answers])
+    out = []
+    for _ in range(RESAMPLINGS):
+        order, at = draw.permutation(seeds), draw.choice(most, size=prompts, replace=False)
+        one, two = np.ix_(order[: seeds // 2], at), np.ix_(order[seeds // 2 :], at)
+        a, b = pooled(committed[one], passes[one]), pooled(worse_committed[two], passes[two])
+        assert a is not None and b is not None
+        out.append(estimate(b.minus(a), null=0.0))
+    return out
+
+
+def main() -> None:
+    """Decode, resample, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drafter", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--seeds", type=int, default=6, help="of sampling; half of them stand for an arm")
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--drawn", type=int, default=32, help="prompts of a resampling")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--growth", default="chain:depth=5")
+    args = parser.parse_args()
+    begin = time.monotonic()
+    answers = decode(args.drafter, args.seeds, args.prompts, args.tokens, args.growth, args.temperature)
+    draw, rows = np.random.default_rng(0), []
+    committed, passes = sums(answers)
+    length = committed.sum() / passes.sum()
+    for share in (0.0, 0.02, 0.05, 0.1, 0.2):
+        found = resample(answers, share, args.drawn, draw)
+        known = -share * (length - 1)
+        held = sum(each.low is not None and each.high is not None and each.low <= known <= each.high for each in found)
+        told = sum(each.p_value is not None and each.p_value < 0.05 for each in found)
+        rows.append({"share": share, "known": known, "held": held, "told_apart": told})
+    about = machine(1) | {"seconds": round(time.monotonic() - begin), "acceptance_length": length}
+    about["drafter"] = read_json(args.drafter / "config.json")["weights_sha256"]
+    lines = ["# A study's test on one drafter's answers", "",
+             f"Acceptance length {length:.2f} ({args.growth}, temperature {args.temperature}); {args.seeds} sampling seeds, "
+             f"half of them an arm; {args.drawn} of {args.prompts} prompts of {args.tokens} new tokens in each of "
+             f"{RESAMPLINGS} resamplings.", "",
+             "| passes with nothing accepted | known difference | told apart (p < 0.05) | intervals that held it |",
+             "|---:|---:|---:|---:|"]  # fmt: skip
+    lines += [f"| {100 * row['share']:.0f} % | {row['known']:.3f} | {row['told_apart']} of {RESAMPLINGS} | "
+              f"{row['held']} of {RESAMPLINGS} |" for row in rows]  # fmt: skip
+    lines += ["", "No difference was reported of two copies in "
+              f"{100 - 100 * rows[0]['told_apart'] / RESAMPLINGS:.1f} % of the resamplings. They overlap, being of one set "
+              "of answers, so that these counts vary more than 200 studies' would.", "",
+              f"`python benchmarks/honesty.py --drafter DIR --out benchmarks/results`, {about['date']}, {about['cpu']}, "
+              f"{about['seconds']} s. Drafter: EAGLE-3.1 of the quick start, weights {about['drafter'][:12]}."]  # fmt: skip
+    name = f"honesty_{about['date'][:7].replace('-', '')}"
+    write_json(args.out / f"{name}.json", {"about": about, "rows": rows})
+    write_text(args.out / f"{name}.md", "\n".join(lines) + "\n")
+    print((args.out / f"{name}.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
