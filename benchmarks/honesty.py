@@ -1,14 +1,16 @@
 """Whether a study's test is honest on a real drafter's answers: no difference between copies, and a known one found.
 
 ``python benchmarks/honesty.py --drafter DIR --out benchmarks/results`` decodes held-out prompts of the embedded target
-with one drafter under several sampling seeds. In each of 200 resamplings half of those seeds, drawn at random, stand for
-one arm and half for another, on prompts drawn at random: two copies of one drafter, whose answers differ. Then the
+with one drafter under several sampling seeds. In each of 200 resamplings half of those seeds, drawn at random, stand
+for one arm and half for another, on prompts drawn at random: two copies of one drafter, whose answers differ. Then the
 second copy is made worse by a known amount: of a share of its target passes nothing is accepted.
 
 Legend: S seeds, P prompts.
 """
 
 import argparse
+import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from specdec.embedded.config import EmbeddedConfig
 from specdec.embedded.data import held_out_prompts
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.prompts import Prompt
+from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.record import Answer
 from specdec.files import read_json, write_json, write_text
 
@@ -36,7 +38,10 @@ def decode(drafter: Path, seeds: int, prompts: int, tokens: int, growth: str, te
     """The answers of every sampling seed."""
     target = TargetSource().load()
     rows = held_out_prompts(prompts, 64, EmbeddedConfig().seed, target.tokenizer)
-    asked = [Prompt(**{**row, "category": None}) for row in rows]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompts.jsonl"
+        write_text(path, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
+        asked = load_prompts([str(path)])
     out = []
     for seed in range(seeds):
         sampling = Sampling(temperature=temperature, seed=1000 * seed)
@@ -102,19 +107,20 @@ def main() -> None:
         rows.append({"share": share, "known": known, "held": held, "told_apart": told})
     about = machine(1) | {"seconds": round(time.monotonic() - begin), "acceptance_length": length}
     about["drafter"] = read_json(args.drafter / "config.json")["weights_sha256"]
+    command = "python benchmarks/honesty.py --drafter DIR --out benchmarks/results"
     lines = ["# A study's test on one drafter's answers", "",
-             f"Acceptance length {length:.2f} ({args.growth}, temperature {args.temperature}); {args.seeds} sampling seeds, "
-             f"half of them an arm; {args.drawn} of {args.prompts} prompts of {args.tokens} new tokens in each of "
-             f"{RESAMPLINGS} resamplings.", "",
+             f"Acceptance length {length:.2f} ({args.growth}, temperature {args.temperature}); {args.seeds} "
+             f"sampling seeds, half of them an arm; {args.drawn} of {args.prompts} prompts of {args.tokens} new tokens "
+             f"in each of {RESAMPLINGS} resamplings.", "",
              "| passes with nothing accepted | known difference | told apart (p < 0.05) | intervals that held it |",
              "|---:|---:|---:|---:|"]  # fmt: skip
     lines += [f"| {100 * row['share']:.0f} % | {row['known']:.3f} | {row['told_apart']} of {RESAMPLINGS} | "
               f"{row['held']} of {RESAMPLINGS} |" for row in rows]  # fmt: skip
     lines += ["", "No difference was reported of two copies in "
-              f"{100 - 100 * rows[0]['told_apart'] / RESAMPLINGS:.1f} % of the resamplings. They overlap, being of one set "
-              "of answers, so that these counts vary more than 200 studies' would.", "",
-              f"`python benchmarks/honesty.py --drafter DIR --out benchmarks/results`, {about['date']}, {about['cpu']}, "
-              f"{about['seconds']} s. Drafter: EAGLE-3.1 of the quick start, weights {about['drafter'][:12]}."]  # fmt: skip
+              f"{100 - 100 * rows[0]['told_apart'] / RESAMPLINGS:.1f} % of the resamplings. They overlap, being of one "
+              "set of answers, so that these counts vary more than 200 studies' would.", "",
+              f"`{command}`, {about['date']}, {about['cpu']}, {about['seconds']} s. "
+              f"Drafter: EAGLE-3.1 of the quick start, weights {about['drafter'][:12]}."]  # fmt: skip
     name = f"honesty_{about['date'][:7].replace('-', '')}"
     write_json(args.out / f"{name}.json", {"about": about, "rows": rows})
     write_text(args.out / f"{name}.md", "\n".join(lines) + "\n")
