@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -30,6 +30,20 @@ from specdec.training.run_directory import RunDirectory
 from specdec.values import canonical, keys, pairs, words
 
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
+
+
+class Parsed(Configured):
+    """Parts of an arm; the parser, which takes most of the time, is made once for all."""
+
+    _kept: ClassVar[dict[str, Any]] = {}
+
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's, or what that made before."""
+        if not self._kept:
+            before = set(vars(self))
+            super().setup_parser(*args, **kwargs)
+            self._kept.update({name: value for name, value in vars(self).items() if name not in before})
+        vars(self).update(self._kept)
 
 
 @dataclass(frozen=True)
@@ -100,10 +114,10 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     return Arm(name, dict(combination), config, measured, module.target_source, data, design, memory)
 
 
-def _parsed(given: list[str]) -> Configured:
+def _parsed(given: list[str]) -> Parsed:
     argv, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns of a command line beside the given one
     try:
-        return configured(Configured, "fit", given, RunDirectory())
+        return configured(Parsed, "fit", given, RunDirectory())
     except ValueError as error:
         raise ValueError(f"{error}{_hint(str(error), given)}") from error
     finally:

@@ -41,11 +41,13 @@ def prompts_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write(target_directory: Path, text_file: Path, prompts_file: Path, tmp_path: Path) -> Write:
-    """Writes the base study with changes; a key that becomes None is left out, and ``set`` is added to."""
+    """Writes the base study with changes; what becomes None is left out, and ``set`` is added to."""
 
     def write(**changes: Any) -> Path:
         study = base(target_directory, text_file, prompts_file)
-        study["set"] |= changes.pop("set", {})
+        study["set"] = {
+            key: value for key, value in {**study["set"], **changes.pop("set", {})}.items() if value is not None
+        }
         study |= changes
         path = tmp_path / "study.yaml"
         path.write_text(
