@@ -1,4 +1,4 @@
-"""``specdec sweep``: every arm of a study trained and measured, each once.
+"""``specdec sweep``: every arm of a study trained and measured, each once, and the card of what came of it.
 
 The study is a file of axes with their levels, a design, seeds and measures. All arms are checked before the first
 begins. What is done is never run again, and what was interrupted goes on.
@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from rich.console import Console
 
 from specdec.arguments import parse
+from specdec.card import write as write_card
 from specdec.compose import runs_folder
 from specdec.imports import flags
 from specdec.sweep.engine import Engine
@@ -76,6 +77,8 @@ def main(argv: list[str]) -> int:
         outcome = run(directory, jobs.values(), where, watch=shown.watch)
     for line in failures(outcome, plan.jobs):
         log.error("%s", line)
+    if outcome.signal is None:
+        log.info("the card is in %s", write_card(directory))
     return outcome.status
 
 

@@ -154,13 +154,14 @@ def in_process(directory: Path, jobs: Any, engine: Any, watch: Any) -> Outcome:
 def test_a_sweep_runs_what_it_planned_once(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out, cards = tmp_path / "study", list[Path]()
     monkeypatch.setattr(command, "run", in_process)
-    out = tmp_path / "study"
+    monkeypatch.setattr(command, "write_card", cards.append)
     study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
     sweep = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
     assert main([*sweep, "--plan_only"]) == 0 and not out.exists()
     assert "jobs: 0 of 1 cache done, 0 of 2 fit done, 0 of 2 evaluate done" in capsys.readouterr().out
-    assert main(sweep) == 0
+    assert cards == [] and main(sweep) == 0 and cards == [out]
     assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == ["boundaries", "fit", "evaluate"]
     plan = read_json(out / PLAN)
     (run,) = plan["arms"][1]["runs"]
