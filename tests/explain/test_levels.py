@@ -69,6 +69,10 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     one_by_one = [list(decoder.generate(prompt, NEW, end).accepted) for prompt in PROMPTS]
     assert levels["own_tokens"].accepted == levels["observed"].accepted == [own for own in one_by_one if own]
     assert {0, 1, 2} <= {count for own in one_by_one for count in own}  # or the equality says little
+    own, true = levels["own_features"], levels["true_features"]
+    begun = [passes(run) for run in true.everywhere or []]  # drift is what the passes of true features lose
+    at_these = [[run[place] for place in some] for run, some in zip(own.everywhere or [], begun, strict=True)]
+    assert own.accepted == at_these != true.accepted
     sum_ = lengths(found)["perfect"] - sum(losses(found).values())
     assert sum_ == pytest.approx(lengths(found)["observed"], abs=1e-12)
     down = [lengths(found)[key] for key in ("perfect", "vocabulary", "true_features")]
