@@ -122,11 +122,11 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
     made = provenance(command)
     whose = [told(*one) for one in zip(labels, args.drafter, pairs, strict=True)]
     deciding = {name: value for name, value in settings.items() if name not in _FREE}
-    deciding |= {"target": target.identity["fingerprint"], "drafters": [one["weights_sha256"] for one in whose]}
-    deciding |= {"designs": [drafter.config.to_json() for drafter in drafters]}
-    partial = Partial(
-        Path(f"{out}.partial"), deciding | {name: made[name] for name in ("versions", "git_commit", "python")}
-    )
+    deciding |= {"target": target.identity["fingerprint"]} | {
+        one: made[one] for one in ("versions", "git_commit", "python")
+    }
+    designs = [(one["weights_sha256"], drafter.config.to_json()) for one, drafter in zip(whose, drafters, strict=True)]
+    partial = Partial(Path(f"{out}.partial"), deciding, designs)
     with staged_directory(out) as folder, _telling(partial):
         plans = [plan_clean(setting), *(plan(condition, setting) for condition in conditions)]
         found = measure(
@@ -137,7 +137,7 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
         own = [[row[index] for row in found] for index in range(len(drafters))]
         records = [record(one, outcomes, **context) for one, outcomes in zip(whose, own, strict=True)]
         compared = comparison(labels, own) if len(drafters) > 1 else None
-        plot(records, folder / FIGURE)
+        plot(records, compared, folder / FIGURE)
         write_report(folder / REPORT, records, compared, FIGURE)
         if compared is not None:
             write_json(folder / COMPARISON, compared | context)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ class Partial:
     Args:
         folder: made when there is something to keep.
         settings: what decides all results, JSON-ready.
+        drafters: who they are, JSON-ready; the methods take their places.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path, settings: dict[str, Any], drafters: Sequence[Any]) -> None:
+        self.folder, self.settings, self.drafters = folder, settings, drafters
 
-    def find(self, condition: str, drafter: str) -> tuple[list[Answer], dict[str, str]] | None:
+    def find(self, condition: str, drafter: int) -> tuple[list[Answer], dict[str, str]] | None:
         """Answers, and prompts left out with reasons; None if they have to be measured.
 
         Raises:
@@ -38,7 +40,7 @@ class Partial:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not what specdec robustness keeps: remove it") from error
 
-    def keep(self, condition: str, drafter: str, answers: list[Answer], left_out: dict[str, str]) -> None:
+    def keep(self, condition: str, drafter: int, answers: list[Answer], left_out: dict[str, str]) -> None:
         """Write what was measured.
 
         Raises:
@@ -51,6 +53,6 @@ class Partial:
         """Remove the folder: the results are written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _path(self, condition: str, drafter: str) -> Path:
-        text = json.dumps([self.settings, condition, drafter], sort_keys=True)
+    def _path(self, condition: str, drafter: int) -> Path:
+        text = json.dumps([self.settings, condition, self.drafters[drafter]], sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"

@@ -12,23 +12,28 @@ from specdec.evaluation.style import escape, style
 from specdec.files import staged
 
 _GREY = "#9A9A9A"
-_PANELS = (
-    ("length_kept", "acceptance length kept (% of clean)"),
-    ("drafts_kept", "accepted drafts kept (% of clean)"),
-)
-_SPREAD = 0.5  # of a row, that the drafters of a condition share
+_SPREAD = 0.4  # of a row, that the drafters of a condition share
+
+Series = dict[int, dict[str, dict[str, Any] | None]]
+"""Intervals by the drafter's place and the condition's name."""
 
 
-def plot(records: Sequence[dict[str, Any]], path: Path | str) -> None:
-    """Draw what every drafter keeps as a PNG at ``path``, whole or not at all."""
+def plot(records: Sequence[dict[str, Any]], compared: dict[str, Any] | None, path: Path | str) -> None:
+    """Draw what every drafter keeps, and how several differ, as a PNG at ``path``, whole or not at all.
+
+    Args:
+        compared: as of :func:`specdec.robustness.record.comparison`; None for one drafter.
+    """
     conditions = [one for one in records[0]["conditions"][1:] if one["skipped"] is None]
     places, names, heads, dividers = _rows(conditions)
     rows = len(places) + len(heads)
-    figure = Figure(figsize=(13, max(4.0, 1.9 + 0.19 * rows * (1 + 0.35 * (len(records) - 1)))), dpi=110)
+    panels = _panels(records, compared)
+    height = max(4.0, 1.9 + 0.19 * rows * (1 + 0.35 * (len(records) - 1)))
+    figure = Figure(figsize=(3 + 5 * len(panels), height), dpi=110)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
-    axes = figure.subplots(1, len(_PANELS), sharey=True)
-    for panel, (share, label) in zip(axes, _PANELS, strict=True):
-        _panel(panel, records, conditions, places, share)
+    axes = figure.subplots(1, len(panels), sharey=True)
+    for panel, (label, none, series) in zip(axes, panels, strict=True):
+        _draw(panel, series, dict(zip((one["name"] for one in conditions), places, strict=True)), none)
         panel.set_xlabel(f"{label}\n95 % interval over prompts")
         for y in dividers:
             panel.axhline(y, color=_GREY, linewidth=0.6)
@@ -65,19 +70,32 @@ def _rows(conditions: Sequence[dict[str, Any]]) -> tuple[list[int], list[str], d
     return places, names, heads, dividers
 
 
-def _panel(
-    axes: Axes,
-    records: Sequence[dict[str, Any]],
-    conditions: Sequence[dict[str, Any]],
-    places: Sequence[int],
-    share: str,
-) -> None:
-    ends, begins = [110.0], [0.0]
-    for row, one in enumerate(records):
-        own = {condition["name"]: condition[share] for condition in one["conditions"]}
-        offset = _SPREAD * (row / (len(records) - 1) - 0.5) if len(records) > 1 else 0.0
-        for place, condition in zip(places, conditions, strict=True):
-            found = own[condition["name"]]
+def _panels(records: Sequence[dict[str, Any]], compared: dict[str, Any] | None) -> list[tuple[str, float, Series]]:
+    """Label, where nothing is lost, and what is drawn, of each."""
+
+    def own(share: str) -> Series:
+        return {row: {c["name"]: c[share] for c in one["conditions"][1:]} for row, one in enumerate(records)}
+
+    panels = [
+        ("acceptance length kept (% of clean)", 100.0, own("length_kept")),
+        ("accepted drafts kept (% of clean)", 100.0, own("drafts_kept")),
+    ]
+    if compared:
+        less = {
+            row: {c["name"]: c["drafts_kept"] for c in one["conditions"]}
+            for row, one in enumerate(compared["differences"], start=1)
+        }
+        first = escape(records[0]["drafter"]["label"])
+        panels.append((f"accepted drafts kept, less those of {first} (points)", 0.0, less))
+    return panels
+
+
+def _draw(axes: Axes, series: Series, places: dict[str, int], none: float) -> None:
+    ends, begins = [none + 10], [0.0 if none else -10.0]
+    for order, (row, own) in enumerate(series.items()):
+        offset = _SPREAD * (order / (len(series) - 1) - 0.5) if len(series) > 1 else 0.0
+        for name, place in places.items():
+            found = own[name]
             if found is None:
                 continue
             mean = 100 * found["mean"]
@@ -86,7 +104,7 @@ def _panel(
             axes.errorbar([mean], [place + offset], xerr=bar, capsize=2, markersize=5, elinewidth=1.3, **_look(row))
             ends.append(high)
             begins.append(low)
-    axes.axvline(100, color="black", linewidth=1.1, linestyle="--")
+    axes.axvline(none, color="black", linewidth=1.1, linestyle="--")
     axes.set_xlim(min(begins) - 3, max(ends) + 3)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)

@@ -128,12 +128,12 @@ def measure(
         for one, tokens in zip(plans, work, strict=True):
             row: list[Outcome] = []
             for index, drafter in enumerate(drafters):
-                kept = partial.find(one.name, str(index)) if partial and one.skipped is None else None
+                kept = partial.find(one.name, index) if partial and one.skipped is None else None
                 if kept is None:
                     share = _Share(tokens, len(one.prompts), advance)
                     row.append(_under(setting, drafter, growth, one, batch, seed, plain, share))
                     if partial and one.skipped is None:
-                        partial.keep(one.name, str(index), row[-1].answers, row[-1].left_out)
+                        partial.keep(one.name, index, row[-1].answers, row[-1].left_out)
                 else:
                     row.append(Outcome(one, *kept))
                     advance(tokens)

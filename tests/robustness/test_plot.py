@@ -27,10 +27,22 @@ ROWS = [
 ]
 
 
+def differing(*labels: str) -> dict[str, Any]:
+    rows = [{"name": "no BOS", "drafts_kept": FULL}, {"name": "1 $ and _2", "drafts_kept": None}]
+    return {"differences": [{"drafter": label, "less": "a", "conditions": rows} for label in labels]}
+
+
 @pytest.mark.parametrize(
-    "records", [[record("a", *ROWS)], [record(label, *ROWS) for label in "abc"], [record("a", ROWS[2])]]
+    ("records", "compared"),
+    [
+        ([record("a", *ROWS)], None),
+        ([record(label, *ROWS) for label in ("$a$", "_b", "c")], differing("_b", "c")),
+        ([record("a", ROWS[2])], None),
+    ],
 )
-def test_a_picture_with_something_on_it(records: list[dict[str, Any]], tmp_path: Path) -> None:
-    plot(records, tmp_path / "figure.png")
+def test_a_picture_with_something_on_it(
+    records: list[dict[str, Any]], compared: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    plot(records, compared, tmp_path / "figure.png")
     picture = matplotlib.image.imread(tmp_path / "figure.png")
     assert picture.shape[0] > 300 and picture.shape[1] > 1000 and (picture[..., :3] < 0.5).any()
