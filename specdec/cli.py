@@ -9,6 +9,7 @@ import sys
 COMMANDS = {
     "quickstart": ("specdec.quickstart:main", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
+    "doctor": ("specdec.doctor.command:main", "the faults of a set-up, before it is trained"),
     "plan": ("specdec.plan:main", "memory and speed of a fit on many devices, worked out in one process"),
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "test": ("specdec.fit:run", "the same on test data"),

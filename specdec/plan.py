@@ -10,11 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
-from specdec.fit import DrafterCLI, configured, run
+from specdec.fit import Configured, configured, run
 from specdec.training.estimate import MB
 from specdec.training.plan import Plan, plan
 from specdec.training.run_directory import RunDirectory
@@ -28,25 +27,8 @@ SHORT = {
 }  # fmt: skip
 
 
-class Configured(DrafterCLI):
-    """The parts of a run, built from the same arguments as ``specdec fit``'s, and no trainer."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """``fit`` alone: the parsers of the others would take three quarters of the time."""
-        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
-
-    def instantiate_classes(self) -> None:
-        """Model and data alone."""
-        self.config_init = self.parser.instantiate_classes(self.config)
-        self.datamodule, self.model = self._get(self.config_init, "data"), self._get(self.config_init, "model")
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """There is nothing to run."""
-
-    def full(self) -> dict[str, Any]:
-        """The config with everything that was left to a default."""
-        return yaml.safe_load(self._dumped())
+class Planned(Configured):
+    """A run's parts, and what they need."""
 
     def plan(self, world: int) -> Plan:
         """What it needs on ``world`` processes."""
@@ -93,7 +75,7 @@ def main(argv: list[str]) -> int:
     own, args = parser.parse_known_args(argv)
     if own.world < 1 or (own.measure is not None and own.measure < 1):
         raise ValueError("plan: --world and --measure must be at least 1")
-    cli = configured(Configured, "fit", args, RunDirectory())
+    cli = configured(Planned, "fit", args, RunDirectory())
     planned = cli.plan(own.world)
     rows = "not asked for" if own.skip_data else cli.count()
     measured = None
@@ -121,7 +103,7 @@ def read(directory: Path) -> Measured:
     logs = sorted(directory.glob("csv/version_*/metrics.csv"))
     if not logs or not (directory / "config.yaml").is_file():
         raise ValueError(f"{directory}: no run of specdec fit with csv logs and a config.yaml")
-    cli = configured(Configured, "fit", ["--config", str(directory / "config.yaml")], RunDirectory())
+    cli = configured(Planned, "fit", ["--config", str(directory / "config.yaml")], RunDirectory())
     given = cli.config.fit.trainer
     if not str(given.devices).isdigit():
         raise ValueError(f"{directory}: its trainer.devices is {given.devices}: measure a run on a number of devices")

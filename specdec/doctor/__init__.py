@@ -1,1 +1,1 @@
-"""The doctor: is a set-up of target, data and drafter sound."""
+"""``specdec doctor``: a set-up's faults, found before it is trained."""

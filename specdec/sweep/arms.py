@@ -17,8 +17,7 @@ from specdec.difference import Side, aligned, differences, run_groups
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
 from specdec.embedded.source import TargetSource
-from specdec.fit import configured
-from specdec.plan import Configured
+from specdec.fit import Configured, configured
 from specdec.sweep.composing import arguments, measures
 from specdec.sweep.designs import Combination, arm_name
 from specdec.sweep.reading import nearest

@@ -105,7 +105,7 @@ class DrafterModule(pl.LightningModule):
         loss.check(drafter)
         try_losses(loss)
         self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
-        self.features, self._source = features, Source()
+        self.features, self.source = features, Source()
         self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
@@ -120,9 +120,14 @@ class DrafterModule(pl.LightningModule):
     def target(self) -> Target:
         """The target, loaded and proven at the first use."""
         if self._target is None:
-            self._target = self.target_source.load()
-            self._target.prove()
+            target = self.target_source.load()
+            target.prove()
+            self._target = target
         return self._target
+
+    def use(self, target: Target) -> None:
+        """Take a target of :attr:`target_source` that is loaded and proven already."""
+        self._target = target
 
     @property
     def tokenizer(self) -> Any:
@@ -160,14 +165,22 @@ class DrafterModule(pl.LightningModule):
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
         if self.drafter is None:
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-            learnt = (self.train_embed, self.train_head)
-            self.drafter = build(self.spec, self.target, data, self.start, *learnt, self.recipe.steps)
-            asked = self.drafter.config.aux_layers, self.drafter.config.aux_final_norm
-            self._source = self.features.open(self.target, data, *asked)
-            data.companion = self._source
-            try_noise(self.noise, len(self.drafter.config.aux_layers), self.target.hidden_size)
+            self.drafter = self.build(data)
+            self.open(data, self.drafter)
             if is_sharded(self.trainer):
                 shard(self.drafter.to(self.trainer.strategy.root_device), self.device_mesh["data_parallel"])  # type: ignore[index]
+
+    def build(self, data: TokenData) -> Drafter:
+        """The drafter that training begins with, for the target and what these prepared data supervise."""
+        learnt = (self.train_embed, self.train_head)
+        return build(self.spec, self.target, data, self.start, *learnt, self.recipe.steps)
+
+    def open(self, data: TokenData, drafter: Drafter) -> None:
+        """Let the target's features of these data be had from where the run has them."""
+        config = drafter.config
+        self.source = self.features.open(self.target, data, config.aux_layers, config.aux_final_norm)
+        data.companion = self.source
+        try_noise(self.noise, len(config.aux_layers), self.target.hidden_size)
 
     def setup(self, stage: str) -> None:
         """Put the target beside the drafter, and choose how this device computes."""
@@ -189,7 +202,7 @@ class DrafterModule(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Leave torch as it was."""
-        self._source.close()
+        self.source.close()
         self._products.close()
         compile_pointwise(False)
 
@@ -222,7 +235,7 @@ class DrafterModule(pl.LightningModule):
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> Objective:
         assert self.drafter is not None
-        teacher = teach(self.target, self.drafter, batch, self.recipe, measure, self._source)
+        teacher = teach(self.target, self.drafter, batch, self.recipe, measure, self.source)
         if stage == "train" and not isinstance(self.noise, NoNoise):
             generator = batch_generator(batch, self.global_step, self.global_rank)
             noisy = self.noise(teacher.aux_BTNH, batch.documents_BT, generator)

@@ -62,10 +62,10 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
-    module._source.announce(batch)
-    layers = module._source.layers
-    assert module._source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
-    module._source.close()
+    module.source.announce(batch)
+    layers = module.source.layers
+    assert module.source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
+    module.source.close()
 
 
 @pytest.mark.parametrize("preset", ["eagle1", "eagle3"])
