@@ -29,7 +29,9 @@ def agreement(subject: Subject) -> Iterator[Finding]:
     if not texts:
         yield unchecked(NAME, what, f"no document goes on for {depth + 4} tokens behind its first supervised one")
         return
-    found = parity(subject.target, subject.decoding(), texts, depth, None)
+    weight = subject.target.embedding_weight()
+    drafter = subject.decoding() if subject.begun else subject.lively().to(weight)
+    found = parity(subject.target, drafter, texts, depth, None)
     worst = max(found.rows, key=lambda row: row.share if row.share == row.share else float("inf"))
     yield judged(
         NAME, what, worst.share, "at most", worst.allowed,

@@ -4,6 +4,7 @@ Legend: B rows, T tokens, K unroll steps.
 """
 
 import time
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
@@ -26,7 +27,16 @@ MOST = 4000  # steps of one optimizer
 EVERY = 10  # steps between looks
 FIRST = 0.25  # of the time is the set-up's own rate's
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
-TRIES = 3  # decodings of a sample that training has right, before the two are told apart
+TRIES = 2  # decodings of a sample that training has right, before the two are told apart
+PATIENCE = 20  # looks without progress: in drafts, or by a hundredth of the loss
+
+
+class Ended(StrEnum):
+    """Why the training did."""
+
+    LEARNT = "learnt"
+    STALLED = "stalled"
+    LATE = "late"
 
 
 class Look(NamedTuple):
@@ -44,6 +54,7 @@ class Curve(NamedTuple):
 
     looks: list[Look]
     decoded: Decoded
+    ended: Ended
 
 
 class One(TokenData):
@@ -68,8 +79,9 @@ class Watch(pl.Callback):
         self.subject, self.sample, self.begun, self.until, self.name = subject, sample, begun, until, name
         self.batch = Batch(*(column.to(subject.target.device) for column in one.row))
         self.looks: list[Look] = []
-        self.decoded = Decoded(0, 1)
-        self.tries, self.told = 0, 0
+        self.decoded, self.ended = Decoded(0, 1), Ended.STALLED
+        self.tries = self.told = self.idle = 0
+        self.best = (0.0, float("inf"))
         self.teacher: Teacher | None = None
 
     def on_train_batch_end(
@@ -85,10 +97,17 @@ class Watch(pl.Callback):
         self.looks.append(Look(trainer.global_step, seconds, loss, right, self.name))
         self.subject.on_step(int(seconds) - self.told)
         self.told = int(seconds)
-        if right >= LEARNT or late:
+        progress = right > self.best[0] or loss < 0.99 * self.best[1]
+        self.idle = 0 if progress else self.idle + 1
+        self.best = max(self.best[0], right), min(self.best[1], loss)
+        stalled = self.idle >= PATIENCE
+        if right >= LEARNT or late or stalled:
             self.decoded = decode(self.subject, self.sample)
             self.tries += right >= LEARNT
-        trainer.should_stop = late or not self.decoded.refused or self.tries >= TRIES * (1 if right == 1 else 3)
+        if not self.decoded.refused or self.tries >= TRIES * (1 if right == 1 else 2):
+            self.ended, trainer.should_stop = Ended.LEARNT, True
+        elif late or stalled:
+            self.ended, trainer.should_stop = Ended.LATE if late else Ended.STALLED, True
 
     @torch.no_grad()
     def _right(self, module: DrafterModule) -> tuple[float, float]:
@@ -120,9 +139,9 @@ def trained(subject: Subject, sample: Sample) -> Curve:
         watch = Watch(subject, sample, one, begun, share * subject.seconds, name)
         _fit(subject, one, watch)
         looks += watch.looks
-        if not watch.decoded.refused or watch.tries:
+        if watch.ended is Ended.LEARNT:
             break
-    return Curve(looks, watch.decoded)
+    return Curve(looks, watch.decoded, watch.ended)
 
 
 def _fit(subject: Subject, one: One, watch: Watch) -> None:

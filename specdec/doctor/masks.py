@@ -27,6 +27,7 @@ NAME = "masks"
 CONVERSATIONS = 64  # the first ones of the training data are rendered again
 ROWS = 64  # of those that hold them are looked at
 ALIKE = 0.98  # of the supervised tokens are those found here
+MOVED = 0.8  # of them, if the mask is moved by a token
 ALIKE_TAGGED = 0.5  # where the template's own tags decide, which may leave out more
 
 
@@ -169,7 +170,7 @@ def _spans(pairs: list[tuple[Document, Turns]], allowed: float, what: str) -> Fi
     alike = {by: _alike(pairs, by) for by in (-1, 0, 1)}
     best = max(alike, key=alike.__getitem__)
     told = f"{what} ({len(pairs)} conversations; shared over joint tokens)"
-    if best:
+    if best and alike[best] >= MOVED:
         fault = (
             f"the mask fits better when it is moved by {-best:+d} token ({alike[best]:.3f}): it is shifted by "
             f"{best:+d} between the template and the batch; token j is supervised where x[j] itself is the assistant's"

@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, K unroll steps.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from specdec.evaluation.beginnings import SHORTEST, beginnings
 from specdec.evaluation.callback import decoding_copy
 
 PROMPT, ANSWER = 32, 64  # tokens
-PROMPTS = 4  # the one is taken whose answer the draft vocabulary knows best
+PROMPTS = 4  # the one is taken whose answer tells most
 
 
 class Sample(NamedTuple):
@@ -21,7 +22,14 @@ class Sample(NamedTuple):
 
     prompt: list[int]
     answer: list[int]  # longer than what is decoded, by as much as a draft may reach beyond it
+    decoded: int  # tokens of it that are decoded
     known: list[bool]  # of the answer's tokens, whether the draft vocabulary has them
+
+    @property
+    def tells(self) -> int:
+        """Tokens that the drafter knows, and that are not the one before: what repeats itself is right by chance."""
+        new = (one != other for one, other in pairwise(self.answer[: self.decoded]))
+        return sum(known and changed for known, changed in zip(self.known[1:], new, strict=False))
 
 
 class Decoded(NamedTuple):
@@ -37,7 +45,7 @@ class Decoded(NamedTuple):
 
 
 def chosen(subject: Subject) -> Sample:
-    """Of a few real prompts the one whose answer the drafter knows best."""
+    """Of a few real prompts the one whose answer tells most."""
     target, vocab, K = subject.target, subject.drafter.vocab, subject.recipe.steps
     length = ANSWER + K + 2
     room = target.config.max_position_embeddings - length
@@ -50,10 +58,9 @@ def chosen(subject: Subject) -> Sample:
         cut = prompt[-min(room, 2 * SAMPLE) :]
         answer = decoder.generate(cut, length).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
-        if best is None or sum(known[:ANSWER]) > sum(best.known[:ANSWER]):
-            best = Sample(cut, answer, known)
-        if all(known):
-            break
+        one = Sample(cut, answer, ANSWER, known)
+        if best is None or one.tells > best.tells:
+            best = one
     assert best is not None
     return best
 
@@ -64,7 +71,7 @@ def decode(subject: Subject, sample: Sample) -> Decoded:
     K, drafter = subject.recipe.steps, subject.module.drafter
     assert drafter is not None
     decoder = SpeculativeDecoder(subject.target, decoding_copy(drafter, subject.target).eval(), Chain(K))
-    made = decoder.generate(sample.prompt, ANSWER)
+    made = decoder.generate(sample.prompt, sample.decoded)
     accepted = refused = 0
     for known, count in zip(made.context, made.accepted, strict=True):
         accepted += count

@@ -17,6 +17,7 @@ from specdec.drafter import Drafter, Step
 from specdec.evaluation.callback import decoding_copy
 from specdec.features import Source
 from specdec.nn.view import View
+from specdec.optimizers import hidden_matrix
 from specdec.target import Target
 from specdec.training.module import DrafterModule
 from specdec.training.objective import Recipe
@@ -118,13 +119,18 @@ class Subject:
         return decoding_copy(self.drafter, self.target).eval()
 
     def lively(self) -> Drafter:
-        """The same, its scales away from one: two norms one after the other are then not the same as one."""
+        """The same, its scales away from one: two norms one after the other are then not the same as one.
+
+        Hidden matrices that start at random get unit gain, so that what goes wrong in a block shows.
+        """
         drafter, chance = self.precise(), torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for parameter in drafter.parameters():
+            for name, parameter in drafter.named_parameters():
                 if parameter.ndim == 1:
                     drawn = torch.rand(parameter.shape, generator=chance, dtype=torch.float64)
                     parameter.copy_(0.5 + drawn.to(parameter.device))
+                elif hidden_matrix(name, parameter) and not self.begun:
+                    parameter.div_(parameter.square().mean().sqrt() * parameter.shape[1] ** 0.5)
         return drafter.requires_grad_(False)
 
 
