@@ -24,11 +24,11 @@ from specdec.training.schedule import WarmupCosine
 from specdec.training.ttt import reachable, shift
 
 MOST = 4000  # steps of one optimizer
-EVERY = 10  # steps between looks
+EVERY = 5  # steps between looks
 FIRST = 0.25  # of the time is the set-up's own rate's
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
 TRIES = 2  # decodings of a sample that training has right, before the two are told apart
-PATIENCE = 20  # looks without progress: in drafts, or by a hundredth of the loss
+PATIENCE = 40  # looks without progress: in drafts, or by a hundredth of the loss
 
 
 class Ended(StrEnum):
@@ -87,16 +87,11 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """At every tenth step."""
-        seconds = time.monotonic() - self.begun
-        late = seconds >= self.until
+        """At every fifth step."""
+        late = time.monotonic() - self.begun >= self.until
         if trainer.global_step % EVERY and not late:
             return
-        assert isinstance(pl_module, DrafterModule)
-        right, loss = self._right(pl_module)
-        self.looks.append(Look(trainer.global_step, seconds, loss, right, self.name))
-        self.subject.on_step(int(seconds) - self.told)
-        self.told = int(seconds)
+        right, loss = self._look(trainer, pl_module)
         progress = right > self.best[0] or loss < 0.99 * self.best[1]
         self.idle = 0 if progress else self.idle + 1
         self.best = max(self.best[0], right), min(self.best[1], loss)
@@ -108,6 +103,19 @@ class Watch(pl.Callback):
             self.ended, trainer.should_stop = Ended.LEARNT, True
         elif late or stalled:
             self.ended, trainer.should_stop = Ended.LATE if late else Ended.STALLED, True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Where it begins."""
+        self._look(trainer, pl_module)
+
+    def _look(self, trainer: pl.Trainer, module: pl.LightningModule) -> tuple[float, float]:
+        assert isinstance(module, DrafterModule)
+        right, loss = self._right(module)
+        seconds = time.monotonic() - self.begun
+        self.looks.append(Look(trainer.global_step, seconds, loss, right, self.name))
+        self.subject.on_step(int(seconds) - self.told)
+        self.told = int(seconds)
+        return right, loss
 
     @torch.no_grad()
     def _right(self, module: DrafterModule) -> tuple[float, float]:

@@ -46,8 +46,8 @@ def _findings(subject: Subject, sample: Sample, curve: Curve, what: str) -> Iter
     steps = sum(max(look.step for look in curve.looks if look.optimizer == name) for name in _names(curve))
     told = f"{steps} steps in {last.seconds:.0f} s, {', '.join(_names(curve))}"
     yield judged(
-        NAME, "the sample's loss, at its least", least, "below", first.loss if len(curve.looks) > 1 else float("inf"),
-        f"the loss never fell below that after {first.step} steps ({told}): nothing is learnt",
+        NAME, "the sample's loss, at its least", least, "below", first.loss,
+        f"the loss never fell below where it began ({told}): nothing is learnt",
     )  # fmt: skip
     done = curve.decoded
     counted = f"{done.accepted} accepted, {done.refused} refused; right in training {last.right:.1%}; {told}"

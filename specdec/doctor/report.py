@@ -52,18 +52,20 @@ def _plain(value: float | None) -> float | None:
 
 
 def curve(looks: Sequence[dict[str, Any]], path: Path) -> None:
-    """Loss and right drafts of the overfitted sample, over the time that it took."""
+    """Loss and right drafts of the overfitted sample, over the steps of one optimizer and the other."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
-    for name, style in zip(dict.fromkeys(look["optimizer"] for look in looks), ("-", "--"), strict=False):
+    begun = 0
+    for name, style in zip(dict.fromkeys(look["optimizer"] for look in looks), ("o-", "s--"), strict=False):
         mine = [look for look in looks if look["optimizer"] == name]
-        seconds = [look["seconds"] for look in mine]
-        above.plot(seconds, [look["loss"] for look in mine], style, color="black", label=name)
-        below.plot(seconds, [look["right"] for look in mine], style, color="black")
+        steps = [begun + look["step"] for look in mine]
+        begun = steps[-1]
+        for axes, key in ((above, "loss"), (below, "right")):
+            axes.plot(steps, [look[key] for look in mine], style, color="black", markersize=4, label=name)
     above.set(ylabel="loss", title="one sample, trained on alone")
     above.legend(frameon=False)
-    below.set(xlabel="training time (s)", ylabel="drafts right in training", ylim=(0, 1.05))
+    below.set(xlabel="training steps", ylabel="drafts right in training", ylim=(0, 1.05))
     for axes in (above, below):
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
