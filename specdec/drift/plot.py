@@ -30,6 +30,7 @@ TITLES = {
 FORMATS = ("png", "pdf")
 _LINES = ("-", "--", "-.", ":")
 _WIDE = 8.0  # a largest value so many times the smallest is shown on a logarithmic axis
+_PROMPTS = 5  # with chains that reach a step, below which it is left out
 _LEAST = 0.1  # the least that a linear axis shows
 _GREY = "#707070"
 
@@ -37,7 +38,8 @@ _GREY = "#707070"
 def plot(found: Sequence[tuple[str, Document]], stem: Path) -> list[Path]:
     """Draw drafters, by their labels, as ``STEM.png`` and ``STEM.pdf``, each whole or not at all.
 
-    Markers are hollow beyond a drafter's trained depth; where all have the same, a dotted line marks it.
+    Markers are hollow beyond a drafter's trained depth; where all have the same, a dotted line marks it. Steps that
+    chains of fewer than five prompts reach are left out.
 
     Raises:
         ValueError: there is nothing to draw, or a file cannot be written.
@@ -73,7 +75,7 @@ def _series(axes: Axes, documents: Sequence[Document], name: str) -> None:
     means = []
     for row, document in enumerate(documents):
         one, look = document["series"][name], _look(row)
-        steps = [k for k, mean in enumerate(one["mean"], start=1) if mean is not None]
+        steps = [k for k, weights in enumerate(one["weights"], start=1) if _is_told(weights)]
         at = [k + _aside(row, len(documents)) for k in steps]
         mean, bars = _bars(one, [k - 1 for k in steps])
         means += mean
@@ -102,6 +104,11 @@ def _series(axes: Axes, documents: Sequence[Document], name: str) -> None:
         axes.set_ylim(min(-0.05, *(mean - 0.1 for mean in means)), 1.05)
     else:
         _range(axes, means, logarithmic="rms" in name)
+
+
+def _is_told(weights: Sequence[int]) -> bool:
+    """Whether enough prompts have chains that reach a step; of few prompts all have to."""
+    return sum(weight > 0 for weight in weights) >= min(_PROMPTS, len(weights))
 
 
 def _sources(axes: Axes, documents: Sequence[Document]) -> None:

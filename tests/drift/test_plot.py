@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from specdec.drift.measure import measure
-from specdec.drift.plot import PANELS, _series, plot
+from specdec.drift.plot import PANELS, _is_told, _series, plot
 from specdec.drift.report import report
 from specdec.drift.results import Document, document
 from specdec.drift.summary import difference, summary
@@ -58,6 +58,11 @@ def test_the_trained_depth_is_marked(found: list[tuple[str, Document]]) -> None:
     _series(bare, [found[2][1]], "state_rms")  # trained to a depth that nobody knows
     assert not [line for line in bare.lines if line.get_linestyle() == ":"]
     assert not [x for line in bare.lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()]
+
+
+def test_steps_that_few_prompts_reach_are_left_out() -> None:
+    assert _is_told([1, 2, 3, 4, 5]) and _is_told([0, 0, 1, 2, 3, 4, 5]) and _is_told([1, 2])
+    assert not _is_told([0, 1, 2, 3, 4]) and not _is_told([0, 2])
 
 
 def test_the_report(found: list[tuple[str, Document]]) -> None:
