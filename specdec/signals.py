@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM as one exception, so that whatever runs is ended in order."""
+"""Ctrl-C and SIGTERM as one exception, or as a note, so that whatever runs is ended in order."""
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -22,9 +22,39 @@ def asked_to_end() -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         raise Asked(number)
 
-    old = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _handled(ask):
+        yield
+
+
+class Note:
+    """Whether somebody asked this process to end."""
+
+    number: int | None = None
+    """The first signal that came."""
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Note]:
+    """Inside, the first SIGINT or SIGTERM is noted and the second raises :class:`Asked`, in the main thread only.
+
+    For code that calls libraries which do not let an exception through.
+    """
+    note = Note()
+
+    def write(number: int, frame: FrameType | None) -> None:
+        if note.number is not None:
+            raise Asked(note.number)
+        note.number = number
+
+    with _handled(write):
+        yield note
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+        for number, before in old.items():
+            signal.signal(number, before)

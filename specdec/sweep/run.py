@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec.serving import said
-from specdec.signals import Asked, asked_to_end
+from specdec.signals import Asked, Note, noted
 from specdec.sweep.attempt import BUSY, settle
 from specdec.sweep.engine import Ended, Engine
 from specdec.sweep.job import Job
@@ -109,25 +109,31 @@ def run(
         ValueError: a job needs one that is not there or itself, the engine cannot be had, or the study cannot be
             written.
     """
-    begin, signal = time.monotonic(), None
+    begin = time.monotonic()
     entries = _entries(study, jobs)
     sweep = _Sweep(entries, engine, retries, watch)
-    try:
-        with asked_to_end(), engine.open(study, way or Way(Path.cwd()), retries):
-            log.info("%d jobs, %d of them done, on %s", len(entries), sweep.done, engine.describe())
-            sweep.go()
-    except Asked as asked:
-        signal = asked.status - 128
-        for entry in entries.values():  # some have ended well when they were asked to stop
-            if entry.phase is Phase.RUNNING and entry.folder.is_done(entry.job):
-                entry.phase = Phase.DONE
+    with noted() as note:
+        try:
+            with engine.open(study, way or Way(Path.cwd()), retries):
+                log.info("%d jobs, %d of them done, on %s", len(entries), sweep.done, engine.describe())
+                sweep.go(note)
+                if note.number is not None:
+                    log.warning("stopping: what runs saves and ends; once more does not wait for it")
+        except Asked:
+            pass
+        except SystemError as error:  # Ray makes this of it
+            if not isinstance(error.__cause__, Asked):
+                raise
+    for entry in entries.values():  # some have ended well when they were asked to stop
+        if entry.phase is Phase.RUNNING and entry.folder.is_done(entry.job):
+            entry.phase = Phase.DONE
     by = {phase: [key for key, entry in entries.items() if entry.phase is phase] for phase in Phase}
     return Outcome(
         tuple(by[Phase.DONE]),
         {key: entries[key].message for key in by[Phase.FAILED]},
         {key: entries[key].message for key in by[Phase.NOT_RUN]},
         tuple(key for key, entry in entries.items() if entry.phase not in SETTLED),
-        signal,
+        note.number,
         time.monotonic() - begin,
         sum(entry.waited for entry in entries.values()),
     )
@@ -173,11 +179,12 @@ class _Sweep:
     def done(self) -> int:
         return sum(entry.phase is Phase.DONE for entry in self.entries.values())
 
-    def go(self) -> None:
+    def go(self, note: Note) -> None:
+        """To the end, or until somebody asks for it."""
         all_of_them = list(self.entries.values())
         self._start()
         self.watch(all_of_them, False)
-        while any(entry.phase not in SETTLED for entry in all_of_them):
+        while note.number is None and any(entry.phase not in SETTLED for entry in all_of_them):
             ended = self.engine.ended(POLL)
             for one in ended:
                 self._after(one)

@@ -52,7 +52,7 @@ def end() -> Iterator[Callable[[Callable[[], bool], int], None]]:
 
     def start(when: Callable[[], bool], number: int) -> None:
         def wait() -> None:
-            if soon(when, 20):
+            if soon(when, 60):
                 os.kill(os.getpid(), number)
 
         threads.append(threading.Thread(target=wait))

@@ -58,7 +58,7 @@ def go(tmp_path: Path) -> Iterator[Path]:
 def pids(study: Path, key: str) -> list[int]:
     """Of a command that waits, and of its child."""
     path = study / "fits" / key / "pids"
-    assert soon(lambda: path.exists() and path.read_text())
+    assert soon(lambda: path.exists() and path.read_text(), 60)
     return [int(word) for word in path.read_text().split()]
 
 

@@ -138,10 +138,11 @@ from specdec.files import read_json
 from specdec.sweep.job import Job
 from specdec.sweep.local import Local
 from specdec.sweep.run import run
-from tests.sweep.conftest import WAY
+from specdec.sweep.worker import Way
 
 jobs = [Job.from_json(data, "jobs") for data in read_json(sys.argv[2])]
-sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2, cores=2), way=WAY).status)
+way = Way(Path.cwd(), "tests.sweep.commands", 10.0)
+sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2, cores=2), way=way).status)
 """
 
 
@@ -168,14 +169,14 @@ def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: Make, runs: Run
     assert len(all_of_it) == 8
     runner.kill()  # alone
     runner.wait()
-    assert soon(lambda: not any(map(alive, all_of_it)))
+    assert soon(lambda: not any(map(alive, all_of_it)), 60)
 
     runner = start()
     all_of_it = everything(runner)
     for pid in [runner.pid, *all_of_it]:
         os.kill(pid, signal.SIGKILL)
     runner.wait()
-    assert soon(lambda: not any(map(alive, all_of_it)))
+    assert soon(lambda: not any(map(alive, all_of_it)), 60)
 
     runner = start()
     keepers = children(runner.pid)

@@ -20,7 +20,7 @@ Runs = Callable[[str], list[list[str]]]
 
 
 def gone(processes: list[int]) -> bool:
-    return soon(lambda: not any(map(alive, processes)))
+    return soon(lambda: not any(map(alive, processes)), 60)
 
 
 def test_a_job_is_done_once(study: Path, job: Make, runs: Runs) -> None:
@@ -70,7 +70,7 @@ def test_nothing_outlives_a_killed_process(study: Path, job: Make, runs: Runs, g
         os.kill({"keeper": keeper, "attempt": under, "command": command}[victim], signal.SIGKILL)
     assert worker.wait(60) != 0 and gone([keeper, under, command, child])
     worker.stop()
-    assert soon(lambda: not folder.is_held())
+    assert soon(lambda: not folder.is_held(), 60)
     go.touch()
     assert work(folder.path, WAY) == 0 and len(runs("a")) == 2
     ends = {"keeper": "stopped", "attempt": "killed", "command": "died", "starter": "stopped"}
