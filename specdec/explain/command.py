@@ -31,7 +31,7 @@ from specdec.export import FORMATS, export_drafter, subject_of
 from specdec.export.arguments import load_as_stored
 from specdec.export.checkpoint import check_unchanged
 from specdec.export.switches import VLLM
-from specdec.files import staged_directory, write_json, write_text
+from specdec.files import read_json, staged_directory, write_json, write_text
 from specdec.imports import flags
 from specdec.parity.asked import ask_all, engine_asked
 from specdec.parity.differences import format_at
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
                 failed = error  # what was measured before is kept
         about = _about(args, pair, measured.prompt_ids, skipped, prompts, [*flags(), *argv])
         about["engine_failed"] = " ".join(str(failed).split()) if failed else None
-        told = {"depth": args.depth, **waterfall.told(args.depth), **about}
+        told = {"version": 1, "depth": args.depth, **waterfall.told(args.depth), **about}
         plot(told, folder / FIGURE)
         write_text(folder / REPORT, report(told, FIGURE))
         write_json(folder / NUMBERS, told)
@@ -166,7 +166,11 @@ def _about(
         "without_a_pass": [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in used],
         "skipped": [one._asdict() for one in skipped],
         "target": dict(target.identity),
-        "drafter": {"directory": str(args.drafter), **drafter.config.to_json()},
+        "drafter": {
+            "directory": str(args.drafter),
+            "weights_sha256": read_json(Path(args.drafter) / "config.json")["weights_sha256"],
+            **drafter.config.to_json(),
+        },
         "settings": {
             **asdict(args.target),
             "prompts": [str(path) for path in args.prompts],
