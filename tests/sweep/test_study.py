@@ -1,5 +1,6 @@
 """STUDY.yaml: what is read, and what is refused before any arm is looked at."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,13 @@ def test_what_is_no_yaml_mapping_is_told_by_line(tmp_path: Path, text: str, mess
         read_study(tmp_path / "s.yaml")
     with pytest.raises(ValueError, match="no such file"):
         read_study(tmp_path / "other.yaml")
+
+
+def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text()
+    whole, generations = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "study.yaml").write_text(whole)
+    study = read_study(tmp_path / "study.yaml")
+    assert len(study.design.combinations) == 7 and study.baseline == {"fc_norm": "off", "K": "4"}
+    (tmp_path / "study.yaml").write_text(f"name: generations\n{generations}evaluate: {{}}\n")
+    assert read_study(tmp_path / "study.yaml").axes[0].names == ["EAGLE-1", "EAGLE-2", "EAGLE-3"]
