@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from specdec.drift.results import Document
 from specdec.evaluation.style import escape, style
@@ -138,10 +138,9 @@ def _range(axes: Axes, means: Sequence[float], logarithmic: bool) -> None:
     """From zero, or logarithmic where the values may be and are far apart."""
     if logarithmic and means and min(means) > 0 and max(means) > _WIDE * min(means):
         axes.set_yscale("log")
-        plain = FuncFormatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_formatter(plain if max(means) < 100 * min(means) else NullFormatter())
-        axes.tick_params(axis="y", which="minor", labelsize=7)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         top = max(1.05 * axes.dataLim.y1, _LEAST)
         axes.set_ylim(-0.03 * top, top)
