@@ -7,6 +7,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from specdec.card.cost import fit_config
 from specdec.card.study import KINDS, Run, Study
 from specdec.files import read_json, sha256
@@ -37,7 +39,7 @@ def _of(directory: Path, run: Run, kind: str) -> dict[str, str]:
     key = run.keys[kind]
     if key is None:
         return {}
-    paths = [directory / "jobs" / key / "state.json"]
+    paths = [directory / "jobs" / key / name for name in ("state.json", "config.yaml")]
     if run.done(kind):
         paths += [path for name in _READ[kind] for path in sorted(run.place(kind).glob(name))]
     return {path.relative_to(directory).as_posix(): sha256(path) for path in paths if path.is_file()}
@@ -85,12 +87,18 @@ def _rerun(study: Study, run: Run) -> Json:
                     for growth, each in run.evaluation.answers.items()}  # fmt: skip
         out["evaluate"] = {
             "command": study.plan["jobs"][key]["command"],
+            "config": _config(study.directory / "jobs" / str(key) / "config.yaml"),
             "provenance": found["provenance"],
             "prompts_sha256": run.evaluation.settings.get("prompts_sha256"),
             "accepted_sha256": {growth: digest(each) for growth, each in accepted.items()},
             "acceptance_length": {one["growth"]: one["acceptance_length"]["mean"] for one in found["results"]},
         }
     return out
+
+
+def _config(path: Path) -> Json | None:
+    """The config file that a measure's command names."""
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def _losses(path: Path) -> Json | None:

@@ -19,7 +19,7 @@ from specdec.evaluation.command import main as evaluate
 from specdec.evaluation.compare_command import read as read_evaluation
 from specdec.files import read_json, write_json, write_text
 from specdec.fit import run as fit
-from specdec.imports import flags
+from specdec.imports import flags, take
 from specdec.provenance import provenance
 from specdec.training.step_losses import LOSSES, read_lines
 
@@ -151,8 +151,11 @@ def _weights(known: str, directory: Path) -> Check:
 
 
 def _evaluation(known: Json, out: Path) -> list[Check]:
-    argv = _replaced(known["command"][1:], {"--drafter": str(out / "fit" / "drafter"), "--out": str(out / "evaluate")})
-    evaluate(argv)
+    values = {"--drafter": str(out / "fit" / "drafter"), "--out": str(out / "evaluate")}
+    if known["config"] is not None:
+        values["--config"] = str(out / "evaluate.yaml")
+        write_text(out / "evaluate.yaml", yaml.safe_dump(known["config"], sort_keys=False, allow_unicode=True))
+    evaluate(_replaced(take(known["command"][1:])[1], values))
     found = read_evaluation(out / "evaluate")
     checks = []
     if found.settings.get("prompts_sha256") != known["prompts_sha256"]:
@@ -180,4 +183,4 @@ def _replaced(argv: Sequence[str], values: dict[str, str]) -> list[str]:
                 next(words, None)
             continue
         out.append(word)
-    return [*out, *itertools.chain(*values.items())]
+    return [*itertools.chain(*sorted(values.items())), *out]

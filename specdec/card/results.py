@@ -52,7 +52,7 @@ def results(study: Study, detect: float) -> Json:
     return {
         "study": {
             "name": study.name, "design": study.design, "axes": study.axes, "baseline": study.base.name,
-            "generators": study.generators, "seeds": study.seeds,
+            "generators": study.generators, "seeds": study.seeds, "unequal": list(study.plan.get("unequal") or []),
         },
         "statistics": {"intervals": METHOD, "alpha": ALPHA, "detect": detect,
                        "corrections": "Holm (p_holm, which the verdicts go by) and Benjamini-Hochberg (p_bh), over all "

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.card.study import NOT_BEGUN
 from specdec.evaluation.markdown import FEW_PROMPTS
 
 FEW_SEEDS = 3
@@ -63,18 +62,18 @@ def cautions(card: Json) -> list[str]:
 
 
 def _unfinished(card: Json) -> list[str]:
+    """Of each run, failures one by one and what waits together."""
     out = []
     for arm in card["arms"]:
-        runs = arm["runs"]
-        for run in runs:
-            odd = {kind: state for kind, state in run["states"].items() if state["name"] != "done"}
-            for kind, state in odd.items():
-                if state["name"] == NOT_BEGUN and any(
-                    other != kind and one["name"] == "failed" for other, one in odd.items()
-                ):
-                    continue  # it waits for what failed
-                said = f": {state['message']}" if state["message"] else ""
-                out.append(f"{arm['name']}, seed {run['seed']}: {kind} {state['name']}{said}.")
+        for run in arm["runs"]:
+            head, states = f"{arm['name']}, seed {run['seed']}: ", run["states"]
+            for kind, state in states.items():
+                if state["name"] == "failed":
+                    out.append(f"{head}{kind} failed{': ' + state['message'] if state['message'] else ''}.")
+            for name in dict.fromkeys(state["name"] for state in states.values()):
+                kinds = ", ".join(kind for kind, state in states.items() if state["name"] == name)
+                if name not in ("done", "failed"):
+                    out.append(f"{head}{kinds} {name}.")
     out += [f"{name} is not compared: {why}." for name, why in card["not_compared"].items()]
     return out
 
@@ -102,7 +101,7 @@ def _size(card: Json) -> list[str]:
 
 
 def _unlike(card: Json) -> list[str]:
-    base, out = card["study"]["baseline"], []
+    base, out = card["study"]["baseline"], [f"Unequal by permission: {line}." for line in card["study"]["unequal"]]
     sizes = {name: _first(fits, "trained_parameters") for name, fits in card["training"].items()}
     for name, size in sizes.items():
         own = sizes.get(base)
