@@ -6,6 +6,7 @@ there. A state that fits another boundary as well proves nothing, so the nearest
 Legend: T tokens, N aux layers, H hidden, L target layers.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from specdec.target.proof import TOLERANCE
 from specdec.training.objective import teach
 
 DOCUMENTS, LENGTH = 8, 512  # compared, and of how many tokens each
-ENOUGH = 64  # places at which a trained drafter's greedy drafts say something
+ENOUGH = 64  # places at which a trained drafter's drafts say something
 
 NAME = "taps"
 
@@ -153,33 +154,39 @@ def _logits(target: Target, finals: list[Tensor], owns: list[Own], allowed: floa
 
 def _trained(subject: Subject, found: list[Document]) -> Finding:
     """A trained drafter agrees best with the states that it was trained on."""
-    what = "the saved drafter drafts best from its stated boundaries, not from those one higher or lower"
+    what = "the saved drafter drafts best from its stated boundaries, not from those one higher or lower (nats)"
     target, config = subject.target, subject.drafter.config
-    drafter, hits = subject.precise(), {}
+    drafter, scores = subject.precise(), dict[int, Tensor]()
     for by in (-1, 0, 1):
         layers = tuple(b + by for b in config.aux_layers)
-        final_norm = config.aux_final_norm and by == 0
         if layers[0] < 0 or layers[-1] > target.num_layers:
             continue
-        right = []
+        final_norm, found_by = config.aux_final_norm and by == 0, []
         for document in found:
             ids_1T = document.ids_T[None, :LENGTH]
             out = target.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), layers, final_norm)
             view = View.packed(torch.zeros_like(ids_1T[:, 1:]))
             step = drafter.step(ids_1T[:, 1:], drafter.fuse(out.aux_BTNH[:, :-1].double()), view)
-            drafts_T = drafter.vocab.to_target(drafter.logits(step.normed_BTH[0]).argmax(-1))
-            right.append(drafts_T == target.logits(out.final_BTH[:, 1:])[0].argmax(-1))
-        hits[by] = torch.cat(right).double()
-    own_share = float(hits[0].mean())
-    others = {by: float(share_T.mean()) for by, share_T in hits.items() if by}
-    if len(hits[0]) < ENOUGH or not others or max([own_share, *others.values()]) < 5 / len(hits[0]):
-        return unchecked(NAME, what, "too little is drafted rightly from any of them to tell", own_share)
-    best = max(others, key=others.__getitem__)
-    spread = 2 * float((hits[0] - hits[best]).std() / len(hits[0]) ** 0.5)
+            wanted_T = drafter.vocab.to_draft(target.logits(out.final_BTH[:, 1:])[0].argmax(-1))
+            log_q_TD = drafter.logits(step.normed_BTH[0]).log_softmax(-1)
+            found_by.append(log_q_TD[wanted_T >= 0, wanted_T[wanted_T >= 0]])
+        scores[by] = torch.cat(found_by)
+    own_N = scores.pop(0)
+    own_mean, chance = float(own_N.mean()), -math.log(config.draft_vocab_size)
+    if len(own_N) < ENOUGH or not scores or max(own_mean, *(float(x.mean()) for x in scores.values())) < chance + 1:
+        return unchecked(
+            NAME, what, "it knows too little of these rows, or there is no other boundary to tell", own_mean
+        )
+    best = max(scores, key=lambda by: float(scores[by].mean()))
+    lead_N, other = own_N - scores[best], float(scores[best].mean())
+    error = 2 * float(lead_N.std()) / len(lead_N) ** 0.5
+    if abs(float(lead_N.mean())) <= error:
+        why = f"boundaries {best:+d} give {other:.4g} nats: for this drafter the states are too alike to tell"
+        return unchecked(NAME, what, why, own_mean)
     return judged(
-        NAME, what, own_share, "at least", others[best] - spread,
-        f"from boundaries {best:+d} it has {others[best]:.1%} of its drafts right, from its own {own_share:.1%}: "
-        f"it was trained on {[b + best for b in config.aux_layers]}; its checkpoint counts layers otherwise, import it "
-        "again with --aux_layers",
-        f"{best:+d}: {others[best]:.3g}",
+        NAME, what, own_mean, "above", other,
+        f"from boundaries {best:+d} it gives the target's tokens {other:.4g} nats, from its own {own_mean:.4g}: it was "
+        f"trained on {[b + best for b in config.aux_layers]}; its checkpoint counts layers otherwise, import it again "
+        "with --aux_layers",
+        f"those {best:+d}: {other:.4g}",
     )  # fmt: skip
