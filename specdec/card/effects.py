@@ -38,7 +38,7 @@ def effects(
 
     In a grid with combinations left out or missing, an effect is averaged over those levels of the other axes
     at which all that it needs is there. In a fraction of a two-level grid it is the difference between the two halves
-    of the arms, with the other effects of which that is the difference too.
+    of the arms, with the other effects of which that is the difference too; none where arms of it are missing.
     """
     varied = {axis: _first(levels, baseline.get(axis)) for axis, levels in axes.items() if len(levels) > 1}
     present = {tuple((axis, arm[axis]) for axis in varied) for arm in arms}
@@ -83,13 +83,14 @@ def _fraction(varied: Mapping[str, Sequence[str]], present: set[Levels]) -> list
         for chosen in itertools.combinations(varied, size):
             terms = tuple((axis, varied[axis][1]) for axis in chosen)
             signs[terms] = {arm: _sign(arm, terms) for arm in present}
+    if not _regular([column for terms, column in signs.items() if len(terms) <= 2]):
+        return []
     out = []
     for terms, column in signs.items():
         if len(terms) > 2 or abs(sum(column.values())) == len(present):  # the defining relation itself
             continue
         scale = 2.0 ** (len(terms) - 1)  # a difference of differences is twice the halves' difference
-        halves = {side: sum(sign == side for sign in column.values()) for side in (1, -1)}
-        weights = {arm: scale * sign / halves[sign] for arm, sign in column.items()}
+        weights = {arm: scale * sign / (len(present) / 2) for arm, sign in column.items()}
         aliases = [
             ("" if _equal(column, other, 1) else "minus ") + " x ".join(axis for axis, _ in names)
             for names, other in signs.items()
@@ -97,6 +98,13 @@ def _fraction(varied: Mapping[str, Sequence[str]], present: set[Levels]) -> list
         ]
         out.append(Effect(terms, weights, aliases))
     return out
+
+
+def _regular(columns: Sequence[Mapping[Levels, int]]) -> bool:
+    """Whether any two effects are wholly apart or wholly the same; where arms are missing they are mixed in part."""
+    constant = dict.fromkeys(columns[0], 1)
+    pairs = itertools.combinations([constant, *columns], 2)
+    return all(abs(sum(one[arm] * two[arm] for arm in constant)) in (0, len(constant)) for one, two in pairs)
 
 
 def _sign(arm: Levels, terms: Levels) -> int:

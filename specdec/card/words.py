@@ -75,6 +75,10 @@ def _unfinished(card: Json) -> list[str]:
                 if name not in ("done", "failed"):
                     out.append(f"{head}{kinds} {name}.")
     out += [f"{name} is not compared: {why}." for name, why in card["not_compared"].items()]
+    silent = set(card["growths"]) - {row["growth"] for row in card["effects"]}
+    if card["study"]["design"] == "fractional" and silent:
+        growths = ", ".join(sorted(silent))
+        out.append(f"{growths}: arms of the fraction are missing, without which no effect can be told.")
     return out
 
 

@@ -59,6 +59,12 @@ def test_a_missing_arm_takes_with_it_only_what_needs_it() -> None:
     assert len(found["a=1"].weights) == 6
 
 
+def test_half_a_grid_without_one_of_its_arms_has_no_effects() -> None:
+    """Without it each is mixed with the others in part, for which there is no name."""
+    arms = [arm for arm in grid(AXES) if sum(map(int, arm.values())) % 2]
+    assert effects(AXES, BASE, arms[:3]) == []
+
+
 def test_half_a_grid_names_what_it_cannot_tell_apart() -> None:
     arms = [arm for arm in grid(AXES) if sum(map(int, arm.values())) % 2]  # c = a * b
     found = {effect.name: effect for effect in effects(AXES, BASE, arms)}
