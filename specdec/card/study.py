@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from specdec.evaluation.compare_command import Run as Evaluation
 from specdec.evaluation.compare_command import read as read_evaluation
 from specdec.files import read_json
+from specdec.shared import lock_now
 
 VERSION = 1
 KINDS = ("fit", "evaluate", "drift", "robustness")
@@ -21,7 +22,7 @@ class State(NamedTuple):
     """What became of one job."""
 
     name: str
-    """``done``, ``running``, ``failed`` or ``not begun``."""
+    """``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``."""
     message: str | None
     """Of a job that failed."""
     seconds: float | None
@@ -51,6 +52,8 @@ class Run:
         path = self.directory / "jobs" / key / "state.json"
         stored = read_json(path) if path.is_file() else {}
         name = "done" if (self.place(kind) / DONE[kind]).is_file() else stored.get("state", NOT_BEGUN)
+        if name == "running" and not _is_held(path.with_name("lock")):
+            name = "killed"
         if name == "done" and not (self.place(kind) / DONE[kind]).is_file():
             name = "failed"
             stored = {**stored, "message": f"it left no {DONE[kind]}"}
@@ -154,6 +157,14 @@ def _arm(directory: Path, arm: dict[str, Any]) -> Arm:
     levels = {str(axis): str(level) for axis, level in arm["levels"].items()}
     runs = tuple(Run(directory, run["seed"], {kind: run.get(kind) for kind in KINDS}) for run in arm["runs"])
     return Arm(arm["name"], levels, arm["is_baseline"], tuple(arm["differences"]), runs)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether somebody works on a job: who does holds the lock of this file."""
+    if not lock.is_file():
+        return False
+    with lock.open("rb") as stream:
+        return not lock_now(stream, shared=True)
 
 
 Name = TypeVar("Name", int, str)

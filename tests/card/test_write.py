@@ -17,7 +17,9 @@ from specdec.card.figures import draw, page
 from specdec.card.render import latex, tex
 from specdec.card.results import results
 from specdec.card.study import read
+from specdec.card.words import cautions
 from specdec.cli import main
+from specdec.shared import lock_now
 from tests.card.made import GROWTHS, arms_of, make_study
 
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
@@ -93,6 +95,30 @@ def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
     assert [row["common_seeds"] for row in rows] == [[0, 1]] * len(GROWTHS)
     assert all(effect["seeds"] == 2 for effect in found["effects"])
     assert "no &lt;memory&gt; left" in (card / "card.html").read_text()
+
+
+def test_a_job_runs_while_its_lock_is_held(study: Path, tmp_path: Path) -> None:
+    own = copied(study, tmp_path)
+    key = read(own).arms[-1].runs[2].keys["evaluate"]
+    folder = own / "jobs" / str(key)
+    (folder / "state.json").write_text('{"state": "running"}')
+
+    def name() -> str:
+        return read(own).arms[-1].runs[2].states["evaluate"].name
+
+    assert name() == "killed"
+    with (folder / "lock").open("w") as stream:
+        assert lock_now(stream) and name() == "running"
+    assert name() == "killed"
+
+
+def test_a_fraction_without_effects_says_why(card: Path) -> None:
+    found = numbers(card)
+    found["study"]["design"] = "fractional"
+    assert not any("fraction" in line for line in cautions(found))
+    found["effects"] = [row for row in found["effects"] if row["growth"] != GROWTHS[0]]
+    told = f"{GROWTHS[0]}: arms of the fraction are missing, without which no effect can be told."
+    assert told in cautions(found)
 
 
 def test_the_page_asks_for_nothing_outside(card: Path) -> None:
