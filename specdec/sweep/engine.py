@@ -19,6 +19,11 @@ class Ended(NamedTuple):
     """Why there was no worker, if so."""
 
 
+def last_line(error: BaseException) -> str:
+    """What an error says last, or its kind if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 class Engine(abc.ABC):
     """Starts a worker (:func:`specdec.sweep.worker.work`) for a job and says when it has ended.
 

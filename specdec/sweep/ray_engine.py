@@ -2,10 +2,11 @@
 
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.sweep.engine import Ended, Engine
+from specdec.sweep.engine import Ended, Engine, last_line
 from specdec.sweep.job import Job
 from specdec.sweep.worker import PATIENCE, Way, work
 
@@ -17,8 +18,9 @@ TELEMETRY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_PROMPT_ENABLED": "
 class Ray(Engine):
     """Tasks of Ray, spread over its nodes, each with its job's threads and memory reserved.
 
-    Ray begins a task anew when the process that runs it, or its node, is lost. There is no dashboard, and no usage
-    statistics are sent.
+    Ray begins a task anew when the process that runs it, or its node, is lost. A cluster that is started here has no
+    dashboard, and sends no usage statistics. Ray has a process called ``dashboard.py`` all the same, whose command line
+    names port 8265: it keeps the statistics that are off, and listens nowhere.
 
     Args:
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
@@ -86,14 +88,17 @@ class Ray(Engine):
 
     def ended(self, seconds: float) -> list[Ended]:
         """As :meth:`Engine.ended`."""
-        done, _ = self.ray.wait(list(self._running), timeout=seconds) if self._running else ([], [])
+        if not self._running:
+            time.sleep(seconds)  # jobs that another runner has are looked at again then
+            return []
+        done, _ = self.ray.wait(list(self._running), timeout=seconds)
         found = []
         for task in done:
             key = self._running.pop(task)
             try:
                 found.append(Ended(key, self.ray.get(task)))
             except (self.ray.exceptions.RayError, OSError, ValueError) as error:
-                found.append(Ended(key, None, f"Ray: {str(error).strip().splitlines()[-1]}"))
+                found.append(Ended(key, None, f"Ray: {last_line(error)}"))
         return found
 
     def close(self) -> None:

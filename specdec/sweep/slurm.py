@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from specdec.sweep.engine import Ended, Engine
+from specdec.sweep.engine import Ended, Engine, last_line
 from specdec.sweep.job import Job
 from specdec.sweep.worker import PATIENCE, Way, work
 
@@ -139,4 +139,4 @@ def _result(job: Any) -> tuple[int | None, str]:
     error = job.exception()
     if error is None:
         return job.result(), ""
-    return None, f"SLURM job {job.job_id}: {str(error).strip().splitlines()[-1]}"
+    return None, f"SLURM job {job.job_id}: {last_line(error)}"

@@ -64,6 +64,12 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
     assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
 
 
+def test_without_tasks_it_waits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("specdec.sweep.ray_engine.time.sleep", slept.append)
+    assert Ray().ended(0.5) == [] and slept == [0.5]
+
+
 def test_cores_of_a_cluster_that_runs_are_its_own() -> None:
     with pytest.raises(ValueError, match="leave them or the address out"):
         Ray(address="auto", cores=2)
