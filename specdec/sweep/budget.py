@@ -7,7 +7,7 @@ from specdec.sweep.arms import Arm
 from specdec.sweep.axes import Axis
 from specdec.sweep.composing import read
 from specdec.sweep.study import Study
-from specdec.values import canonical, pairs, words
+from specdec.values import canonical, is_part, pairs, words
 
 LENGTH = (
     "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
@@ -27,8 +27,8 @@ def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool) -> list[
     baseline = next(arm for arm in arms if arm.levels == study.baseline)
     told = []
     for arm in arms:
-        if arm.config["trainer"]["max_time"] is not None:
-            raise ValueError(f"arm {arm.name}: trainer.max_time may end it early: remove it, so that all train alike")
+        if early := _may_end_early(arm):
+            raise ValueError(f"arm {arm.name}: {early} may end it early: remove it, so that all train alike")
         found = _unequal(baseline, arm) + _other_data(study, arms, arm)
         if found and not allow_unequal:
             raise ValueError(
@@ -48,6 +48,17 @@ def tokens(arm: Arm) -> int | None:
         return None
     rows = arm.data.batch_size * trainer["accumulate_grad_batches"] * int(devices) * trainer["num_nodes"]
     return trainer["max_steps"] * rows * arm.data.seq_len
+
+
+def _may_end_early(arm: Arm) -> str | None:
+    trainer = arm.config["trainer"]
+    if trainer["max_time"] is not None:
+        return "trainer.max_time"
+    found = trainer["callbacks"] or []
+    for each in found if isinstance(found, list) else [found]:
+        if is_part(each) and each["class_path"].rpartition(".")[2] == "EarlyStopping":
+            return "EarlyStopping, of trainer.callbacks,"
+    return None
 
 
 def _unequal(baseline: Arm, arm: Arm) -> list[str]:

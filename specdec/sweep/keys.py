@@ -17,7 +17,6 @@ from specdec.training.resuming import FREE
 from specdec.values import canonical
 
 DIGITS = 16  # of a key, hexadecimal
-WITH_FILES = ("data", "start")  # groups whose texts may be names of files
 
 
 def key_of(kind: str, decisive: Any) -> str:

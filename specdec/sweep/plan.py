@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.embedded.source import TargetSource
 from specdec.files import read_json, write_json, write_text
 from specdec.imports import flags
 from specdec.provenance import provenance
 from specdec.sweep.arms import Arm, read_arms
 from specdec.sweep.budget import check_equal
 from specdec.sweep.caches import cache_jobs, features_of
+from specdec.sweep.contents import target_contents
 from specdec.sweep.job import Job
 from specdec.sweep.keys import fit_decisive, key_of
 from specdec.sweep.measures import COMMANDS, Measure, measure_of
 from specdec.sweep.prompts import Prompts, prompts_of
+from specdec.sweep.reading import read
 from specdec.sweep.study import Study
 from specdec.sweep.written import Written, config_of
 
@@ -107,17 +110,17 @@ class Plan:
         }
 
     def write(self, command: list[str]) -> None:
-        """Write the study's files and those of its jobs; ``plan.json`` last.
+        """Write the study, then its other files and those of its jobs; ``plan.json`` last.
 
         Raises:
             ValueError: they cannot be written.
         """
+        write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
             if prompts.name is not None:
                 write_text(self.directory / prompts.name, prompts.text)
         for one in self.written.values():
             one.write(self.directory)
-        write_text(self.directory / STUDY, self.study.text)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance(command)})
 
 
@@ -129,9 +132,13 @@ def claim(directory: Path, name: str) -> None:
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not (directory / PLAN).is_file():
+    if (directory / PLAN).is_file():
+        given = read_json(directory / PLAN)
+    elif (directory / STUDY).is_file():  # whoever wrote it was killed before its plan was whole
+        given = read(directory / STUDY)
+    else:
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
-    if (found := read_json(directory / PLAN).get("name")) != name:
+    if (found := given.get("name") if isinstance(given, dict) else None) != name:
         raise ValueError(f"{directory} holds the study {found}, not {name}: choose another --out")
 
 
@@ -149,6 +156,8 @@ def make(study: Study, directory: Path, threads: int = 1, allow_unequal: bool = 
     arms = read_arms(study)
     unequal = check_equal(study, arms, allow_unequal)
     source = next(arm for arm in arms if arm.levels == study.baseline).target
+    if "evaluate" in study.measures:
+        _check_targets(arms, source)
     prompts = _prompts(study, source, directory)
     written: dict[str, Written] = {}
     cache_of: Sequence[str | None] = [None] * len(arms)
@@ -191,7 +200,17 @@ def _run(
     return run
 
 
-def _prompts(study: Study, source: Any, directory: Path) -> dict[str, Prompts]:
+def _check_targets(arms: Sequence[Arm], source: TargetSource) -> None:
+    """See that all arms draft for one target, whose answers are compared; its dtype in training may differ."""
+    for arm in arms:
+        if target_contents(arm.target)[1:] != target_contents(source)[1:]:
+            raise ValueError(
+                f"arm {arm.name}: its target is not the baseline's, so that their acceptance cannot be compared: make "
+                "a study of each target"
+            )
+
+
+def _prompts(study: Study, source: TargetSource, directory: Path) -> dict[str, Prompts]:
     """Of every measure; one that does not name any has those of ``evaluate``."""
     found: dict[str, Prompts] = {}
     own = {"prompts", "prompts_count", "prompt_tokens"}

@@ -51,6 +51,8 @@ def read(path: Path | str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: not a study: {error.problem}") from error
+    except yaml.YAMLError as error:  # a character that YAML does not have
+        raise ValueError(f"{path}: not a study: {str(error).splitlines()[0]}") from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

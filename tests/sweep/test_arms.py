@@ -1,5 +1,6 @@
 """Arms as ``specdec fit`` would compose them, and what is refused before any begins."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,10 @@ def axes(**levels: Any) -> dict[str, Any]:
         ),
         (axes(**{"trainer.max_epochs": 1}), "arm x=b: trainer.max_epochs is 1, the baseline's none"),
         (axes(**{"trainer.max_time": "00:01:00:00"}), "arm x=b: trainer.max_time may end it early"),
+        (
+            axes(**{"trainer.callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]}),
+            "arm x=b: EarlyStopping, of trainer.callbacks, may end it early",
+        ),
         ({"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
         ({"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
         ({"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
@@ -112,6 +117,16 @@ def test_what_contradicts_itself_is_refused(planned: Callable[..., Plan], tmp_pa
         given = {"model.ttt_steps": 1} if "ttt" in key else {key: {"aux": "each"}}
         with pytest.raises(ValueError, match=rf"arm x=b: set gives {key}, and so does .*one.yaml \(axis x\)"):
             planned(axes={"x": files["x"]}, baseline=None, set={**alone["set"], **given})
+
+
+def test_one_study_has_one_target(planned: Callable[..., Plan], target_directory: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(target_directory, tmp_path / "other")
+    same = shutil.copytree(target_directory, tmp_path / "same")
+    config = (other / "config.json").read_text()
+    (other / "config.json").write_text(config + "\n")
+    assert planned(**axes(**{"model.target.source": str(same), "model.ttt_steps": 2}), seeds=[0])
+    with pytest.raises(ValueError, match="arm x=b: its target is not the baseline's"):
+        planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
 
 
 def test_the_same_tokens_in_other_batches_are_equal(planned: Callable[..., Plan]) -> None:

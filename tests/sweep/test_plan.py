@@ -19,7 +19,7 @@ from specdec.files import read_json
 from specdec.sweep import command
 from specdec.sweep.job import Job
 from specdec.sweep.overview import show
-from specdec.sweep.plan import PLAN, Plan, make
+from specdec.sweep.plan import PLAN, Plan, claim, make
 from specdec.sweep.run import Outcome
 from specdec.sweep.study import Study, read_study
 from tests.sweep.made import Write
@@ -208,3 +208,10 @@ def test_a_directory_of_something_else_is_left_alone(
     (tmp_path / "out" / PLAN).write_text('{"name": "drift"}')
     assert main(["sweep", str(write()), "--out", str(tmp_path / "out")]) == 2
     assert "holds the study drift, not tiny" in capsys.readouterr().err
+
+
+def test_a_study_that_was_killed_while_it_was_written_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("name: tiny\n")
+    claim(tmp_path, "tiny")
+    with pytest.raises(ValueError, match="holds the study tiny, not drift"):
+        claim(tmp_path, "drift")

@@ -98,6 +98,7 @@ def test_few_seeds_only_if_asked_for(write: Write) -> None:
         ("name: a\nname: b\n", "line 2: not a study: 'name' stands twice"),
         ("axes:\n  K:\n    a: {x: 1}\n    a: {x: 2}\n", "line 4: not a study: 'a' stands twice"),
         ("[1, 2]\n", "must be a mapping"),
+        ("name: \x07\n", "s.yaml: not a study: unacceptable character"),
     ],
 )
 def test_what_is_no_yaml_mapping_is_told_by_line(tmp_path: Path, text: str, message: str) -> None:
