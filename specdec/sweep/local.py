@@ -65,7 +65,7 @@ class Local(Engine):
         return f"needs {job.memory_bytes / GB:.1f} GB of memory, of which there are {most / GB:.1f} GB here"
 
     def has_room(self, job: Job) -> bool:
-        """Whether cores, memory and a GPU are left for it."""
+        """Whether cores, memory and a GPU are left for it; alone a job is run even if its memory is not free yet."""
         if not self._running:
             self._budget = self.memory or host.free_memory()
         others = [other for other, _ in self._running.values()]
@@ -76,7 +76,7 @@ class Local(Engine):
         if sum(map(self._cores, others)) + self._cores(job) > self.cores:
             return False
         memory = sum(other.memory_bytes or 0 for other in others) + (job.memory_bytes or 0)
-        return self._budget is None or memory <= self._budget
+        return not others or self._budget is None or memory <= self._budget
 
     def _cores(self, job: Job) -> int:
         return min(job.threads, self.cores)

@@ -7,14 +7,14 @@ import pytest
 
 from specdec.sweep.job import Job
 from specdec.sweep.worker import Way
+from tests.serving.conftest import LONG, soon
 from tests.serving.conftest import end as end  # a fixture
-from tests.serving.conftest import soon
 from tests.sweep.made import planned as planned
 from tests.sweep.made import prompts_file as prompts_file
 from tests.sweep.made import tiny as tiny
 from tests.sweep.made import write as write
 
-WAY = Way(Path(__file__).parents[2], "tests.sweep.commands", grace=10.0)
+WAY = Way(Path(__file__).parents[2], "tests.sweep.commands", grace=100.0)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def go(tmp_path: Path) -> Iterator[Path]:
 def pids(study: Path, key: str) -> list[int]:
     """Of a command that waits, and of its child."""
     path = study / "fits" / key / "pids"
-    assert soon(lambda: path.exists() and path.read_text(), 60)
+    assert soon(lambda: path.exists() and path.read_text(), LONG)
     return [int(word) for word in path.read_text().split()]
 
 

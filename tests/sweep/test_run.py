@@ -15,7 +15,7 @@ from specdec.sweep.local import Local
 from specdec.sweep.run import Entry, Phase, failures, run
 from specdec.sweep.state import Folder
 from specdec.sweep.worker import Worker
-from tests.serving.conftest import alive, soon
+from tests.serving.conftest import LONG, alive, soon
 from tests.sweep.conftest import WAY, children, pids
 
 Make = Callable[..., Job]
@@ -76,6 +76,9 @@ def test_bounded_by_workers_cores_memory_and_gpus(
     monkeypatch.setattr("specdec.host.memory", lambda: 20 * 10**9)
     assert at_once(Local(cores=64), jobs) == 4
     assert at_once(Local(cores=64, memory_gb=9), jobs) == 2
+    monkeypatch.setattr("specdec.host.free_memory", lambda: 10**9)
+    assert at_once(Local(cores=64), jobs) == 1  # alone, rather than never
+    monkeypatch.setattr("specdec.host.free_memory", lambda: 17 * 10**9)
     assert at_once(Local(cores=6), jobs) == 3
     assert at_once(Local(cores=1), jobs) == 1  # all cores there are
     assert at_once(Local(cores=64, workers=2), jobs) == 2
@@ -127,7 +130,7 @@ def test_another_runner_s_jobs_are_waited_for(study: Path, job: Make, runs: Runs
 
     assert run(study, jobs, Local(), way=WAY, watch=watch).status == 0
     assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1
-    assert other.wait(60) == 0
+    assert other.wait(LONG) == 0
     other.stop()
 
 
@@ -141,11 +144,12 @@ from specdec.sweep.run import run
 from specdec.sweep.worker import Way
 
 jobs = [Job.from_json(data, "jobs") for data in read_json(sys.argv[2])]
-way = Way(Path.cwd(), "tests.sweep.commands", 10.0)
+way = Way(Path.cwd(), "tests.sweep.commands", 100.0)
 sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2, cores=2), way=way).status)
 """
 
 
+@pytest.mark.timeout(900)  # twelve processes are begun, one after the other
 def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: Make, runs: Runs, go: Path, tmp_path: Path) -> None:
     """SIGKILL of the runner, of an attempt, of a keeper and of everything; every job is done exactly once."""
     jobs = [job("a", "wait", go), job("b", "wait", go), *(job(key, needs=("a",)) for key in "cd")]
@@ -169,22 +173,22 @@ def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: Make, runs: Run
     assert len(all_of_it) == 8
     runner.kill()  # alone
     runner.wait()
-    assert soon(lambda: not any(map(alive, all_of_it)), 60)
+    assert soon(lambda: not any(map(alive, all_of_it)), LONG)
 
     runner = start()
     all_of_it = everything(runner)
     for pid in [runner.pid, *all_of_it]:
         os.kill(pid, signal.SIGKILL)
     runner.wait()
-    assert soon(lambda: not any(map(alive, all_of_it)), 60)
+    assert soon(lambda: not any(map(alive, all_of_it)), LONG)
 
     runner = start()
     keepers = children(runner.pid)
     os.kill(keepers[0], signal.SIGKILL)
     os.kill(children(keepers[1])[0], signal.SIGKILL)
-    assert soon(lambda: len(runs("a")) == 4 and len(runs("b")) == 4, 60)  # the runner begins both anew
+    assert soon(lambda: len(runs("a")) == 4 and len(runs("b")) == 4, LONG)  # the runner begins both anew
     go.touch()
-    assert runner.wait(60) == 0
+    assert runner.wait(LONG) == 0
     for key in "abcd":
         ends = [one.end for one in Folder(study / "jobs" / key).attempts()]
         assert ends.count("done") == 1 and len(ends) == len(runs(key)) == (4 if key in "ab" else 1)

@@ -12,7 +12,7 @@ from specdec.sweep import attempt
 from specdec.sweep.job import Job
 from specdec.sweep.state import Folder
 from specdec.sweep.worker import Worker, main, work
-from tests.serving.conftest import alive, soon
+from tests.serving.conftest import LONG, alive, soon
 from tests.sweep.conftest import WAY, children, pids
 
 Make = Callable[..., Job]
@@ -20,7 +20,7 @@ Runs = Callable[[str], list[list[str]]]
 
 
 def gone(processes: list[int]) -> bool:
-    return soon(lambda: not any(map(alive, processes)), 60)
+    return soon(lambda: not any(map(alive, processes)), LONG)
 
 
 def test_a_job_is_done_once(study: Path, job: Make, runs: Runs) -> None:
@@ -50,7 +50,7 @@ def test_two_workers_at_one_job(study: Path, job: Make, runs: Runs, go: Path, ca
     pids(study, "a")
     assert folder.is_held() and work(folder.path, WAY) == attempt.BUSY
     go.touch()
-    assert first.wait(60) == 0 and len(runs("a")) == 1 and len(folder.attempts()) == 1
+    assert first.wait(LONG) == 0 and len(runs("a")) == 1 and len(folder.attempts()) == 1
     first.stop()
     assert main([str(folder.path)]) == 0 and capsys.readouterr().err.endswith(f"{folder.path}: done\n")
 
@@ -68,9 +68,9 @@ def test_nothing_outlives_a_killed_process(study: Path, job: Make, runs: Runs, g
         worker.stop()  # the kernel closes what it held
     else:
         os.kill({"keeper": keeper, "attempt": under, "command": command}[victim], signal.SIGKILL)
-    assert worker.wait(60) != 0 and gone([keeper, under, command, child])
+    assert worker.wait(LONG) != 0 and gone([keeper, under, command, child])
     worker.stop()
-    assert soon(lambda: not folder.is_held(), 60)
+    assert soon(lambda: not folder.is_held(), LONG)
     go.touch()
     assert work(folder.path, WAY) == 0 and len(runs("a")) == 2
     ends = {"keeper": "stopped", "attempt": "killed", "command": "died", "starter": "stopped"}
