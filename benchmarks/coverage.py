@@ -10,6 +10,7 @@ Legend: A 2 arms, S seeds, P prompts, Q target passes.
 
 import argparse
 import math
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
 from benchmarks.machine import machine
 from specdec.card.crossed import Spread, estimate, spread

@@ -10,12 +10,15 @@ Legend: S seeds, P prompts.
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
 from benchmarks.machine import machine
 from specdec.card.crossed import Estimate, estimate
