@@ -48,13 +48,11 @@ def figures(depths: int, trained_depth: int | None) -> Iterator[Figure]:
     yield Figure("entropy_change", f"Attention entropy in nats, {to}", "entropy", both, _change)
     yield Figure("kl_first", "KL(target || drafter) in nats, step 1", "kl", (first,))
     yield Figure("kl_last", f"KL(target || drafter) in nats, step {depths}", "kl", (last,))
+    name = "conditional_acceptance"
+    yield Figure("acceptance", f"Conditional acceptance, steps 1 to {depths}", name, (range(depths),))
     if trained_depth is None:
-        yield Figure(
-            "acceptance", f"Conditional acceptance, steps 1 to {depths}", "conditional_acceptance", (range(depths),)
-        )
         return
     within, beyond = range(min(trained_depth, depths)), range(trained_depth, depths)
-    name = "conditional_acceptance"
     yield Figure("acceptance_trained", f"Conditional acceptance, steps 1 to {len(within)} (trained)", name, (within,))
     if beyond:
         steps = f"steps {beyond.start + 1} to {depths} (beyond the trained depth)"
@@ -71,7 +69,9 @@ def summary(found: Document) -> dict[str, dict[str, Any]]:
 
 
 def difference(found: Document, base: Document) -> dict[str, dict[str, Any]]:
-    """Every figure that both have, less the base's, paired by prompt.
+    """Every figure that both have of the same steps, less the base's, paired by prompt.
+
+    Within and beyond the trained depth are other steps where the trained depths differ.
 
     Raises:
         ValueError: they are not of the same prompts.
@@ -81,7 +81,7 @@ def difference(found: Document, base: Document) -> dict[str, dict[str, Any]]:
     theirs = {one.name: one for one in figures(base["depths"], base["trained_depth"])}
     out: dict[str, dict[str, Any]] = {}
     for one in figures(found["depths"], found["trained_depth"]):
-        if other := theirs.get(one.name):
+        if (other := theirs.get(one.name)) and other.depths == one.depths:
             own_PC, base_PC = one.sums(found), other.sums(base)
             out[one.name] = {
                 "title": one.title,

@@ -81,6 +81,7 @@ def test_the_summary() -> None:
     assert found["acceptance_trained"]["mean"] == pytest.approx((9 + 4) / (12 + 7))
     assert found["acceptance_beyond"]["mean"] == pytest.approx(2 / 4)
     assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
+    assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
     assert [one.name for one in figures(K, None)][-1] == "acceptance"
     assert "acceptance_beyond" not in summary(made(trained=3))
     assert summary(made(trained=9))["acceptance_trained"]["mean"] == pytest.approx(15 / 23)
@@ -101,5 +102,7 @@ def test_differences_are_paired() -> None:
     assert max(map(abs, (found["state_rms_growth"]["low"], found["state_rms_growth"]["high"]))) < 1e-12
     assert found["acceptance_trained"]["mean"] == 0 and not math.isnan(found["sink_mass_change"]["mean"])
     assert "acceptance_trained" not in difference(made(trained=None), base)
+    deeper = difference(made(trained=3), base)  # steps 1 to 3 less steps 1 to 2 would say nothing
+    assert "acceptance_trained" not in deeper and deeper["acceptance"]["mean"] == 0
     with pytest.raises(ValueError, match="not measured on the same prompts"):
         difference(made([ALL[0], Sums.empty(drafter(), K), ALL[2]]), base)
