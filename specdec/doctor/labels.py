@@ -20,6 +20,7 @@ from specdec.training.objective import Teacher, objective, teach
 NAME = "labels"
 TWICE = 2.0  # standard errors
 KNOWS = 1.0  # nats above chance
+PLACES = 512  # of a document that are looked at: their laws stand in memory together
 P = 16
 
 
@@ -38,12 +39,12 @@ def _law(subject: Subject) -> Finding:
         T = len(document.ids_T)
         if T < 4:
             continue
-        final_TH = teacher.final_BTH[document.row, document.first : document.first + T]
-        log_p_TV = subject.target.logits(final_TH[None])[0].float().log_softmax(-1)
-        here_T = torch.arange(1, T - 2, device=final_TH.device)
-        here_T = here_T[document.loss_mask_T[here_T + 1]]
+        here_C = torch.arange(1, T - 2, device=document.ids_T.device)
+        here_C = here_C[document.loss_mask_T[here_C + 1]][:PLACES]
+        final_CH = teacher.final_BTH[document.row, document.first + here_C]
+        log_p_CV = subject.target.logits(final_CH[None])[0].float().log_softmax(-1)
         for by, parts in found.items():
-            parts.append(log_p_TV[here_T, document.ids_T[here_T + 1 + by]])
+            parts.append(log_p_CV.gather(1, document.ids_T[here_C + 1 + by, None])[:, 0])
     what = "the target's law at a token is that of the next one: its mean log-likelihood, of supervised tokens"
     own_N = torch.cat(found[0]) if found[0] else torch.zeros(0)
     if len(own_N) < 8:

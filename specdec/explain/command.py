@@ -38,6 +38,7 @@ from specdec.parity.differences import format_at
 from specdec.parity.exported import opened
 from specdec.provenance import provenance
 from specdec.robustness.conditions import KINDS
+from specdec.robustness.filler import filler
 from specdec.robustness.parse import parse_conditions
 from specdec.robustness.setting import Setting
 from specdec.serving.arguments import add_server, split
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
     found, skipped = first_turns(target, prompts, room, args.depth + 1)
     left = {one.prompt_id for one in skipped}
     prompts = [prompt for prompt in prompts if prompt.prompt_id not in left]
-    others = perturbed(conditions, Setting(target, prompts, args.max_new_tokens, args.depth + 1))
+    setting = Setting(target, prompts, args.max_new_tokens, args.depth + 1, documents=filler())
+    others = perturbed(conditions, setting)
     with staged_directory(out) as folder, tempfile.TemporaryDirectory(prefix="specdec-explain-") as scratch:
         made = _exported(args, target, Path(scratch) / "served", bool(where))
         served = opened(made.directory, made.method, target) if made else None

@@ -7,7 +7,7 @@ drafter both see.
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,8 @@ from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
-from specdec.data.documents import read_text
 from specdec.decoding import parse_growth
 from specdec.drafter import load
-from specdec.embedded.config import EmbeddedConfig
-from specdec.embedded.corpus import corpus
 from specdec.evaluation.arguments import measuring_parser
 from specdec.evaluation.conversation import template_sha256
 from specdec.evaluation.pair import paired
@@ -32,6 +29,7 @@ from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import sha256, staged_directory, write_json
 from specdec.imports import flags
 from specdec.provenance import provenance
+from specdec.robustness.filler import filler
 from specdec.robustness.parse import parse_conditions
 from specdec.robustness.partial import Partial
 from specdec.robustness.plot import plot
@@ -90,7 +88,7 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
         raise ValueError(f"seed is {args.seed}: it must lie from 0 to 2**31 - 1")
     labels = labelled(args.drafter, args.labels)
     prompts = load_prompts(args.prompts, args.limit, args.layouts)
-    filler = _filler(args.filler)
+    documents = filler(args.filler)
     drafters = [load(directory) for directory in args.drafter]
     target = args.target.load(args.device)
     target.prove()
@@ -98,7 +96,7 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
     nodes = growth.nodes_drafted + 1
     setting = Setting(
         target, prompts, args.max_new_tokens, nodes,
-        system=args.system, thinking=args.thinking, documents=filler,
+        system=args.system, thinking=args.thinking, documents=documents,
     )  # fmt: skip
     settings = {
         **asdict(args.target),
@@ -160,10 +158,3 @@ def _telling(partial: Partial) -> Iterator[None]:
             out = str(partial.folder).removesuffix(".partial")
             log.info("what was measured is kept in %s: the same command with --out %s goes on", partial.folder, out)
         raise
-
-
-def _filler(path: str | None) -> Callable[[], Sequence[str]]:
-    if path is None:
-        return lambda: [source.text for source in corpus(EmbeddedConfig().seed).held_out]
-    text = read_text(Path(path))
-    return lambda: [text]

@@ -67,8 +67,7 @@ def plan_clean(setting: Setting) -> Plan:
 
 def plan(condition: Condition, setting: Setting) -> Plan:
     """What of the clean run's prompts a condition can be measured on."""
-    reason = _refusal(condition, setting)
-    if reason is not None:
+    if (reason := condition.refusal(setting)) is not None:
         return Plan(condition, [], 0, 0, {}, reason)
     prompts: list[Prompt] = []
     lengths: list[int] = []
@@ -94,13 +93,6 @@ def plan(condition: Condition, setting: Setting) -> Plan:
         why = condition.unchanged(setting) if same == len(left_out) else next(iter(left_out.values()))
         return Plan(condition, [], 0, 0, {}, why)
     return Plan(condition, prompts, max(lengths), sum(lengths), left_out, None, condition.note(setting))
-
-
-def _refusal(condition: Condition, setting: Setting) -> str | None:
-    try:
-        return condition.refusal(setting)
-    except ValueError as error:  # there is no text to fill contexts with
-        return str(error)
 
 
 def measure(

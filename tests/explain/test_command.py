@@ -49,7 +49,11 @@ def test_it_explains_what_evaluate_measures(
         assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
 
     monkeypatch.setattr(run, "observed", lambda *args: [[2] * 5] * len(args[2]))
-    assert main(["explain", *line, "--depth", "2", "--out", str(tmp_path / "other")]) == 1
+    monkeypatch.setattr(command, "filler", lambda: lambda: ["import os\n" * 40])
+    perturb = ["--perturb", "context:tokens=16"]
+    assert main(["explain", *line, "--depth", "2", *perturb, "--out", str(tmp_path / "other")]) == 1
+    told = json.loads((tmp_path / "other" / "explain.json").read_text())
+    assert told["levels"][-1]["name"] == "perturbed context:tokens=16" and all(told["levels"][-1]["passes"])
     assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
     assert "THE BARS DO NOT ADD UP" in (tmp_path / "other" / "report.md").read_text()
 
