@@ -12,7 +12,9 @@ from torch import Tensor
 from specdec.data import Batch, ChatData, collate
 from specdec.data.loader import ResumableLoader
 from specdec.doctor import sample as sample_module
-from specdec.doctor.finding import Finding
+from specdec.doctor.examine import made
+from specdec.doctor.finding import Finding, Verdict
+from specdec.doctor.subject import Subject
 from specdec.drafter import Drafter, save
 from specdec.drafter.recurrence import FeedNormed
 from specdec.export.format import Format
@@ -23,6 +25,7 @@ from specdec.nn.view import View
 from specdec.target import TargetOutput
 from specdec.training import objective as objective_module
 from specdec.training.start import FromDrafter
+from specdec.training.ttt import ttt_unroll
 from tests.doctor.made import chats, design, faults, learner, subject, target, text
 
 Patch = pytest.MonkeyPatch
@@ -142,6 +145,35 @@ def test_labels_shifted_by_one(tmp_path: Path, monkeypatch: Patch) -> None:
     checked = subject(chats(tmp_path), learner(design("eagle3"), ttt_steps=1))
     assert "labels are shifted" in of(faults(checked, ["labels"]), "labels")
     assert "labels are shifted by +1 in training" in of(faults(checked, ["overfit"]), "overfit")
+
+
+def taught(checked: Subject, layers: tuple[int, ...]) -> None:
+    """Train the drafter on the batch's own tokens, on the target's states at these boundaries."""
+    drafter, batch = checked.drafter.requires_grad_(True), checked.batch
+    out = checked.target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, False)
+    wanted_BT = drafter.vocab.to_draft(checked.target.logits(out.final_BTH[:, 1:]).argmax(-1))
+    known_BT = wanted_BT >= 0
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
+    for _ in range(40):
+        (step,) = ttt_unroll(drafter, batch.ids_BT, out.aux_BTNH, batch.documents_BT, 1)
+        logits = drafter.logits(step.normed_BTH[:, :-1][known_BT])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(logits, wanted_BT[known_BT]).backward()
+        optimizer.step()
+    checked.begun = True
+
+
+@pytest.mark.parametrize("by", [-1, 0, 1])
+def test_a_saved_drafter_that_was_trained_on_other_boundaries(by: int, tmp_path: Path) -> None:
+    checked = subject(text(tmp_path))
+    taught(checked, tuple(b + by for b in checked.drafter.config.aux_layers))
+    found = made("taps", checked)
+    assert ("drafts best from its stated boundaries" in found[-1].what) and found[-1].figure is not None
+    if by:
+        said = of([one for one in found if one.verdict is Verdict.FAULTY], "taps")
+        assert f"from boundaries {by:+d}" in said and str([b + by for b in (2, 3, 4)]) in said
+    else:
+        assert [one.verdict for one in found] == [Verdict.SOUND] * len(found)
 
 
 def exported(patch: Patch, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
