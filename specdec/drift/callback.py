@@ -171,6 +171,7 @@ class AttentionDrift(pl.Callback):
             self._asked = fixed_prompts(
                 trainer, module, self.prompts, count=self.count, prompt_tokens=self.prompt_tokens,
                 max_new_tokens=self.max_new_tokens + self.settings.depths, who="AttentionDrift",
+                without="leave AttentionDrift out",
             )  # fmt: skip
         return self._asked
 

@@ -8,7 +8,14 @@ from specdec.data import Batch
 SHORTEST = 8  # tokens of a prompt that is cut from a text
 
 
-def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int, who: str = "acceptance") -> list[list[int]]:
+def beginnings(
+    rows: Batch,
+    count: int,
+    prompt_tokens: int,
+    room: int,
+    who: str = "acceptance",
+    without: str = "acceptance.every_n_validations=0",
+) -> list[list[int]]:
     """The first ``count`` prompts that packed documents make, in their order.
 
     A document that is supervised from its first token on is text: its first ``prompt_tokens`` tokens, at most half of
@@ -17,6 +24,7 @@ def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int, who: str 
     Args:
         room: no prompt is longer; a text's is cut, a conversation is left out.
         who: whose arguments the message names.
+        without: how to go on without prompts.
 
     Raises:
         ValueError: no document makes a prompt.
@@ -41,6 +49,6 @@ def beginnings(rows: Batch, count: int, prompt_tokens: int, room: int, who: str 
         raise ValueError(
             f"no validation document can be made a prompt: texts of at least {2 * SHORTEST} tokens are needed, or "
             f"conversations whose first answer begins within {room} tokens, which is what the target's positions leave "
-            f"beside {who}.max_new_tokens; or give {who}.prompts a file, or {who}.every_n_validations=0"
+            f"beside {who}.max_new_tokens; or give {who}.prompts a file, or {without}"
         )
     return out

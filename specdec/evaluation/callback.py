@@ -118,7 +118,7 @@ class AcceptanceLength(pl.Callback):
             growth.check(module.drafter.config.draft_vocab_size)
         found = fixed_prompts(
             trainer, module, self.prompts, count=self.count, prompt_tokens=self.prompt_tokens,
-            max_new_tokens=self.max_new_tokens, who="acceptance",
+            max_new_tokens=self.max_new_tokens, who="acceptance", without="acceptance.every_n_validations=0",
         )  # fmt: skip
         self._ids = [ids for _, ids in found]
         return self._ids

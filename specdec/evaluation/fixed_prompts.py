@@ -21,11 +21,13 @@ def fixed_prompts(
     prompt_tokens: int,
     max_new_tokens: int,
     who: str,
+    without: str,
 ) -> list[tuple[str, list[int]]]:
     """Ids and tokens of first turns, or of the validation documents' beginnings where no prompts are given.
 
     Args:
         who: whose arguments the messages name.
+        without: how to go on without prompts.
 
     Raises:
         ValueError: there is no prompt, or one does not fit the target.
@@ -33,7 +35,7 @@ def fixed_prompts(
     if prompts is None:
         data: TokenData = trainer.datamodule  # type: ignore[attr-defined]
         room = module.target.config.max_position_embeddings - max_new_tokens
-        found = beginnings(data.splits.validation, count, prompt_tokens, room, who)
+        found = beginnings(data.splits.validation, count, prompt_tokens, room, who, without)
         return [(f"validation-{number}", ids) for number, ids in enumerate(found)]
     made: list[tuple[str, list[int]]] = []
     for prompt in prompts:

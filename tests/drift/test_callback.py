@@ -143,7 +143,7 @@ def test_processes_share_the_prompts() -> None:
         ({"prompt_tokens": 4}, "prompt_tokens 4"),
         ({"every_n_validations": -1}, "every_n_validations -1"),
         ({"prompts": "/nowhere.txt"}, "/nowhere.txt"),
-        ({"max_new_tokens": 250}, "no validation document can be made a prompt"),
+        ({"max_new_tokens": 250}, "no validation document can be made a prompt.*or leave AttentionDrift out"),
     ],
 )
 def test_wrong_input_is_told_before_training(
