@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from specdec.drift.results import Document
-from specdec.evaluation.style import escape, style
+from specdec.evaluation.style import LINES, escape, style
 from specdec.files import staged
 
 PANELS = (
@@ -28,7 +28,6 @@ TITLES = {
     "kl": "KL(target || drafter)",
 }
 FORMATS = ("png", "pdf")
-_LINES = ("-", "--", "-.", ":")
 _WIDE = 8.0  # a largest value so many times the smallest is shown on a logarithmic axis
 _PROMPTS = 5  # with chains that reach a step, below which it is left out
 _LEAST = 0.1  # the least that a linear axis shows
@@ -160,7 +159,7 @@ def _aside(row: int, rows: int) -> float:
 
 
 def _look(row: int) -> dict[str, Any]:
-    return style(row) | {"linestyle": _LINES[row % len(_LINES)]}
+    return style(row) | {"linestyle": LINES[row % len(LINES)]}
 
 
 def _handles(found: Sequence[tuple[str, Document]]) -> list[Line2D]:

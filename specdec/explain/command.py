@@ -182,6 +182,7 @@ def _about(
             "chat_template_sha256": template_sha256(target.tokenizer, prompts),
             "perturb": list(args.perturb),
             "exported": args.exported,
+            "format": args.format,
             "engine": args.engine,
             "device": args.device,
             "drafter_made_for_this_target": made_for_each_other,

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from specdec.evaluation.style import escape, style
+from specdec.evaluation.style import GREY, escape, style
 from specdec.files import staged
 
-_GREY = "#9A9A9A"
 _SPREAD = 0.4  # of a row, that the drafters of a condition share
 
 Series = dict[int, dict[str, dict[str, Any] | None]]
@@ -36,7 +35,7 @@ def plot(records: Sequence[dict[str, Any]], compared: dict[str, Any] | None, pat
         _draw(panel, series, dict(zip((one["name"] for one in conditions), places, strict=True)), none)
         panel.set_xlabel(f"{label}\n95 % interval over prompts")
         for y in dividers:
-            panel.axhline(y, color=_GREY, linewidth=0.6)
+            panel.axhline(y, color=GREY, linewidth=0.6)
     axes[0].set_yticks([*places, *heads], [*names, *heads.values()])
     for tick, text in zip(axes[0].get_yticklabels(), [*names, *heads.values()], strict=True):
         tick.set_fontweight("bold" if text in heads.values() else "normal")
