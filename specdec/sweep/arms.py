@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from specdec.data import TokenData
@@ -54,6 +55,7 @@ class Arm:
         measures: by name the arguments of what is measured.
         data: not read yet.
         design: the drafter, with the target's dimensions.
+        parameters: numbers of the target's and of the drafter's.
         memory_bytes: estimated for one process of training; None where its precision is not known.
         differences: against the baseline, a line each.
     """
@@ -65,6 +67,7 @@ class Arm:
     target: TargetSource
     data: TokenData
     design: DrafterConfig
+    parameters: tuple[int, int]
     memory_bytes: int | None
     differences: tuple[str, ...] = ()
 
@@ -110,7 +113,12 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     except ValueError:  # a precision that the arithmetic does not know
         memory = None
     measured = measures(study, combination)
-    return Arm(name, dict(combination), config, measured, module.target_source, data, design, memory)
+    parameters = (_parameters(model), _parameters(drafter))
+    return Arm(name, dict(combination), config, measured, module.target_source, data, design, parameters, memory)
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def _parsed(given: list[str]) -> Parsed:

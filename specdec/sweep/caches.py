@@ -16,6 +16,7 @@ from specdec.sweep.arms import Arm
 from specdec.sweep.contents import contents, digest, target_contents
 from specdec.sweep.job import Job
 from specdec.sweep.keys import key_of
+from specdec.sweep.memory import of_weights
 from specdec.sweep.written import Written, config_of
 from specdec.values import canonical
 
@@ -75,6 +76,7 @@ def _job(same: str, arms: Sequence[Arm], directory: Path, threads: int) -> Writt
         done=INDEX,
         resumes=True,
         threads=threads,
+        memory_bytes=of_weights(first.target, first.parameters[0]),
     )
     return Written(job, config)
 

@@ -17,6 +17,7 @@ from specdec.sweep.arms import Arm
 from specdec.sweep.contents import target_contents
 from specdec.sweep.job import Job, Kind
 from specdec.sweep.keys import key_of, measure_decisive
+from specdec.sweep.memory import of_weights
 from specdec.sweep.prompts import OWN, Prompts
 from specdec.sweep.reading import nearest
 from specdec.sweep.written import Written, config_of
@@ -39,6 +40,7 @@ class Measure:
         config: of the command, as its config file has it.
         settings: every argument, those left to a default included, without where things lie.
         target: which model, as the measure runs it.
+        memory_bytes: of its weights and a process.
     """
 
     kind: Kind
@@ -46,6 +48,7 @@ class Measure:
     settings: Mapping[str, Any]
     target: Any
     prompts: Prompts
+    memory_bytes: int
 
     def job(self, label: str, fit: str, directory: Path, threads: int) -> Written:
         """For the drafter of a fit."""
@@ -54,7 +57,7 @@ class Measure:
         command = (self.kind, *flags(), "--config", config_of(directory, key), "--drafter", str(drafter))
         job = Job(
             key=key, kind=self.kind, label=label, command=(*command, "--out", str(out)), directory=f"measures/{key}",
-            done=DONE[self.kind], needs=(fit,), threads=threads,
+            done=DONE[self.kind], needs=(fit,), threads=threads, memory_bytes=self.memory_bytes,
         )  # fmt: skip
         return Written(job, self.config)
 
@@ -80,13 +83,14 @@ def measure_of(arm: Arm, kind: str, prompts: Prompts) -> Measure:
         parsed = parser.parse_object({**config, "drafter": [place] if "drafter" in several else place})
         built = parser.instantiate(parsed)
         _check(kind, built)
+        memory = of_weights(built.target, *arm.parameters)
     except (ArgumentError, ValueError) as error:
         raise ValueError(f"arm {arm.name}: {kind}: {short(str(error))}{_hint(str(error), parser, config)}") from error
     full = yaml.safe_load(parser.dump(parsed, skip_none=False))  # so that a default that changes is noticed
     settings = {name: value for name, value in full.items() if name not in WHERE}
     if "growth" in full:  # a static tree's file may change
         settings["trees"] = [parse_growth(text).describe() for text in _list(full["growth"])]
-    return Measure(cast(Kind, kind), config, settings, target_contents(built.target), prompts)
+    return Measure(cast(Kind, kind), config, settings, target_contents(built.target), prompts, memory)
 
 
 def _parser(kind: str) -> ArgumentParser:

@@ -18,6 +18,7 @@ from specdec.sweep.contents import target_contents
 from specdec.sweep.job import Job
 from specdec.sweep.keys import fit_decisive, key_of
 from specdec.sweep.measures import COMMANDS, Measure, measure_of
+from specdec.sweep.memory import PROCESS_BYTES
 from specdec.sweep.prompts import Prompts, prompts_of
 from specdec.sweep.reading import read
 from specdec.sweep.study import Study
@@ -25,7 +26,6 @@ from specdec.sweep.written import Written, config_of
 
 VERSION = 1
 PLAN, STUDY = "plan.json", "study.yaml"
-PROCESS_BYTES = 700_000_000  # of Python, torch and Lightning, before a model
 
 
 @dataclass(frozen=True)
@@ -215,13 +215,7 @@ def _prompts(study: Study, source: TargetSource, directory: Path) -> dict[str, P
     found: dict[str, Prompts] = {}
     own = {"prompts", "prompts_count", "prompt_tokens"}
     shared = {key: value for key, value in study.measures.get("evaluate", {}).items() if key in own | {"layouts"}}
-    names: dict[str, str] = {}
     for kind, given in study.measures.items():
         full = given if own & set(given) else {**shared, **given}
-        prompts = prompts_of(kind, full, source, directory, first=not names)
-        if prompts.name is not None:
-            if prompts.text in names:
-                prompts = prompts._replace(name=names[prompts.text], files=(str(directory / names[prompts.text]),))
-            names.setdefault(prompts.text, prompts.name or "")
-        found[kind] = prompts
+        found[kind] = prompts_of(kind, full, source, directory)
     return found

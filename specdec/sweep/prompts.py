@@ -1,5 +1,6 @@
 """What a study's measures ask: files, or prompts from text that the embedded target was never trained on."""
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,13 +26,14 @@ class Prompts(NamedTuple):
     text: str = ""
 
 
-def prompts_of(measure: str, given: Mapping[str, Any], source: TargetSource, directory: Path, first: bool) -> Prompts:
+def prompts_of(measure: str, given: Mapping[str, Any], source: TargetSource, directory: Path) -> Prompts:
     """The prompts of a measure.
 
     Args:
         given: its arguments; without ``prompts`` they are embedded ones.
         source: whose tokenizer cuts embedded prompts to ``prompt_tokens``.
-        first: whether ``prompts.jsonl`` is theirs; other embedded ones are in a file named after their numbers.
+        directory: the study's, in which embedded prompts get a file named after what it holds: a sweep of a study that
+            was changed meanwhile does not write over what another one is about to ask.
 
     Raises:
         ValueError: files that cannot be read, or numbers that are out of range.
@@ -53,7 +55,7 @@ def prompts_of(measure: str, given: Mapping[str, Any], source: TargetSource, dir
         )
     rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
     text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
-    name = "prompts.jsonl" if first else f"prompts-{count}x{tokens}.jsonl"
+    name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -18,6 +18,7 @@ from specdec.features.index import Index
 from specdec.files import read_json
 from specdec.sweep import command
 from specdec.sweep.job import Job
+from specdec.sweep.memory import PROCESS_BYTES
 from specdec.sweep.overview import show
 from specdec.sweep.plan import PLAN, Plan, claim, make
 from specdec.sweep.run import Outcome
@@ -46,6 +47,9 @@ def test_what_plan_json_says(tiny: tuple[Study, Plan]) -> None:
         seen.add(key)
     kinds = [job.kind for job in jobs.values()]
     assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 12, "evaluate": 12}
+    target, drafter = plan.arms[-1].parameters
+    memory = {job.kind: job.memory_bytes for job in jobs.values()}
+    assert memory["cache"] == PROCESS_BYTES + 4 * target and memory["evaluate"] == memory["cache"] + 4 * drafter
     (cache,) = (key for key, job in jobs.items() if job.kind == "cache")
     for arm in said["arms"]:
         assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
@@ -126,10 +130,12 @@ def test_embedded_prompts_are_cut_and_written_once(
     evaluate = {"prompts_count": 3, "prompt_tokens": 12, "max_new_tokens": 4, "growth": ["chain:depth=1"]}
     plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate)
     prompts = plan.prompts["evaluate"]
-    assert prompts.name == "prompts.jsonl" and prompts.files == (str(plan.directory / "prompts.jsonl"),)
+    assert prompts.name is not None and prompts.files == (str(plan.directory / prompts.name),)
     plan.write(["specdec", "sweep"])
     asked = load_prompts(list(prompts.files))
     assert fingerprint(asked) == prompts.sha256 and len(asked) == 3
+    more = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate | {"prompts_count": 4})  # fmt: skip # noqa: E501
+    assert more.prompts["evaluate"].name != prompts.name  # a sweep that runs goes on asking what it has planned
     before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
     plan.write(["specdec", "sweep"])
     assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
