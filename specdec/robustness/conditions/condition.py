@@ -79,5 +79,5 @@ def untemplated(setting: Setting) -> bool:
 
 def _shown(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:g}"
+        return repr(value).removesuffix(".0")  # all digits: results are found again by the name
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -21,3 +21,5 @@ def test_names_lead_back_to_the_conditions() -> None:
     every = [one for kind in ALL for one in kind.usual()]
     assert parse_conditions([one.name for one in every]) == every
     assert len({one.title for one in every}) == len(every) and len(KINDS) == len(ALL)
+    close = ["noise_hidden:alpha=0.1234567", "noise_hidden:alpha=0.1234568"]
+    assert [one.name for one in parse_conditions(close)] == close
