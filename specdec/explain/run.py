@@ -40,10 +40,13 @@ def explain(pair: Pair, asked: Asked, others: Sequence[Perturbed] = (), served: 
         served: an exported checkpoint as an engine has it.
 
     Raises:
-        ValueError: no answer comes to a target pass, or a prompt leaves no room for its answer.
+        ValueError: no answer comes to a target pass, a prompt leaves no room for its answer, or the drafter's window
+            hides drafts of a pass, which the unroll sees.
     """
     target, drafter, _ = pair
-    depth, most = asked.depth, asked.max_new_tokens
+    depth, most, window = asked.depth, asked.max_new_tokens, drafter.config.attention_window
+    if not isinstance(window, str) and window < depth:
+        raise ValueError(f"the drafter's attention_window {window} is less than {depth} drafts: ask for fewer")
     stages = 3 + len(others) + (served is not None)
     with contextlib.ExitStack() as stack:
         on_prompt = stack.enter_context(progress("explaining", "prompts", stages * len(asked.prompts)))

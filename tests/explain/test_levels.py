@@ -1,5 +1,6 @@
 """Levels against drafters made for them, against the drafter's cache, and against the decoder."""
 
+import dataclasses
 from itertools import pairwise
 
 import pytest
@@ -77,6 +78,13 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     assert sum_ == pytest.approx(lengths(found)["observed"], abs=1e-12)
     down = [lengths(found)[key] for key in ("perfect", "vocabulary", "true_features")]
     assert all(one >= two for one, two in pairwise(down)) and losses(found)["true_features"] > 0.3
+
+
+def test_a_window_that_hides_own_drafts_is_refused() -> None:
+    """In the unroll a node sees all of its own steps."""
+    spec = dataclasses.replace(SPECS["eagle3_1"], attention_window=DEPTH - 1)
+    with pytest.raises(ValueError, match="attention_window 3 is less than 4 drafts"):
+        explained(made.sure(), perfect_drafter(made.sure(), spec))
 
 
 def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
