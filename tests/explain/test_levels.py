@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter
+from specdec.evaluation.pair import Pair
 from specdec.explain.answers import answered
 from specdec.explain.levels import OWN_FEATURES, TRUE_FEATURES, VOCABULARY, measure, passes
+from specdec.explain.run import Asked, explain
 from specdec.parity.ours import cached
 from specdec.parity.texts import Text
 from specdec.target import Target
@@ -82,9 +84,9 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
 
 def test_a_window_that_hides_own_drafts_is_refused() -> None:
     """In the unroll a node sees all of its own steps."""
-    spec = dataclasses.replace(SPECS["eagle3_1"], attention_window=DEPTH - 1)
-    with pytest.raises(ValueError, match="attention_window 3 is less than 4 drafts"):
-        explained(made.sure(), perfect_drafter(made.sure(), spec))
+    drafter = perfect_drafter(made.sure(), dataclasses.replace(SPECS["eagle3_1"], attention_window=16))
+    with pytest.raises(ValueError, match="attention_window 16 is less than 17 drafts"):
+        explain(Pair(made.sure(), drafter, True), Asked(PROMPTS[:1], ["0"], NEW, 17))
 
 
 def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
