@@ -79,7 +79,11 @@ class Slurm(Engine):
         return len(self._running) < self.at_once
 
     def start(self, folder: Path, job: Job) -> None:
-        """Submit it."""
+        """Submit it.
+
+        Raises:
+            ValueError: SLURM does not take it; what runs already is cancelled then, to be gone on with.
+        """
         options: dict[str, Any] = {"additional_parameters": self.more} if self.more else {}
         options |= {
             key: value
@@ -96,7 +100,10 @@ class Slurm(Engine):
             **({} if job.memory_bytes is None else {"mem_gb": max(1, -(-job.memory_bytes // GB))}),
             **{f"slurm_{key}": value for key, value in options.items()},
         )
-        self._running[job.key] = self._executor.submit(Task(), str(folder.resolve()), self.way)
+        try:
+            self._running[job.key] = self._executor.submit(Task(), str(folder.resolve()), self.way)
+        except self._submitit.core.utils.FailedJobError as error:
+            raise ValueError(f"SLURM does not take {job.label}: {last_line(error)}") from error
 
     def ended(self, seconds: float) -> list[Ended]:
         """As :meth:`Engine.ended`."""

@@ -59,6 +59,9 @@ def test_what_sbatch_is_told(study: Path, job: Make, tmp_path: Path, monkeypatch
         assert word in words, words
     slurm.close()
     assert (tmp_path / "cancelled").exists()
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n")
+    with pytest.raises(ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"):
+        slurm.start(Folder.of(study, one).path, one)
     again = Task().checkpoint("folder", WAY)
     assert isinstance(again.function, Task) and again.args == ("folder", WAY)
 
