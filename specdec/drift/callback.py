@@ -20,6 +20,7 @@ from specdec.evaluation.beginnings import SHORTEST
 from specdec.evaluation.callback import decoding_copy
 from specdec.evaluation.fixed_prompts import fixed_prompts
 from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.skipping import Skipped
 from specdec.files import write_json
 from specdec.provenance import provenance
 from specdec.training.ema import drafter_to_keep
@@ -125,7 +126,10 @@ class AttentionDrift(pl.Callback):
             return
         found = self._measured(trainer, pl_module, drafter)
         if trainer.is_global_zero:
-            one = document(*found, pl_module.ttt_steps, self.settings.depths)
+            _, names, sums = found
+            why = f"its answer is too short for a chain of {self.settings.depths} tokens"
+            short = [Skipped(name, why)._asdict() for name, each in zip(names, sums, strict=True) if not each.chains]
+            one = {**document(*found, pl_module.ttt_steps, self.settings.depths), "skipped": short}
             self._write(Path(trainer.default_root_dir), one, drafter, trainer, pl_module)
 
     def _write(self, run: Path, one: Document, drafter: Drafter, trainer: pl.Trainer, module: DrafterModule) -> None:
@@ -136,7 +140,7 @@ class AttentionDrift(pl.Callback):
         told = {"label": label, "directory": str(run / "drafter"), **drafter.config.to_json()}
         settings = {**vars(self.settings), "max_new_tokens": self.max_new_tokens, "steps": trainer.global_step}
         context = {"target": dict(module.target.identity), "settings": settings, "provenance": provenance()}
-        write_json(run / "drift.json", {**one, "drafter": told, "summary": summary(one), "skipped": [], **context})
+        write_json(run / "drift.json", {**one, "drafter": told, "summary": summary(one), **context})
 
     def _measured(
         self, trainer: pl.Trainer, module: DrafterModule, drafter: Drafter

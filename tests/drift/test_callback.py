@@ -104,6 +104,8 @@ def test_what_is_written_is_of_the_drafter_that_is_kept(
     sums = [measure(loaded, kept, text, Settings(4, 3)) for text in texts]
     wanted = document(kept.config, [name for name, _ in asked], sums, 2, 4)
     assert found["prompts"] == wanted["prompts"]
+    left_out = [one["prompt_id"] for one in found["skipped"]]
+    assert sorted([*found["prompts"], *left_out]) == [name for name, _ in asked]
     for name in wanted["series"]:
         np.testing.assert_allclose(sums_of(found, name), sums_of(wanted, name), rtol=1e-5, atol=1e-5, err_msg=name)
     logged = {name: [float(row[name]) for row in rows(out) if row[name]] for name in rows(out)[0] if "drift/" in name}
