@@ -11,6 +11,7 @@ import numpy as np
 from specdec.card.crossed import estimate
 from specdec.card.linear import pooled
 from specdec.card.study import Study, common
+from specdec.drift.results import sums_of
 from specdec.evaluation.statistics import Array
 
 
@@ -30,17 +31,16 @@ def drift(study: Study) -> dict[str, Any]:
 
 
 def _mean_of(found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int) -> Any:
-    rows = []
-    for one in found:
-        place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
-        values = one["series"][name]["values"][depth]
-        rows.append([values[place[prompt]] for prompt in prompts])
-    known = [column for column in zip(*rows, strict=True) if None not in column]
-    if not known:
-        return None
-    values_SP = np.array(known, dtype=np.float64).T
-    figure = pooled(values_SP, np.ones_like(values_SP))
+    """Over the prompts that came to this depth with every seed, each by its chains, as ``specdec drift`` has it."""
+    sums = np.stack([sums_of(one, name)[depth][_places(one, prompts)] for one in found])
+    sums = sums[:, (sums[..., 1] > 0).all(0)]
+    figure = pooled(sums[..., 0], sums[..., 1])
     return estimate(figure).to_json() if figure else None
+
+
+def _places(one: dict[str, Any], prompts: Sequence[str]) -> list[int]:
+    place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
+    return [place[prompt] for prompt in prompts]
 
 
 def trained_depths(study: Study) -> dict[str, int]:
@@ -88,7 +88,6 @@ def _lengths(found: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], pr
     for key in ("committed", "passes"):
         columns = []
         for one, row in zip(found, rows, strict=True):
-            place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
-            columns.append([float(row[key][place[prompt]] or 0) for prompt in prompts])
+            columns.append([float(row[key][place] or 0) for place in _places(one, prompts)])
         out.append(np.array(columns, dtype=np.float64))
     return out

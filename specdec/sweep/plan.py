@@ -14,7 +14,6 @@ from specdec.provenance import provenance
 from specdec.sweep.arms import Arm, read_arms
 from specdec.sweep.budget import check_equal
 from specdec.sweep.caches import cache_jobs, features_of
-from specdec.sweep.contents import target_contents
 from specdec.sweep.job import Job
 from specdec.sweep.keys import fit_decisive, key_of
 from specdec.sweep.measures import COMMANDS, Measure, measure_of
@@ -156,14 +155,13 @@ def make(study: Study, directory: Path, threads: int = 1, allow_unequal: bool = 
     arms = read_arms(study)
     unequal = check_equal(study, arms, allow_unequal)
     source = next(arm for arm in arms if arm.levels == study.baseline).target
-    if "evaluate" in study.measures:
-        _check_targets(arms, source)
     prompts = _prompts(study, source, directory)
     written: dict[str, Written] = {}
     cache_of: Sequence[str | None] = [None] * len(arms)
     if study.features == "cached":
         written, cache_of = cache_jobs(arms, directory, threads)
     taken = [{kind: measure_of(arm, kind, prompts[kind]) for kind in arm.measures} for arm in arms]
+    _check_targets(arms, taken, next(own for arm, own in zip(arms, taken, strict=True) if arm.levels == study.baseline))
     runs = []
     for arm, cache, measures in zip(arms, cache_of, taken, strict=True):
         runs.append(tuple(_run(arm, seed, cache, measures, directory, threads, written) for seed in study.seeds))
@@ -200,13 +198,15 @@ def _run(
     return run
 
 
-def _check_targets(arms: Sequence[Arm], source: TargetSource) -> None:
-    """See that all arms draft for one target, whose answers are compared; its dtype in training may differ."""
-    for arm in arms:
-        if target_contents(arm.target)[1:] != target_contents(source)[1:]:
+def _check_targets(
+    arms: Sequence[Arm], taken: Sequence[Mapping[str, Measure]], baseline: Mapping[str, Measure]
+) -> None:
+    """See that all arms are evaluated on one target in one dtype; that in which it teaches may differ."""
+    for arm, measures in zip(arms, taken, strict=True):
+        if "evaluate" in measures and measures["evaluate"].target != baseline["evaluate"].target:
             raise ValueError(
-                f"arm {arm.name}: its target is not the baseline's, so that their acceptance cannot be compared: make "
-                "a study of each target"
+                f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
+                "their acceptance cannot be compared: make a study of each"
             )
 
 

@@ -135,11 +135,14 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
     def values(start: float, slope: float) -> list[list[float]]:
         return [[float(start + slope * k + chance) for chance in chances] for k in range(6)]
 
-    series = {
+    series: dict[str, Any] = {
         "state_rms": {"title": "Size of the state fed back", "unit": "root mean square", "values": values(1, 0.2)},
         "sink_mass": {"title": "Attention to the first token", "unit": "share", "values": values(0.1, 0.02)},
         "kl": {"title": "Divergence from the target's law", "unit": "nats", "values": values(0.5, 0.3)},
     }
+    for one in series.values():
+        one["weights"] = [[4 + prompt % 2 for prompt in range(len(chances))] for _ in range(6)]
+    series["kl"]["values"][5][0], series["kl"]["weights"][5][0] = None, 0  # no chain of the first came so deep
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
     write(
         directory / "drift.json",

@@ -87,6 +87,17 @@ def test_numbers_are_those_of_the_answers(card: Path, study: Path) -> None:
     assert fit["trained_parameters"] == 92 and fit["peak_memory_bytes"] == 138_000_000
 
 
+def test_drift_is_the_mean_over_chains_of_the_prompts_that_came_so_deep(card: Path, study: Path) -> None:
+    found, arm = numbers(card)["drift"]["kl"]["arms"]["norm=off K=1"], read(study).arms[0]
+    series = [run.measured("drift")["series"]["kl"] for run in arm.runs]
+    for depth, first in ((0, 0), (5, 1)):
+        pairs = [
+            pair for one in series for pair in zip(one["values"][depth], one["weights"][depth], strict=True) if pair[1]
+        ]
+        mean = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+        assert found[depth]["value"] == pytest.approx(mean) and found[depth]["prompts"] == 10 - first
+
+
 def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
     found, text = numbers(card), (card / "card.md").read_text()
     assert "2 of 3 done (failed, not begun)" in text

@@ -126,8 +126,11 @@ def test_one_study_has_one_target(planned: Callable[..., Plan], target_directory
     config = (other / "config.json").read_text()
     (other / "config.json").write_text(config + "\n")
     assert planned(**axes(**{"model.target.source": str(same), "model.ttt_steps": 2}), seeds=[0])
-    with pytest.raises(ValueError, match="arm x=b: its target is not the baseline's"):
+    with pytest.raises(ValueError, match="arm x=b: it is evaluated on another target than the base"):
         planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
+    with pytest.raises(ValueError, match="arm x=b: .* or in another dtype"):
+        planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
+    assert planned(**axes(**{"model.target.dtype": "bfloat16"}), seeds=[0])
 
 
 def test_the_same_tokens_in_other_batches_are_equal(planned: Callable[..., Plan]) -> None:

@@ -54,7 +54,7 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
             "seeds and prompts.",
             lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
     if card["drift"]:
-        add("drift.png", "drift", "By draft step, mean over prompts and seeds.",
+        add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
     if card["robustness"]:
         add("robustness.png", "robustness", "Acceptance length under each condition over that on clean prompts; darker "
