@@ -128,7 +128,7 @@ def test_one_study_has_one_target(planned: Callable[..., Plan], target_directory
     assert planned(**axes(**{"model.target.source": str(same), "model.ttt_steps": 2}), seeds=[0])
     with pytest.raises(ValueError, match="arm x=b: it is evaluated on another target than the base"):
         planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
-    with pytest.raises(ValueError, match="arm x=b: .* or in another dtype"):
+    with pytest.raises(ValueError, match=r"arm x=b: .* or in another dtype"):
         planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
     assert planned(**axes(**{"model.target.dtype": "bfloat16"}), seeds=[0])
 
