@@ -18,6 +18,12 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the fir
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a real vLLM begin first: they take minutes, and nobody should wait for them alone in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("vllm")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the tests keep tokens: not with the user's."""
