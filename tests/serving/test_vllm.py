@@ -43,7 +43,7 @@ def inside() -> Inside:
 
     def run(do: str, **job: Any) -> dict[str, Any]:
         command = [python, inside_vllm.__file__, json.dumps({"do": do, **job})]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])
 
