@@ -86,7 +86,7 @@ def test_a_users_module_is_known_once_it_is_imported(tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match=r"^here: 'my_parts\.Damped' is no Recurrence .*import its module before"):
         revive(Recurrence, data, "here")
     module = importlib.import_module("my_parts")
-    monkeypatch.delitem(sys.modules, "my_parts")
+    del sys.modules["my_parts"]
     assert revive(Recurrence, data, "here") == module.Damped(0.25)
     assert describe(module.Damped(0.25)) == data
 
@@ -109,8 +109,8 @@ def test_a_users_module_is_imported_where_it_is_allowed(tmp_path: Path, monkeypa
         with pytest.raises(ValueError, match=r"^here: 'allowed_parts\.late\.Late' is no Entry"):
             revive(Entry, data, "here")
         part = revive(Recurrence, data, "here")
-    monkeypatch.delitem(sys.modules, "allowed_parts.late")
-    monkeypatch.delitem(sys.modules, "allowed_parts")
+    del sys.modules["allowed_parts.late"]
+    del sys.modules["allowed_parts"]
     assert type(part).__name__ == "Late" and describe(part) == data
 
 

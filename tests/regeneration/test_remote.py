@@ -116,13 +116,13 @@ def test_an_error_of_the_check_is_not_waited_out(server: FakeOpenAI) -> None:
 
 def test_whoever_leaves_waits_for_nobody(server: FakeOpenAI) -> None:
     server.failures = {"a1": [(503, "500")]}
+    before = set(threading.enumerate())
     answers = remote(server, 2).answers([talk(f"{n}", f"a{n}") for n in range(5)])
     next(answers)
     begin = time.monotonic()
     answers.close()
     assert time.monotonic() - begin < 1
-    names = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
-    assert names == []
+    assert [thread for thread in threading.enumerate() if not thread.daemon and thread not in before] == []
 
 
 def test_all_of_vllms_own_fields_are_given(server: FakeOpenAI) -> None:

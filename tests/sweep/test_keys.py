@@ -147,8 +147,8 @@ def test_only_the_code_that_computes_is_in_a_key(tmp_path: Path, monkeypatch: py
         now = told()
         assert tuple(a != b for a, b in zip(before, now, strict=True)) == differs, name
         before = now
-    (tmp_path / "my_parts.py").write_text("X = 1\n")
+    (tmp_path / "counted_parts.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = of("fit", ("my_parts",))
-    (tmp_path / "my_parts.py").write_text("X = 2\n")
-    assert own != before[1] and of("fit", ("my_parts",)) != own
+    own = of("fit", ("counted_parts",))
+    (tmp_path / "counted_parts.py").write_text("X = 2\n")
+    assert own != before[1] and of("fit", ("counted_parts",)) != own
