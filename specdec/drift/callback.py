@@ -1,35 +1,28 @@
 """Attention drift during training: a few chains are drafted and looked into whenever the drafter is validated."""
 
-import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drift.measure import Sums, measure
-from specdec.drift.results import Document, document, measured
+from specdec.drift.results import Document, document, measured, nothing
 from specdec.drift.settings import Settings
 from specdec.drift.summary import figures, summary
 from specdec.drift.texts import OwnText, own_texts
 from specdec.evaluation.beginnings import SHORTEST
 from specdec.evaluation.callback import decoding_copy
-from specdec.evaluation.fixed_prompts import fixed_prompts
-from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.skipping import Skipped
+from specdec.evaluation.while_validating import Asked, WhileValidating
 from specdec.files import write_json
 from specdec.provenance import provenance
 from specdec.training.ema import drafter_to_keep
 from specdec.training.module import DrafterModule
 
-log = logging.getLogger(__name__)
 
-
-class AttentionDrift(pl.Callback):
+class AttentionDrift(WhileValidating):
     """Measures what ``specdec drift`` measures with the drafter as it stands, and logs the summary's means.
 
     Logged are ``drift/state_rms_growth``, ``drift/sink_mass_first``, ``drift/sink_mass_last`` and the other figures of
@@ -53,6 +46,8 @@ class AttentionDrift(pl.Callback):
         ValueError: a number is out of range, or a prompts file is wrong.
     """
 
+    what, who, without = "attention drift", "AttentionDrift", "leave AttentionDrift out"
+
     def __init__(
         self,
         prompts: str | list[str] = "validation",
@@ -72,14 +67,8 @@ class AttentionDrift(pl.Callback):
                 f"AttentionDrift: count {count} must be at least 1, prompt_tokens {prompt_tokens} at least {SHORTEST}, "
                 f"every_n_validations {every_n_validations} 0 or more"
             )
-        files = [prompts] if isinstance(prompts, str) else prompts
-        self.prompts = None if files == ["validation"] else load_prompts(files, count)
-        self.max_new_tokens, self.count, self.prompt_tokens = max_new_tokens, count, prompt_tokens
-        self.every_n_validations = every_n_validations
-        self._validations = 0
-        self._asked: list[tuple[str, list[int]]] | None = None
+        super().__init__(prompts, max_new_tokens, count, prompt_tokens, every_n_validations, behind=depths)
         self._texts: dict[int, OwnText] | None = None
-        self._told = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ask the target for its answers, and find what is wrong before anything is trained.
@@ -97,26 +86,15 @@ class AttentionDrift(pl.Callback):
                 "depths, or other prompts"
             )
 
-    def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Measure and log, at the validation's first batch: there averaged weights are in place, at its end no more."""
-        if batch_idx or dataloader_idx or trainer.sanity_checking or not self.every_n_validations:
-            return
-        self._validations += 1
-        if trainer.state.fn == TrainerFn.FITTING and self._validations % self.every_n_validations:
-            return
-        assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
-        begin = time.perf_counter()
-        found = self._measured(trainer, pl_module, pl_module.drafter)
-        one = document(*found, pl_module.ttt_steps, self.settings.depths)
+    def look(self, trainer: pl.Trainer, module: DrafterModule, asked: Asked) -> None:
+        """Measure, and log the summary's means."""
+        assert module.drafter is not None
+        found = self._measured(trainer, module, module.drafter)
+        one = document(*found, module.ttt_steps, self.settings.depths, told=nothing)  # means alone are logged
         every = figures(one["depths"], one["trained_depth"])
         means = {each.name: measured(each.sums(one).sum(0, keepdims=True), each.of)["mean"] for each in every}
         logged = {f"drift/{name}": mean for name, mean in means.items() if mean is not None}
-        pl_module.log_dict(logged, sync_dist=True, batch_size=1)
-        if trainer.is_global_zero and not self._told:
-            self._told = True
-            log.info("attention drift of %d prompts: %.1f s per validation", len(found[1]), time.perf_counter() - begin)
+        module.log_dict(logged, sync_dist=True, batch_size=1)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure the drafter that is kept, and write what was found into the run directory."""
@@ -149,7 +127,7 @@ class AttentionDrift(pl.Callback):
         target, texts = module.target, self._answered(trainer, module)
         copy = decoding_copy(drafter, target).eval()
         own = {number: measure(target, copy, text, self.settings) for number, text in texts.items()}
-        asked, empty = self._prepare(trainer, module), Sums.empty(copy, self.settings.depths)
+        asked, empty = self.prepare(trainer, module), Sums.empty(copy, self.settings.depths)
         sums = [own.get(number, empty) for number in range(len(asked))]
         if trainer.world_size > 1:
             sums = _shared(trainer, module, sums)
@@ -158,26 +136,11 @@ class AttentionDrift(pl.Callback):
     def _answered(self, trainer: pl.Trainer, module: DrafterModule) -> dict[int, OwnText]:
         """This process's share of the prompts by their numbers, with the target's answers, made once."""
         if self._texts is None:
-            asked = self._prepare(trainer, module)
+            asked = self.prepare(trainer, module)
             mine = range(trainer.global_rank, len(asked), trainer.world_size)
             texts = own_texts(module.target, [asked[number] for number in mine], self.max_new_tokens)
             self._texts = dict(zip(mine, texts, strict=True))
         return self._texts
-
-    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[tuple[str, list[int]]]:
-        """The prompts, made once.
-
-        Raises:
-            ValueError: there is no prompt, or one does not fit the target.
-        """
-        if self._asked is None:
-            assert isinstance(module, DrafterModule)
-            self._asked = fixed_prompts(
-                trainer, module, self.prompts, count=self.count, prompt_tokens=self.prompt_tokens,
-                max_new_tokens=self.max_new_tokens + self.settings.depths, who="AttentionDrift",
-                without="leave AttentionDrift out",
-            )  # fmt: skip
-        return self._asked
 
 
 def _shared(trainer: pl.Trainer, module: DrafterModule, sums: Sequence[Sums]) -> list[Sums]:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.drift.results import Document
-from specdec.evaluation.markdown import table
+from specdec.evaluation.markdown import bracketed, table
 from specdec.evaluation.statistics import METHOD
 
 _MEANING = f"""\
@@ -86,9 +86,7 @@ def _most(document: Document) -> str:
 
 def told(one: Mapping[str, Any]) -> str:
     """A mean with its interval."""
-    if one["low"] is None:
-        return _number(one["mean"])
-    return f"{_number(one['mean'])} [{_number(one['low'])}, {_number(one['high'])}]"
+    return bracketed(one["mean"], one["low"], one["high"], _number)
 
 
 def _number(value: float | None) -> str:

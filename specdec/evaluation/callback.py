@@ -3,21 +3,17 @@
 import copy
 import logging
 import re
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn
 from torchmetrics import MetricCollection
 
 from specdec.decoding import Growth, SpeculativeDecoder, parse_growth
 from specdec.drafter import Drafter
 from specdec.evaluation.beginnings import SHORTEST
-from specdec.evaluation.fixed_prompts import fixed_prompts
 from specdec.evaluation.metrics import decoding_metrics
-from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.record import Answer
+from specdec.evaluation.while_validating import Asked, WhileValidating
 from specdec.target import Target
 from specdec.training.module import DrafterModule
 from specdec.training.sharding import whole
@@ -27,7 +23,7 @@ log = logging.getLogger(__name__)
 LOGGED = ("acceptance_length", "accepted_per_position")
 
 
-class AcceptanceLength(pl.Callback):
+class AcceptanceLength(WhileValidating):
     """Decodes greedily with the drafter as it stands and logs what was accepted, bonus token included.
 
     Logged are ``val/acceptance_length``, its 95 % interval over prompts ``..._low`` and ``..._high``, and
@@ -49,6 +45,9 @@ class AcceptanceLength(pl.Callback):
         ValueError: a number is out of range, a growth is unknown or named twice, or a prompts file is wrong.
     """
 
+    what, who = "acceptance length", "acceptance"
+    without = "acceptance.every_n_validations=0"
+
     def __init__(
         self,
         prompts: str | list[str] = "validation",
@@ -67,61 +66,37 @@ class AcceptanceLength(pl.Callback):
                 f"acceptance: max_new_tokens {max_new_tokens} and count {count} must be at least 1, prompt_tokens "
                 f"{prompt_tokens} at least {SHORTEST}, every_n_validations {every_n_validations} 0 or more"
             )
-        files = [prompts] if isinstance(prompts, str) else prompts
-        self.prompts = None if files == ["validation"] else load_prompts(files, count)
-        self.max_new_tokens, self.count, self.prompt_tokens = max_new_tokens, count, prompt_tokens
-        self.every_n_validations = every_n_validations
-        self._validations = 0
-        self._ids: list[list[int]] | None = None  # the prompts as tokens
-        self._told = False
+        super().__init__(prompts, max_new_tokens, count, prompt_tokens, every_n_validations)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is wrong before anything is trained."""
+        assert isinstance(pl_module, DrafterModule)
         if self.every_n_validations and trainer.enable_validation:
-            self._prepare(trainer, pl_module)
+            self.prepare(trainer, pl_module)
 
-    def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Decode and log, at the validation's first batch: there averaged weights are in place, at its end no more."""
-        if batch_idx or dataloader_idx or trainer.sanity_checking or not self.every_n_validations:
-            return
-        self._validations += 1
-        if trainer.state.fn == TrainerFn.FITTING and self._validations % self.every_n_validations:
-            return
-        prompts = self._prepare(trainer, pl_module)
-        assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
-        begin = time.perf_counter()
-        drafter = decoding_copy(pl_module.drafter, pl_module.target)
+    def look(self, trainer: pl.Trainer, module: DrafterModule, asked: Asked) -> None:
+        """Decode this process's share of the prompts with every growth, and log."""
+        assert module.drafter is not None
+        drafter, prompts = decoding_copy(module.drafter, module.target), [ids for _, ids in asked]
         mine = range(trainer.global_rank, len(prompts), trainer.world_size)
         for name, growth in self.growths.items():
-            metrics = decoding_metrics(only=LOGGED).to(pl_module.device)
-            metrics.update(decode(pl_module.target, drafter, growth, prompts, mine, self.max_new_tokens))
+            metrics = decoding_metrics(only=LOGGED).to(module.device)
+            metrics.update(decode(module.target, drafter, growth, prompts, mine, self.max_new_tokens))
             end = f"_{name}" if len(self.growths) > 1 else ""
             found = {f"val/{key}{end}": value for key, value in figures(metrics).items()}
-            pl_module.log_dict(found, sync_dist=True, batch_size=1)
-        if trainer.is_global_zero and not self._told:
-            self._told = True
-            seconds = time.perf_counter() - begin
-            log.info("acceptance length of %d prompts: %.1f s per validation", len(prompts), seconds)
+            module.log_dict(found, sync_dist=True, batch_size=1)
 
-    def _prepare(self, trainer: pl.Trainer, module: pl.LightningModule) -> list[list[int]]:
-        """The prompts as tokens, made once.
+    def prepare(self, trainer: pl.Trainer, module: DrafterModule) -> Asked:
+        """The prompts, once the growths are seen to fit.
 
         Raises:
             ValueError: there is no prompt, or one or a growth does not fit target or drafter.
         """
-        if self._ids is not None:
-            return self._ids
-        assert isinstance(module, DrafterModule) and module.drafter is not None
-        for growth in self.growths.values():
-            growth.check(module.drafter.config.draft_vocab_size)
-        found = fixed_prompts(
-            trainer, module, self.prompts, count=self.count, prompt_tokens=self.prompt_tokens,
-            max_new_tokens=self.max_new_tokens, who="acceptance", without="acceptance.every_n_validations=0",
-        )  # fmt: skip
-        self._ids = [ids for _, ids in found]
-        return self._ids
+        if self._asked is None:
+            assert module.drafter is not None
+            for growth in self.growths.values():
+                growth.check(module.drafter.config.draft_vocab_size)
+        return super().prepare(trainer, module)
 
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:

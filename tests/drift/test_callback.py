@@ -24,6 +24,7 @@ from specdec.evaluation.beginnings import beginnings
 from specdec.fit import run
 from specdec.target import Target
 from tests.drift.made import PROMPTS, drafter, target
+from tests.short_run import short_run
 
 CALLBACK = {"max_new_tokens": 12, "count": 3, "depths": 4, "anchors": 3}
 
@@ -31,24 +32,14 @@ CALLBACK = {"max_new_tokens": 12, "count": 3, "depths": 4, "anchors": 3}
 @pytest.fixture(scope="module")
 def base(target_directory: Path, text_file: Path) -> list[str]:
     """Arguments of a run on the CPU that is validated twice."""
-    given = {
-        "model.target.source": target_directory,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 2,
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 4,
-        "trainer.val_check_interval": 2,
-        "trainer.limit_val_batches": 1,
-        "trainer.log_every_n_steps": 1,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "acceptance.every_n_validations": 0,
-    }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return short_run(
+        target_directory, text_file,
+        trainer__max_steps=4,
+        trainer__val_check_interval=2,
+        trainer__limit_val_batches=1,
+        trainer__log_every_n_steps=1,
+        acceptance__every_n_validations=0,
+    )  # fmt: skip
 
 
 def with_callback(**more: Any) -> list[str]:
