@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specdec.data.layouts import ID_COLUMNS, Layout, Message, Values, named, parsed, recognise
+from specdec.data.names import Names
 from specdec.data.rows import Row, find_sources, read_rows
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,7 @@ def read_conversations(
     """
     chosen = None if layout is None else named(layout)
     conversations: list[Conversation] = []
-    used: set[str] = set()
-    times: dict[str, int] = {}
+    names = Names()
     for source in find_sources(patterns):
         before = len(conversations)
         for row in read_rows(source):
@@ -83,12 +83,7 @@ def read_conversations(
                     raise
                 left_out.append(str(error))
                 continue
-            name = found.id
-            while name in used:
-                times[found.id] = times.get(found.id, 1) + 1
-                name = f"{found.id}#{times[found.id]}"
-            used.add(name)
-            conversations.append(found._replace(id=name))
+            conversations.append(found._replace(id=names.distinct(found.id)))
         if len(conversations) == before:
             raise ValueError(f"{source}: holds no conversation; remove it from the data or fill it")
     return conversations

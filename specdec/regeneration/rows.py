@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from specdec.data.conversations import Conversation, read_conversations
 from specdec.data.documents import find_files, read_jsonl, read_text
+from specdec.data.names import Names
 
 Message = dict[str, Any]
 
@@ -52,7 +52,7 @@ def read_chats(
     Raises:
         ValueError: a file is missing or empty, or a row is broken.
     """
-    return _distinct([_chat(one) for one in read_conversations(patterns, layout, left_out)])
+    return [_chat(one) for one in read_conversations(patterns, layout, left_out)]
 
 
 def _chat(one: Conversation) -> Row:
@@ -96,13 +96,14 @@ def read_beginnings(patterns: str | Sequence[str], tokenizer: Any, tokens: int) 
     if not tokenizer.is_fast:
         raise ValueError("prompt_tokens needs a fast tokenizer: only those say where a token ends")
     rows: list[Row] = []
+    names = Names()
     for path in find_files(patterns):
         texts = [_text(row, place) for place, row in read_jsonl(path)] if path.suffix == ".jsonl" else None
         for name, place, text in texts if texts is not None else [(None, str(path), read_text(path))]:
             begun = _beginning(text, tokenizer, tokens)
             skipped = None if begun else "an empty text"
-            rows.append(Row(name or _hash(text), place, [], text=begun, skipped=skipped))
-    return _distinct(rows)
+            rows.append(Row(names.distinct(name or _hash(text)), place, [], text=begun, skipped=skipped))
+    return rows
 
 
 def _text(row: dict[str, Any], place: str) -> tuple[str | None, str, str]:
@@ -120,22 +121,6 @@ def _beginning(text: str, tokenizer: Any, tokens: int) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _distinct(rows: list[Row]) -> list[Row]:
-    """An id that comes again is numbered: ``id#2``."""
-    taken: set[str] = set()
-    out = []
-    for row in rows:
-        name = next(name for name in _names(row.id) if name not in taken)
-        taken.add(name)
-        out.append(row._replace(id=name))
-    return out
-
-
-def _names(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}#{number}" for number in count(2))
 
 
 def digest(rows: Sequence[Row]) -> str:
