@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from specdec.evaluation.markdown import FEW_PROMPTS
+from specdec.evaluation.markdown import FEW_PROMPTS, bracketed
 
 FEW_SEEDS = 3
 _UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
@@ -20,10 +20,7 @@ def interval(found: Json | None, digits: int = 2, sign: bool = False) -> str:
     """A figure with its interval in brackets."""
     if not found:
         return "-"
-    value = number(found["value"], digits, sign)
-    if found["low"] is None:
-        return value
-    return f"{value} [{number(found['low'], digits, sign)}, {number(found['high'], digits, sign)}]"
+    return bracketed(found["value"], found["low"], found["high"], lambda value: number(value, digits, sign))
 
 
 def p_value(value: float | None) -> str:

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from specdec.arguments import parse
 from specdec.decoding import parse_growth
 from specdec.evaluation.comparison import ALPHA, POWER, Comparison, compare
+from specdec.evaluation.markdown import bracketed
 from specdec.evaluation.record import Answer, read_answers
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED, Interval
 from specdec.files import read_json
@@ -164,4 +165,4 @@ def _text(one: str, two: str, found: Comparison, detect: float) -> str:
 
 
 def _brackets(found: Interval, form: str) -> str:
-    return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    return bracketed(*found, lambda value: f"{value:{form}}")

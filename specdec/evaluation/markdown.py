@@ -1,7 +1,7 @@
 """Tables of Markdown, and what every report says of few prompts."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
@@ -24,6 +24,13 @@ def settings_table(settings: Iterable[tuple[str, Any]]) -> list[str]:
 def cell(text: str) -> str:
     """On one line, with nothing that would end the cell."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+def bracketed(mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit: str = "") -> str:
+    """A figure with its interval in brackets, if it has one; the unit stands behind the figure alone."""
+    if low is None:
+        return f"{number(mean)}{unit}"
+    return f"{number(mean)}{unit} [{number(low)}, {number(high)}]"
 
 
 def few_prompts(prompts: int) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.markdown import cell, few_prompts, settings_table, table
+from specdec.evaluation.markdown import bracketed, cell, few_prompts, settings_table, table
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import write_json, write_text
 
@@ -190,6 +190,4 @@ def _speed(part: dict[str, Any]) -> str:
 def _interval(value: dict[str, Any] | None, unit: str = "") -> str:
     if value is None:
         return "-"
-    if value["low"] is None:
-        return _number(value["mean"], 2, unit)
-    return f"{value['mean']:.2f}{unit} [{value['low']:.2f}, {value['high']:.2f}]"
+    return bracketed(value["mean"], value["low"], value["high"], "{:.2f}".format, unit)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.markdown import few_prompts, settings_table, table
+from specdec.evaluation.markdown import bracketed, few_prompts, settings_table, table
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 
 TITLES = {
@@ -105,8 +105,7 @@ def number(value: dict[str, Any] | None, digits: int = 2) -> str:
     """With its interval, if it has one."""
     if value is None:
         return ""
-    mean, low, high = (None if part is None else _digits(part, digits) for part in value.values())
-    return str(mean) if low is None else f"{mean} [{low}, {high}]"
+    return bracketed(value["mean"], value["low"], value["high"], lambda each: _digits(each, digits))
 
 
 def _digits(value: float, digits: int) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.markdown import few_prompts, settings_table, table
+from specdec.evaluation.markdown import bracketed, few_prompts, settings_table, table
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.files import write_text
 
@@ -98,7 +98,7 @@ def _row(
     for one in own:
         length = one.get("acceptance_length")
         cells += [_interval(length, "{:.2f}", 1) if length else ""]
-        cells += [_interval(one[share], "{:.0f} %", 100) for share in ("length_kept", "drafts_kept")]
+        cells += [_interval(one[share], "{:.0f}", 100, " %") for share in ("length_kept", "drafts_kept")]
     for other in differences:
         cells += [_interval(other[share], "{:+.0f}", 100) if other else "" for share in ("length_kept", "drafts_kept")]
     return cells + last
@@ -121,10 +121,7 @@ def _skipped(record: dict[str, Any]) -> list[list[str]]:
     return [[one["title"], one["skipped"]] for one in record["conditions"] if one["skipped"] is not None]
 
 
-def _interval(value: dict[str, Any] | None, form: str, scale: float) -> str:
+def _interval(value: dict[str, Any] | None, form: str, scale: float, unit: str = "") -> str:
     if value is None:
         return "-"
-    mean, low, high = (
-        None if value[key] is None else form.format(scale * value[key]) for key in ("mean", "low", "high")
-    )
-    return str(mean) if low is None else f"{mean} [{low.removesuffix(' %')}, {str(high).removesuffix(' %')}]"
+    return bracketed(value["mean"], value["low"], value["high"], lambda each: form.format(scale * each), unit)
