@@ -12,10 +12,11 @@ from lightning.pytorch.cli import LightningArgumentParser
 from specdec.arguments import parse, short, target_shorthand
 from specdec.compose import compose
 from specdec.data import TokenData
-from specdec.drafter import DrafterConfig, DrafterSpec
+from specdec.drafter import DrafterSpec
 from specdec.serving.engine import VARIABLE
 from specdec.target import Target
 from specdec.target.loading import device_named
+from specdec.training.building import config_for
 from specdec.training.defaults import MODEL_AND_DATA
 from specdec.training.module import DrafterModule
 
@@ -80,13 +81,7 @@ def boundaries(target: Target, specs: Sequence[DrafterSpec], more: Sequence[int]
     """
     found = set(more)
     for spec in specs:
-        config = DrafterConfig.for_target(
-            spec,
-            target.config,
-            vocab_size=target.vocab_size,
-            num_target_layers=target.num_layers,
-            identity=target.identity,
-        )
+        config = config_for(spec, target)
         found.update(b for b in config.aux_layers if b < target.num_layers or not config.aux_final_norm)
     return sorted(found)
 

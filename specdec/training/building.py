@@ -17,6 +17,21 @@ from specdec.training.start import Start
 log = logging.getLogger(__name__)
 
 
+def config_for(spec: DrafterSpec, target: Target) -> DrafterConfig:
+    """A design with a loaded target's dimensions.
+
+    Raises:
+        ValueError: design and target do not go together.
+    """
+    return DrafterConfig.for_target(
+        spec,
+        target.config,
+        vocab_size=target.vocab_size,
+        num_target_layers=target.num_layers,
+        identity=target.identity,
+    )
+
+
 def build(
     spec: DrafterSpec,
     target: Target,
@@ -31,13 +46,7 @@ def build(
     Raises:
         ValueError: design, target, data and training do not go together; the message says why.
     """
-    config = DrafterConfig.for_target(
-        spec,
-        target.config,
-        vocab_size=target.vocab_size,
-        num_target_layers=target.num_layers,
-        identity=target.identity,
-    )
+    config = config_for(spec, target)
     check(config, data.seq_len, target.config.max_position_embeddings, start, train_embed, train_head, ttt_steps)
     if config.head == "target":
         _check_plain_head(target)
