@@ -15,6 +15,7 @@ from torch import nn
 
 from specdec.fit import run
 from specdec.optimizers import AdamW, MuonAdamW, hidden_matrix
+from tests.short_run import short_run
 from tests.tiny import presets, tiny_drafter
 
 CONF = sorted((Path(__file__).parents[1] / "conf" / "optimizer").glob("*.yaml"))
@@ -153,24 +154,14 @@ def test_muon_refuses_what_it_cannot_tell_apart() -> None:
 def base(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a short run on the CPU."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    given = {
-        "model.target.source": target_directory,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 2,
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 4,
-        "trainer.limit_val_batches": 0,
-        "trainer.log_every_n_steps": 1,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "checkpoint.every_n_train_steps": 2,
-        "checkpoint.save_top_k": -1,
-    }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return short_run(
+        target_directory, text_file,
+        trainer__max_steps=4,
+        trainer__limit_val_batches=0,
+        trainer__log_every_n_steps=1,
+        checkpoint__every_n_train_steps=2,
+        checkpoint__save_top_k=-1,
+    )  # fmt: skip
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

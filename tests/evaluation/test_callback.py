@@ -22,6 +22,7 @@ from specdec.fit import run
 from specdec.target import Target
 from tests.evaluation.made import answer
 from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.short_run import short_run
 from tests.tiny import presets
 
 NEW = 12
@@ -47,27 +48,17 @@ def easy(target_directory: Path, text_file: Path, tmp_path_factory: pytest.TempP
 def base(easy: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a run on the CPU, validated twice and in the midst of a gradient's accumulation."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    given = {
-        "model.target.source": easy,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 2,
-        "model.optimizer.lr": "2e-2",
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 6,
-        "trainer.accumulate_grad_batches": 2,
-        "trainer.val_check_interval": 3,
-        "trainer.limit_val_batches": 2,
-        "trainer.log_every_n_steps": 2,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "acceptance.max_new_tokens": NEW,
-        "acceptance.count": 3,
-    }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return short_run(
+        easy, text_file,
+        model__optimizer__lr="2e-2",
+        trainer__max_steps=6,
+        trainer__accumulate_grad_batches=2,
+        trainer__val_check_interval=3,
+        trainer__limit_val_batches=2,
+        trainer__log_every_n_steps=2,
+        acceptance__max_new_tokens=NEW,
+        acceptance__count=3,
+    )  # fmt: skip
 
 
 def column(out: Path, name: str) -> list[float]:

@@ -12,6 +12,7 @@ from specdec.fit import run
 from specdec.target import Target
 from specdec.training.ema import EMA
 from specdec.training.module import DrafterModule
+from tests.short_run import short_run
 
 DECAY = 0.9
 
@@ -25,27 +26,17 @@ def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatc
     """Arguments of six steps on the CPU, validated after three."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
     monkeypatch.setattr(Target, "__deepcopy__", never_copied, raising=False)
-    given = {
-        "model.target.source": target_directory,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 2,
-        "model.optimizer.lr": "1e-2",
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 6,
-        "trainer.val_check_interval": 3,
-        "trainer.limit_val_batches": 2,
-        "trainer.log_every_n_steps": 2,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "acceptance.every_n_validations": 0,
-        "checkpoint.every_n_train_steps": 3,
-        "checkpoint.save_top_k": -1,
-    }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return short_run(
+        target_directory, text_file,
+        model__optimizer__lr="1e-2",
+        trainer__max_steps=6,
+        trainer__val_check_interval=3,
+        trainer__limit_val_batches=2,
+        trainer__log_every_n_steps=2,
+        acceptance__every_n_validations=0,
+        checkpoint__every_n_train_steps=3,
+        checkpoint__save_top_k=-1,
+    )  # fmt: skip
 
 
 def ema(start: int = 0) -> list[str]:

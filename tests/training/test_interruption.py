@@ -15,6 +15,7 @@ from specdec.data import Batch
 from specdec.fit import run
 from specdec.training.interruption import WholeSteps
 from specdec.training.module import DrafterModule
+from tests.short_run import short_run
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -23,28 +24,18 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of four steps of three batches each, on the CPU; noise would show another place in the run."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    given = {
-        "model.target.source": target_directory,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 2,
-        "model.noise": "GaussianNoise",
-        "model.optimizer.lr": "1e-2",
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 4,
-        "trainer.accumulate_grad_batches": 3,
-        "trainer.val_check_interval": 4,
-        "trainer.log_every_n_steps": 2,
-        "trainer.limit_val_batches": 1,
-        "trainer.num_sanity_val_steps": 0,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "acceptance.every_n_validations": 0,
-    }
-    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return short_run(
+        target_directory, text_file,
+        model__noise="GaussianNoise",
+        model__optimizer__lr="1e-2",
+        trainer__max_steps=4,
+        trainer__accumulate_grad_batches=3,
+        trainer__val_check_interval=4,
+        trainer__log_every_n_steps=2,
+        trainer__limit_val_batches=1,
+        trainer__num_sanity_val_steps=0,
+        acceptance__every_n_validations=0,
+    )  # fmt: skip
 
 
 def sent(monkeypatch: pytest.MonkeyPatch, method: str, at: int, *signums: signal.Signals) -> None:

@@ -18,32 +18,24 @@ from specdec.fit import run
 from specdec.training.checkpoint_io import AtomicCheckpointIO
 from specdec.training.module import DrafterModule
 from specdec.training.resuming import CONFIG, compare, newest
+from tests.short_run import short_run
 
 
 @pytest.fixture
 def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of six steps with a checkpoint every two."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    given = {
-        "model.target.source": target_directory,
-        "model.drafter.draft_vocab_size": 200,
-        "model.ttt_steps": 1,
-        "data": "TextData",
-        "data.train": text_file,
-        "data.val": text_file,
-        "data.seq_len": 32,
-        "data.batch_size": 2,
-        "trainer.max_steps": 6,
-        "trainer.limit_val_batches": 0,
-        "trainer.log_every_n_steps": 2,
-        "trainer.accelerator": "cpu",
-        "trainer.enable_model_summary": "false",
-        "trainer.enable_progress_bar": "false",
-        "checkpoint.every_n_train_steps": 2,
-        "checkpoint.save_top_k": 2,
-        "acceptance.every_n_validations": 0,
-    }
-    return [f"--{name}={value}" for name, value in given.items()]
+    return short_run(
+        target_directory, text_file,
+        model__ttt_steps=1,
+        trainer__max_steps=6,
+        trainer__limit_val_batches=0,
+        trainer__log_every_n_steps=2,
+        trainer__enable_progress_bar="false",
+        checkpoint__every_n_train_steps=2,
+        checkpoint__save_top_k=2,
+        acceptance__every_n_validations=0,
+    )  # fmt: skip
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
