@@ -63,7 +63,8 @@ def main(argv: list[str]) -> int:
     study = read_study(args.study, args.allow_few_seeds)
     directory = Path(args.out) if args.out else runs_folder() / "studies" / study.name
     claim(directory, study.name)
-    plan = make(study, directory, args.threads, args.allow_unequal)
+    alone = max(args.threads, where.cores) if isinstance(where, Local) else None
+    plan = make(study, directory, args.threads, args.allow_unequal, alone)
     check_names(plan, args.only)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
     if args.plan_only:

@@ -165,11 +165,14 @@ def test_a_sweep_runs_what_it_planned_once(
     monkeypatch.setattr(command, "write_card", cards.append)
     study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
     sweep = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
+    sweep += ["--local.cores", "3"]
     assert main([*sweep, "--plan_only"]) == 0 and not out.exists()
     assert "jobs: 0 of 1 cache done, 0 of 2 fit done, 0 of 2 evaluate done" in capsys.readouterr().out
     assert cards == [] and main(sweep) == 0 and cards == [out]
     assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == ["boundaries", "fit", "evaluate"]
     plan = read_json(out / PLAN)
+    threads = {job["kind"]: job["threads"] for job in plan["jobs"].values()}
+    assert threads == {"cache": 3, "fit": 1, "evaluate": 1}  # all others wait for the features
     (run,) = plan["arms"][1]["runs"]
     assert load(out / "fits" / run["fit"] / "drafter").config.draft_vocab_size == 200
     metrics = read_json(out / "measures" / run["evaluate"] / "metrics.json")
