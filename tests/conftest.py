@@ -13,6 +13,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
 from specdec.target import Target
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: threads of several processes on a few cores only wait
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))

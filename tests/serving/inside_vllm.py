@@ -14,29 +14,40 @@ QUIET = {
 
 
 def offline(
-    target: str, drafter: dict[str, Any] | None, prompts: list[list[int]], tokens: int, temperature: float = 0.0
-) -> dict[str, Any]:
-    """Tokens after each prompt, every prompt with a seed of its own, and the counters of all."""
+    target: str, drafter: dict[str, Any] | None, tokens: int, asked: list[tuple[float, list[list[int]]]]
+) -> list[dict[str, Any]]:
+    """For each temperature and its prompts the tokens, every prompt with a seed of its own, and the counters of all."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    if temperature > 0:
-        _keep_temperatures()
     more = {"speculative_config": drafter} if drafter else {}
     llm = LLM(
         model=target, dtype="float32", max_model_len=256, max_num_seqs=4, enforce_eager=True, disable_log_stats=False,
         seed=0, **more,
     )  # fmt: skip
-    how = [
-        SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=number)
-        for number in range(len(prompts))
-    ]
-    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
-    found: dict[str, Any] = {"ids": [list(one.outputs[0].token_ids) for one in made]}
-    for metric in llm.get_metrics():
-        if metric.name.startswith("vllm:spec_decode"):
-            found[metric.name.removeprefix("vllm:spec_decode_num_")] = getattr(metric, "values", None) or metric.value
+    found, before = [], _counted(llm)
+    for temperature, prompts in asked:
+        if temperature > 0:
+            _keep_temperatures()
+        how = [
+            SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=number)
+            for number in range(len(prompts))
+        ]
+        made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], how, use_tqdm=False)
+        after = _counted(llm)
+        counts = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in after}
+        found.append({"ids": [list(one.outputs[0].token_ids) for one in made], **counts})
+        before = after
     return found
+
+
+def _counted(llm: Any) -> dict[str, list[int]]:
+    """The counters of drafts so far: a number each, or one for every position."""
+    return {
+        metric.name.removeprefix("vllm:spec_decode_num_"): list(getattr(metric, "values", None) or [metric.value])
+        for metric in llm.get_metrics()
+        if metric.name.startswith("vllm:spec_decode")
+    }
 
 
 def _keep_temperatures() -> None:

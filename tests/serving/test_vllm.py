@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 TOKENS, DRAFTS = 61, 3
 COPIES = 24  # of each prompt, where tokens are drawn
 
-Inside = Callable[..., dict[str, Any]]
+Inside = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def inside() -> Inside:
     if not python:
         pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
 
-    def run(do: str, **job: Any) -> dict[str, Any]:
+    def run(do: str, **job: Any) -> Any:
         command = [python, inside_vllm.__file__, json.dumps({"do": do, **job})]
         done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -63,7 +63,9 @@ def prompts(target: Target) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain(target: Target, prompts: list[list[int]], inside: Inside) -> list[list[int]]:
     """vLLM's own greedy tokens, nothing drafted."""
-    return inside("offline", target=target.source, drafter=None, prompts=prompts, tokens=TOKENS)["ids"]
+    (found,) = inside("offline", target=target.source, drafter=None, tokens=TOKENS, asked=[(0, prompts)])
+    ids: list[list[int]] = found["ids"]
+    return ids
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)
@@ -77,6 +79,21 @@ def name(drafter: Path) -> str:
     return drafter.parent.name
 
 
+@pytest.fixture(scope="module")
+def inside_drafted(
+    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What vLLM says with the exported drafter: greedily, and at temperature 1."""
+    made = drafted(drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter")
+    assert made.method == METHODS[drafter.parent.name]
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    asked = [(0, prompts), (1, prompts * COPIES)]
+    found: list[dict[str, Any]] = inside(
+        "offline", target=target.source, drafter=speculative, tokens=TOKENS, asked=asked
+    )
+    return found
+
+
 def decoded(target: Target, drafter: Path, prompts: list[list[int]]) -> list[Generation]:
     """What our evaluator does, end tokens ignored."""
     decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS))
@@ -84,39 +101,33 @@ def decoded(target: Target, drafter: Path, prompts: list[list[int]]) -> list[Gen
 
 
 def test_tokens_and_acceptance_are_ours_at_every_position(
-    drafter: Path, name: str, target: Target, prompts: list[list[int]], plain: list[list[int]], inside: Inside,
-    tmp_path: Path,
+    drafter: Path, target: Target, prompts: list[list[int]], plain: list[list[int]],
+    inside_drafted: list[dict[str, Any]],
 ) -> None:  # fmt: skip
-    made = drafted(drafter, TargetSource(target.source), tmp_path / "exported")
-    assert made.method == METHODS[name]
-    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
-    found = inside("offline", target=target.source, drafter=speculative, prompts=prompts, tokens=TOKENS)
+    found = inside_drafted[0]
     assert found["ids"] == plain
     ours = decoded(target, drafter, prompts)
     assert [one.ids for one in ours] == plain
     # both count what was accepted behind the last token
     accepted = [count for one in ours for count in one.accepted]
-    assert found["drafts"] == len(accepted)
-    assert found["draft_tokens"] == DRAFTS * len(accepted)
-    assert found["accepted_tokens"] == sum(accepted)
+    assert found["drafts"] == [len(accepted)]
+    assert found["draft_tokens"] == [DRAFTS * len(accepted)]
+    assert found["accepted_tokens"] == [sum(accepted)]
     assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
     assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
 
 
 def test_acceptance_at_temperature_one_is_ours_within_chance(
-    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path: Path
+    drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
 ) -> None:
-    made = drafted(drafter, TargetSource(target.source), tmp_path / "exported")
-    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
-    asked = prompts * COPIES
-    found = inside("offline", target=target.source, drafter=speculative, prompts=asked, tokens=TOKENS, temperature=1.0)
+    found, asked = inside_drafted[1], prompts * COPIES
     decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
     requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
     accepted = [generation.accepted for _, generation in decoder.generate_all(requests)]
     passes = np.array([len(one) for one in accepted])
     for k in range(DRAFTS):
         deep = np.array([sum(count > k for count in one) for one in accepted])
-        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"]
+        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"][0]
         # of a ratio of sums over texts, which are what is independent; the other side has as many of the same law
         error = np.sqrt(2 * len(asked) * np.var(deep - ours * passes)) / passes.sum()
         assert abs(ours - theirs) < 3.3 * error  # 1 in 1000 by chance, and the chance is seeded
