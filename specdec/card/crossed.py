@@ -23,6 +23,7 @@ METHOD = (
     "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
     "not differ"
 )
+ANY, SHARE, COSINE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
 _LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
 
 
@@ -90,14 +91,19 @@ def spread(added_SP: Array) -> Spread:
     )  # fmt: skip
 
 
-def estimate(figure: Linear, null: float | None = None) -> Estimate:
-    """The figure with its interval, and the p-value of ``null`` if one is named."""
+def estimate(figure: Linear, null: float | None = None, possible: tuple[float, float] = ANY) -> Estimate:
+    """The figure with its interval, and the p-value of ``null`` if one is named.
+
+    Args:
+        possible: the least and the most that the figure can be; an interval ends there.
+    """
     found = spread(figure.added_SP)
     half = found.half_width(ALPHA)
     if half is None:
         return Estimate(figure.value, None, None, None, found)
     p_value = None if null is None else _p_value(abs(figure.value - null), found)
-    return Estimate(figure.value, figure.value - half, figure.value + half, p_value, found)
+    low, high = max(figure.value - half, possible[0]), min(figure.value + half, possible[1])
+    return Estimate(figure.value, low, high, p_value, found)
 
 
 def _p_value(distance: float, found: Spread) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec.card.crossed import estimate
+from specdec.card.crossed import COSINE, POSITIVE, SHARE, estimate
 from specdec.card.linear import pooled
 from specdec.card.study import Study, common
 from specdec.drift.results import sums_of
@@ -26,16 +26,24 @@ def drift(study: Study) -> dict[str, Any]:
                 name, {"title": found[0]["series"][name]["title"], "unit": found[0]["series"][name]["unit"], "arms": {}}
             )
             depths = min(len(one["series"][name]["values"]) for one in found)
-            series["arms"][arm.name] = [_mean_of(found, prompts, name, depth) for depth in range(depths)]
+            possible = _possible(series["unit"])
+            series["arms"][arm.name] = [_mean_of(found, prompts, name, depth, possible) for depth in range(depths)]
     return out
 
 
-def _mean_of(found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int) -> Any:
+def _possible(unit: str) -> tuple[float, float]:
+    """Of a series; what is neither share nor cosine is a size or a divergence."""
+    return SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
+
+
+def _mean_of(
+    found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int, possible: tuple[float, float]
+) -> Any:
     """Over the prompts that came to this depth with every seed, each by its chains, as ``specdec drift`` has it."""
     sums = np.stack([sums_of(one, name)[depth][_places(one, prompts)] for one in found])
     sums = sums[:, (sums[..., 1] > 0).all(0)]
     figure = pooled(sums[..., 0], sums[..., 1])
-    return estimate(figure).to_json() if figure else None
+    return estimate(figure, possible=possible).to_json() if figure else None
 
 
 def _places(one: dict[str, Any], prompts: Sequence[str]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec.card.blocks import Block, Bullets, Command, Grid, Heading, Picture, Text
 from specdec.card.figures.draw import Drawn
-from specdec.card.words import cautions, interval, number, p_value, statements
+from specdec.card.words import cautions, interval, number, outcome_statements, p_value, statements
 
 Json = dict[str, Any]
 
@@ -25,14 +25,14 @@ def document(card: Json, figures: Sequence[Drawn], where: str) -> list[Block]:
     out: list[Block] = [Heading(1, f"Study {study['name']}"), Text(_lead(card))]
     out += [
         Heading(2, "What this supports, and what not"),
-        Bullets(statements(card) or ["No comparison could be made."]),
+        Bullets([*statements(card), *outcome_statements(card)] or ["No comparison could be made."]),
     ]
     if points := cautions(card):
         out += [Text("To be kept in mind:"), Bullets(points)]
     out += _arms(card)
     for about, section in (("lengths", _lengths), ("comparisons", _comparisons), ("effects", _effects),
-                           ("positions", _positions), ("drift", _drift), ("robustness", _robustness),
-                           ("speed", _speed), ("training", _training)):  # fmt: skip
+                           ("positions", _positions), ("outcomes", _outcomes), ("drift", _drift),
+                           ("robustness", _robustness), ("speed", _speed), ("training", _training)):  # fmt: skip
         if found := list(section(card)):
             out += [found[0], *pictures.get(about, []), *found[1:]]
     return [*out, *_origin(card, where)]
@@ -147,6 +147,30 @@ def _positions(card: Json) -> Iterator[Block]:
             "Conditional acceptance pooled over the positions that training unrolled, and over those after them."
         )
         yield Grid(["Growth", "Arm", "Trained depth", "Within", "Beyond", "Beyond less within"], rows, left=2)
+
+
+def _outcomes(card: Json) -> Iterator[Block]:
+    found = card["outcomes"]
+    if not found:
+        return
+    yield Heading(2, "Drift and robustness, arm beside arm")
+    less = {(row["outcome"], row["arm"]): row for row in found["comparisons"]}
+    rows = []
+    for name, own in found["titles"].items():
+        for arm, one in found["arms"][name].items():
+            row = less.get((name, arm), {})
+            tests = [p_value(row[key]) for key in ("p_value", "p_holm")] if row else ["", ""]
+            rows.append([own["title"], arm, interval(one), interval(row, sign=True) if row else "", *tests,
+                         row.get("verdict", "")])  # fmt: skip
+    yield Grid(["Outcome", "Arm", "Value", "Less the baseline's", "p", "p (Holm)", "Verdict"], rows, left=2)
+    if not found["effects"]:
+        return
+    yield Heading(3, "Effects on them")
+    rows = [[found["titles"][row["outcome"]]["title"], row["effect"], row["kind"], ", ".join(row["aliases"]) or "-",
+             interval(row, sign=True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"]]
+            for row in found["effects"]]  # fmt: skip
+    heads = ["Outcome", "Effect", "Kind", "Not told apart from", "Difference", "p", "p (Holm)", "Verdict"]
+    yield Grid(heads, rows, left=4)
 
 
 def _drift(card: Json) -> Iterator[Block]:

@@ -1,10 +1,12 @@
-"""p-values of many comparisons, corrected."""
+"""p-values of many comparisons, corrected, and what they say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import false_discovery_control
+
+from specdec.evaluation.comparison import ALPHA
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -35,3 +37,17 @@ def correct(rows: Sequence[dict[str, Any]]) -> None:
         row["p_holm"] = row["p_bh"] = None
     for row, strict, lenient in zip(tested, holm(found), benjamini_hochberg(found), strict=True):
         row["p_holm"], row["p_bh"] = strict, lenient
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> None:
+    """Correct them all together, and give each a ``verdict``."""
+    correct(rows)
+    for row in rows:
+        row["verdict"] = verdict(row)
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """``higher``, ``lower`` or ``not told apart``, by Holm's p-value; ``not tested`` where that was impossible."""
+    if row["p_holm"] is None:
+        return "not tested"
+    return ("higher" if row["value"] > 0 else "lower") if row["p_holm"] < ALPHA else "not told apart"

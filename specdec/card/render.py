@@ -176,6 +176,10 @@ def _figures(card: Json) -> Iterator[tuple[str, str, str, str, Json]]:
         yield row["arm"], row["growth"], "ratio", row["baseline"], row["ratio"] or {}
     for row in card["effects"]:
         yield "", row["growth"], row["kind"], row["effect"], row
+    for row in card["outcomes"].get("comparisons", []):
+        yield row["arm"], "", f"{row['outcome']}_difference", row["baseline"], row
+    for row in card["outcomes"].get("effects", []):
+        yield "", "", f"{row['outcome']}_{row['kind']}", row["effect"], row
     for name, series in card["drift"].items():
         for arm, found in series["arms"].items():
             for k, each in enumerate(found, start=1):

@@ -5,10 +5,11 @@ from typing import Any
 
 from specdec.card import cost, curves
 from specdec.card.counts import Counts, counted
-from specdec.card.crossed import METHOD, estimate
+from specdec.card.crossed import ANY, METHOD, SHARE, estimate
 from specdec.card.effects import Levels, effects, measured
 from specdec.card.linear import Linear
-from specdec.card.multiple import correct
+from specdec.card.multiple import judge
+from specdec.card.outcomes import outcomes
 from specdec.card.power import detectable, prompts_needed
 from specdec.card.study import Arm, Study, common
 from specdec.evaluation.compare_command import differing_settings
@@ -42,13 +43,9 @@ def results(study: Study, detect: float) -> Json:
         for arm in study.arms
         if not arm.is_baseline and growth in counts[arm.name] and growth in counts[study.base.name]
     ]
-    correct(compared)
-    for row in compared:
-        row["verdict"] = verdict(row)
+    judge(compared)
     found = [row for growth in growths for row in _effects(study, growth, counts)]
-    correct(found)
-    for row in found:
-        row["verdict"] = verdict(row)
+    judge(found)
     return {
         "study": {
             "name": study.name, "design": study.design, "axes": study.axes, "baseline": study.base.name,
@@ -56,7 +53,8 @@ def results(study: Study, detect: float) -> Json:
         },
         "statistics": {"intervals": METHOD, "alpha": ALPHA, "detect": detect,
                        "corrections": "Holm (p_holm, which the verdicts go by) and Benjamini-Hochberg (p_bh), over all "
-                       "comparisons with the baseline together, and over all effects together"},
+                       "comparisons with the baseline together, over all effects together, and of drift and robustness "
+                       "over those of each outcome"},
         "arms": [_arm(arm, depths.get(arm.name)) for arm in study.arms],
         "growths": {growth: _growth(study, growth, counts, depths) for growth in growths},
         "comparisons": compared,
@@ -65,16 +63,10 @@ def results(study: Study, detect: float) -> Json:
         "effects": found,
         "drift": curves.drift(study),
         "robustness": curves.robustness(study),
+        "outcomes": outcomes(study),
         "training": training,
         "loss_curves": _losses(study),
     }  # fmt: skip
-
-
-def verdict(row: Mapping[str, Any]) -> str:
-    """``higher``, ``lower`` or ``not told apart``, by Holm's p-value; ``not tested`` where that was impossible."""
-    if row["p_holm"] is None:
-        return "not tested"
-    return ("higher" if row["value"] > 0 else "lower") if row["p_holm"] < ALPHA else "not told apart"
 
 
 def trained_depth(fits: Mapping[str, Json]) -> int | None:
@@ -146,8 +138,8 @@ def _figures(own: Counts, depth: int | None) -> Json:
         "passes": int(own.accepted_SPK.sum()),
         "acceptance_length": _shown(own.length()),
         "by_seed": {seed: None if figure is None else figure.value for seed, figure in by_seed.items()},
-        "joint": [_shown(own.joint(k)) for k in range(1, own.depth + 1)],
-        "conditional": [_shown(own.conditional(k, k)) for k in range(1, own.depth + 1)],
+        "joint": [_shown(own.joint(k), possible=SHARE) for k in range(1, own.depth + 1)],
+        "conditional": [_shown(own.conditional(k, k), possible=SHARE) for k in range(1, own.depth + 1)],
         "tokens_per_second": _shown(own.rate()),
         "speedup": _shown(own.speedup()),
         "beyond": None,
@@ -156,7 +148,8 @@ def _figures(own: Counts, depth: int | None) -> Json:
         within, after = own.conditional(1, depth), own.conditional(depth + 1, own.depth)
         if within and after:
             out["beyond"] = {
-                "trained_depth": depth, "within": _shown(within), "after": _shown(after),
+                "trained_depth": depth,
+                "within": _shown(within, possible=SHARE), "after": _shown(after, possible=SHARE),
                 "difference": _shown(after.minus(within), null=0.0),
             }  # fmt: skip
     return out
@@ -205,5 +198,5 @@ def _losses(study: Study) -> dict[str, dict[str, Sequence[tuple[int, float]]]]:
     }
 
 
-def _shown(figure: Linear | None, null: float | None = None) -> Json | None:
-    return None if figure is None else estimate(figure, null).to_json()
+def _shown(figure: Linear | None, null: float | None = None, possible: tuple[float, float] = ANY) -> Json | None:
+    return None if figure is None else estimate(figure, null, possible).to_json()

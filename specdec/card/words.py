@@ -35,6 +35,27 @@ def statements(card: Json) -> list[str]:
     return [_statement(row) for row in card["comparisons"]]
 
 
+def outcome_statements(card: Json) -> list[str]:
+    """One sentence for every difference in drift or robustness that is told apart, and how many are not.
+
+    Of a design with several axes the axes' main effects, of another the comparisons with the baseline.
+    """
+    found = card["outcomes"]
+    if not found:
+        return []
+    rows = [row for row in found["effects"] if row["kind"] == "main"] or found["comparisons"]
+    told = [row for row in rows if row["verdict"] in ("higher", "lower")]
+    out = [
+        f"{row.get('effect') or row['arm']}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
+        f"{interval(row, sign=True)} (p = {p_value(row['p_holm'])} after Holm's correction)."
+        for row in told
+    ]
+    if left := len(rows) - len(told):
+        what = "other differences" if told else "differences"
+        out.append(f"Drift and robustness: {left} {what} of {len(rows)} tested are not told apart from none.")
+    return out
+
+
 def _statement(row: Json) -> str:
     head = f"{row['arm']}, {row['growth']}: "
     if row["value"] is None:

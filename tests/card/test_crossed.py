@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specdec.card.crossed import Estimate, estimate, spread
+from specdec.card.crossed import SHARE, Estimate, estimate, spread
 from specdec.card.linear import Linear, pooled, weighted
 from specdec.card.multiple import benjamini_hochberg, correct, holm
 from specdec.card.power import detectable, planned, prompts_needed
@@ -136,3 +136,10 @@ def test_trainings_that_vary_too_much_are_not_made_up_for_by_prompts() -> None:
     assert detectable(spread(np.zeros((1, 1)))) is None
     with pytest.raises(ValueError, match="above 0"):
         prompts_needed(found, 3, 0.0)
+
+
+def test_an_interval_ends_where_the_figure_cannot_be() -> None:
+    one = Linear(0.9, np.array([[-0.4, 0.3], [0.3, -0.2], [0.2, -0.2]]))
+    free, share = estimate(one, 0.5), estimate(one, 0.5, SHARE)
+    assert free.high is not None and free.high > 1 and share.high == 1
+    assert (share.low, share.p_value) == (max(0.0, free.low or 0), free.p_value)

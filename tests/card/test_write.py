@@ -58,8 +58,8 @@ def test_all_five_forms_and_the_figures_are_there(card: Path) -> None:
     assert names == {"card.md", "card.json", "card.csv", "card.tex", "card.html", "figures", "SHA256SUMS"}
     figures = {path.name for path in (card / "figures").glob("*.png")}
     assert figures == {
-        "acceptance_length.png", "differences.png", "positions_1.png", "positions_2.png", "speedup.png", "drift.png",
-        "robustness.png", "losses.png",
+        "acceptance_length.png", "differences.png", "positions_1.png", "positions_2.png", "speedup.png", "outcomes.png",
+        "drift.png", "robustness.png", "losses.png",
     }  # fmt: skip
     markdown = (card / "card.md").read_text()
     assert all(f"](figures/{name})" in markdown for name in figures)
@@ -154,7 +154,7 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
     reader = Reader()
     reader.feed(text)
     assert not reader.open
-    assert len(reader.sources) == 8 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert len(reader.sources) == 9 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
 
 
 def test_the_csv_has_a_row_for_each_arm_growth_and_metric(card: Path) -> None:
@@ -241,7 +241,7 @@ def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[s
     own = arms_of(axes)[:arms]
     directory = make_study(tmp_path, axes, arms=own, seeds=[0, 1], prompts=5, growths=GROWTHS[1:])
     draw(results(read(directory), 0.1), tmp_path)
-    assert len(drawn) == 7
+    assert len(drawn) == 8
     for name, figure in drawn.items():
         boxes = [(text, box) for text, box in _texts(figure) if text.strip()]
         assert boxes, name

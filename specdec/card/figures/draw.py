@@ -53,12 +53,16 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
         add("speedup.png", "speed", "Speed beside plain decoding in the same process, with 95 % intervals over "
             "seeds and prompts.",
             lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
+    if card["outcomes"]:
+        panels = _outcomes(card["outcomes"], names)
+        add("outcomes.png", "outcomes", "Drift and robustness of each arm, with 95 % intervals over seeds and prompts.",
+            lambda path: dots(panels, "", path))  # fmt: skip
     if card["drift"]:
         add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
     if card["robustness"]:
-        add("robustness.png", "robustness", "Acceptance length under each condition over that on clean prompts; darker "
-            "is less.", lambda path: kept(card["robustness"], names, path))  # fmt: skip
+        add("robustness.png", "robustness", "Acceptance length under each condition over that on clean prompts.",
+            lambda path: kept(card["robustness"], names, path))  # fmt: skip
     if any(points for runs in card["loss_curves"].values() for points in runs.values()):
         add("losses.png", "training", "Training loss. Arms with another loss or depth are not comparable by it.",
             lambda path: losses(card["loss_curves"], base, path))  # fmt: skip
@@ -72,6 +76,14 @@ def _length(own: Json, name: str) -> Row:
         return Row(name, None, None, None)
     single = tuple(value for value in one["by_seed"].values() if value is not None)
     return Row(name, found["value"], found["low"], found["high"], single=single if len(single) > 1 else ())
+
+
+def _outcomes(found: Json, names: list[str]) -> list[tuple[str, list[Row]]]:
+    def row(own: Json, name: str) -> Row:
+        one = own.get(name)
+        return Row(name, one["value"], one["low"], one["high"]) if one else Row(name, None, None, None)
+
+    return [(found["titles"][key]["title"], [row(own, name) for name in names]) for key, own in found["arms"].items()]
 
 
 def _difference(compared: list[Json], growth: str, name: str) -> Row:
