@@ -160,14 +160,14 @@ def _outcomes(card: Json) -> Iterator[Block]:
         for arm, one in found["arms"][name].items():
             row = less.get((name, arm), {})
             tests = [p_value(row[key]) for key in ("p_value", "p_holm")] if row else ["", ""]
-            rows.append([own["title"], arm, interval(one), interval(row, sign=True) if row else "", *tests,
+            rows.append([own["title"], arm, interval(one, 3), interval(row, 3, True) if row else "", *tests,
                          row.get("verdict", "")])  # fmt: skip
     yield Grid(["Outcome", "Arm", "Value", "Less the baseline's", "p", "p (Holm)", "Verdict"], rows, left=2)
     if not found["effects"]:
         return
     yield Heading(3, "Effects on them")
     rows = [[found["titles"][row["outcome"]]["title"], row["effect"], row["kind"], ", ".join(row["aliases"]) or "-",
-             interval(row, sign=True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"]]
+             interval(row, 3, True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"]]
             for row in found["effects"]]  # fmt: skip
     heads = ["Outcome", "Effect", "Kind", "Not told apart from", "Difference", "p", "p (Holm)", "Verdict"]
     yield Grid(heads, rows, left=4)

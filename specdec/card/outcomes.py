@@ -31,6 +31,7 @@ class Outcome(NamedTuple):
     title: str
     kind: str
     """Of the measurement: drift or robustness."""
+    unit: str
     null: float
     """What it is where nothing drifts, or nothing is lost."""
     sums: Callable[[Json], Array | None]
@@ -39,10 +40,11 @@ class Outcome(NamedTuple):
     """Of what is there and what it is compared with."""
 
 
+RATIO = "ratio to clean prompts"
 DRIFT = {
-    "state_rms_growth": (1.0, Linear.over),
-    "sink_mass_change": (0.0, Linear.minus),
-    "acceptance_change": (0.0, Linear.minus),
+    "state_rms_growth": ("ratio", 1.0, Linear.over),
+    "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
+    "acceptance_change": ("difference of shares of chains", 0.0, Linear.minus),
 }
 """Of :func:`specdec.drift.summary.figures`, those that compare two depths."""
 
@@ -65,7 +67,7 @@ def outcomes(study: Study) -> Json:
             own = {name: estimate(one, outcome.null).to_json() for name, one in each.items() if one is not None}
             if not own:
                 continue
-            titles[outcome.name] = {"title": outcome.title, "kind": kind, "null": outcome.null}
+            titles[outcome.name] = {"title": outcome.title, "kind": kind, "unit": outcome.unit, "null": outcome.null}
             arms[outcome.name] = own
             for rows, more in (
                 (compared, _comparisons(study, outcome, found)),
@@ -81,13 +83,13 @@ def _of_drift(found: Sequence[Json]) -> list[Outcome]:
     for one in found:
         for figure in figures(one["depths"], one["trained_depth"]):
             if figure.name in DRIFT and figure.series in one["series"]:
-                out.setdefault(figure.name, Outcome(figure.name, figure.title, "drift", *_drift_parts(figure.name)))
+                unit, null, combine = DRIFT[figure.name]
+                own = Outcome(figure.name, figure.title, "drift", unit, null, _last_and_first(figure.name), combine)
+                out.setdefault(figure.name, own)
     return list(out.values())
 
 
-def _drift_parts(name: str) -> tuple[float, Callable[[Json], Array | None], Callable[[Linear, Linear], Linear]]:
-    null, combine = DRIFT[name]
-
+def _last_and_first(name: str) -> Callable[[Json], Array | None]:
     def sums(found: Json) -> Array | None:
         own = {one.name: one for one in figures(found["depths"], found["trained_depth"])}
         if name not in own or own[name].series not in found["series"]:
@@ -95,7 +97,7 @@ def _drift_parts(name: str) -> tuple[float, Callable[[Json], Array | None], Call
         first_then_last: Array = own[name].sums(found)
         return first_then_last[:, [2, 3, 0, 1]]
 
-    return null, sums, combine
+    return sums
 
 
 def _of_robustness(found: Sequence[Json]) -> list[Outcome]:
@@ -114,7 +116,7 @@ def _of_robustness(found: Sequence[Json]) -> list[Outcome]:
         return sums
 
     return [
-        Outcome(f"kept_{name}", f"Acceptance kept, {title}", "robustness", 1.0, sums_under(name), Linear.over)
+        Outcome(f"kept_{name}", f"Acceptance kept, {title}", "robustness", RATIO, 1.0, sums_under(name), Linear.over)
         for name, title in titles.items()
     ]
 

@@ -47,7 +47,7 @@ def outcome_statements(card: Json) -> list[str]:
     told = [row for row in rows if row["verdict"] in ("higher", "lower")]
     out = [
         f"{row.get('effect') or row['arm']}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
-        f"{interval(row, sign=True)} (p = {p_value(row['p_holm'])} after Holm's correction)."
+        f"{interval(row, 3, True)} (p = {p_value(row['p_holm'])} after Holm's correction)."
         for row in told
     ]
     if left := len(rows) - len(told):

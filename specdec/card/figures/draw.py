@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.card.figures.page import Row, dots
+from specdec.card.figures.page import Panel, Row, dots
 from specdec.card.figures.positions import positions
 from specdec.card.figures.series import drift, kept, losses
 
@@ -32,31 +32,34 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
         out.append(Drawn(file, about, caption))
 
     if growths:
-        lengths = [(growth, [_length(own, name) for name in names]) for growth, own in growths.items()]
+        axis = "acceptance length\n(tokens per target pass)"
+        lengths = [Panel(growth, [_length(own, name) for name in names], axis) for growth, own in growths.items()]
         add("acceptance_length.png", "lengths", "Acceptance length with 95 % intervals over seeds and prompts; the "
             "small strokes are the seeds' own.",
-            lambda path: dots(lengths, "acceptance length\n(tokens per target pass)", path))  # fmt: skip
+            lambda path: dots(lengths, path))  # fmt: skip
     if compared := [row for row in card["comparisons"] if row["value"] is not None]:
         others = [name for name in names if name != base]
-        rows = [(growth, [_difference(compared, growth, name) for name in others])
+        axis = "difference from the baseline\n(tokens per target pass)"
+        rows = [Panel(growth, [_difference(compared, growth, name) for name in others], axis, at=0.0)
                 for growth in growths if any(row["growth"] == growth for row in compared)]  # fmt: skip
         add("differences.png", "comparisons", "Acceptance length less the baseline's, of the same seeds and prompts, "
             "with 95 % intervals. Filled: told apart from no difference after Holm's correction.",
-            lambda path: dots(rows, "difference from the baseline\n(tokens per target pass)", path, 0.0))  # fmt: skip
+            lambda path: dots(rows, path))  # fmt: skip
     for number, (growth, own) in enumerate(growths.items(), start=1):
         if own["depth"]:
             add(f"positions_{number}.png", "positions", f"{growth}: acceptance at each draft position among the passes "
                 "that accepted all before it.",
                 lambda path, own=own: positions(own, depths, base, path))  # type: ignore[misc]  # fmt: skip
     if any(one["speedup"] for own in growths.values() for one in own["arms"].values()):
-        speeds = [(growth, [_speedup(own, name) for name in names]) for growth, own in growths.items()]
+        axis = "speed-up over plain decoding (times)"
+        speeds = [Panel(growth, [_speedup(own, name) for name in names], axis, 1.0) for growth, own in growths.items()]
         add("speedup.png", "speed", "Speed beside plain decoding in the same process, with 95 % intervals over "
             "seeds and prompts.",
-            lambda path: dots(speeds, "speed-up over plain decoding (times)", path, at=1.0))  # fmt: skip
+            lambda path: dots(speeds, path))  # fmt: skip
     if card["outcomes"]:
         panels = _outcomes(card["outcomes"], names)
-        add("outcomes.png", "outcomes", "Drift and robustness of each arm, with 95 % intervals over seeds and prompts.",
-            lambda path: dots(panels, "", path))  # fmt: skip
+        add("outcomes.png", "outcomes", "Drift and robustness of each arm, with 95 % intervals over seeds and prompts; "
+            "dashed: no drift, or nothing lost.", lambda path: dots(panels, path))  # fmt: skip
     if card["drift"]:
         add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
@@ -78,12 +81,15 @@ def _length(own: Json, name: str) -> Row:
     return Row(name, found["value"], found["low"], found["high"], single=single if len(single) > 1 else ())
 
 
-def _outcomes(found: Json, names: list[str]) -> list[tuple[str, list[Row]]]:
+def _outcomes(found: Json, names: list[str]) -> list[Panel]:
     def row(own: Json, name: str) -> Row:
         one = own.get(name)
         return Row(name, one["value"], one["low"], one["high"]) if one else Row(name, None, None, None)
 
-    return [(found["titles"][key]["title"], [row(own, name) for name in names]) for key, own in found["arms"].items()]
+    return [
+        Panel(one["title"], [row(found["arms"][key], name) for name in names], one["unit"], one["null"])
+        for key, one in found["titles"].items()
+    ]
 
 
 def _difference(compared: list[Json], growth: str, name: str) -> Row:

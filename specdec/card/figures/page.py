@@ -32,6 +32,17 @@ class Row(NamedTuple):
     note: str = ""
 
 
+class Panel(NamedTuple):
+    """Rows with a horizontal axis."""
+
+    title: str
+    rows: Sequence[Row]
+    axis: str
+    """Its label, with the unit."""
+    at: float | None = None
+    """Where a line for «no difference» stands."""
+
+
 def page(width: float, height: float) -> Figure:
     """An empty page, in inches."""
     figure = Figure(figsize=(width, height), dpi=120)
@@ -45,29 +56,25 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, format="png")
 
 
-def dots(
-    panels: Sequence[tuple[str, Sequence[Row]]], axis: str, path: Path, at: float | None = None, same: bool = False
-) -> None:
+def dots(panels: Sequence[Panel], path: Path, same: bool = False) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows.
 
     Args:
-        axis: the horizontal axis' label, with its unit.
-        at: where a line for «no difference» stands.
         same: the panels have one horizontal axis.
     """
     columns = min(3, len(panels))
     deep = -(-len(panels) // columns)
-    names = [label(row.name, _NAME, 4) for row in panels[0][1]]
+    names = [label(row.name, _NAME, 4) for row in panels[0].rows]
     lines = sum(1.15 + 0.55 * name.count("\n") for name in names)
     figure = page(3.2 + 3.4 * columns, deep * (1.15 + 0.34 * lines))
     grid = figure.subplots(deep, columns, sharey=True, sharex=same, squeeze=False)
-    for number, (title, rows) in enumerate(panels):
+    for number, (title, rows, axis, at) in enumerate(panels):
         axes = grid[number // columns][number % columns]
         for place, row in enumerate(rows):
             _dot(axes, place, row)
         if at is not None:
             axes.axvline(at, color=GREY, linestyle="--", linewidth=1, zorder=0)
-        axes.set_title(short(title, 44), fontsize=10)
+        axes.set_title(label(title, 44, 2), fontsize=10)
         axes.set_xlabel(axis)
         axes.tick_params(labelbottom=True)
         axes.margins(x=0.12)

@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from specdec.card.figures.page import (
     MOST_TOGETHER,
+    Panel,
     Row,
     dots,
     greys,
@@ -87,8 +88,9 @@ def kept(found: Json, order: list[str], path: Path) -> None:
     titles = [found["conditions"][name]["title"] for name in names]
     if len(arms) <= MOST_TOGETHER:
         both = list(zip(names, titles, strict=True))
-        rows_of = [(arm, [_row(title, found["arms"][arm].get(name)) for name, title in both]) for arm in arms]
-        return dots(rows_of, "acceptance length,\nover that on clean prompts", path, at=1.0, same=True)
+        axis = "acceptance length,\nover that on clean prompts"
+        own = [[_row(title, found["arms"][arm].get(name)) for name, title in both] for arm in arms]
+        return dots([Panel(arm, rows, axis, at=1.0) for arm, rows in zip(arms, own, strict=True)], path, same=True)
     rows = [[_row("", found["arms"][arm].get(name)).value for name in names] for arm in arms]
     labels, heads = [label(arm, 44, 3) for arm in arms], [label(title, 14, 4) for title in titles]
     tall = sum(0.18 + 0.14 * (name.count("\n") + 1) for name in labels)
