@@ -30,13 +30,20 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
 
 def correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each row ``p_holm`` and ``p_bh``, of all rows together that have a ``p_value``."""
-    tested = [row for row in rows if row["p_value"] is not None]
-    found = [row["p_value"] for row in tested]
+    """Give each row ``p_holm`` and ``p_bh``, of all rows together that have a ``p_value``.
+
+    Rows that agree in what was measured and in every digit are of one training under two names, and count once.
+    """
+    tested: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         row["p_holm"] = row["p_bh"] = None
-    for row, strict, lenient in zip(tested, holm(found), benjamini_hochberg(found), strict=True):
-        row["p_holm"], row["p_bh"] = strict, lenient
+        if row["p_value"] is not None:
+            known = tuple(row.get(key) for key in ("growth", "outcome", "value", "low", "high", "p_value"))
+            tested.setdefault(known, []).append(row)
+    found = [same[0]["p_value"] for same in tested.values()]
+    for same, strict, lenient in zip(tested.values(), holm(found), benjamini_hochberg(found), strict=True):
+        for row in same:
+            row["p_holm"], row["p_bh"] = strict, lenient
 
 
 def judge(rows: Sequence[dict[str, Any]]) -> None:

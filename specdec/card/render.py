@@ -57,9 +57,9 @@ def _markdown(block: Block) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown takes for text: names hold underscores, stars and angle brackets."""
-    for sign in ("*", "_", "<", "`", "["):
-        text = text.replace(sign, f"\\{sign}") if sign in ("*", "<", "`") or (sign == "_" and "__" in text) else text
+    """Text that Markdown takes for text, in a table too: names hold underscores, stars and angle brackets."""
+    for sign, entity in (("&", "&amp;"), ("*", "&#42;"), ("<", "&lt;"), ("`", "&#96;"), ("__", "&#95;&#95;")):
+        text = text.replace(sign, entity)
     return " ".join(text.split())
 
 

@@ -173,15 +173,15 @@ def _comparison(study: Study, arm: Arm, growth: str, counts: Mapping[str, Mappin
 
 
 def _effects(study: Study, growth: str, counts: Mapping[str, Mapping[str, Counts]]) -> list[Json]:
-    """Main effects and interactions under one growth."""
-    if study.design == "one_factor":
+    """Main effects and interactions under one growth; of a single axis the comparisons say the same."""
+    axes = [axis for axis, levels in study.axes.items() if len(levels) > 1]
+    if study.design == "one_factor" or len(axes) < 2:
         return []
     own = [arm for arm in study.arms if growth in counts[arm.name]]
     if not own:
         return []
     each = [counts[arm.name][growth] for arm in own]
     seeds, prompts = common([one.seeds for one in each]), common([one.prompts for one in each])
-    axes = [axis for axis, levels in study.axes.items() if len(levels) > 1]
     figures: dict[Levels, Linear] = {}
     for arm, one in zip(own, each, strict=True):
         figure = one.of(seeds, prompts).length() if seeds and prompts else None

@@ -116,6 +116,10 @@ def test_corrections_are_those_of_statsmodels() -> None:
     rows = [{"p_value": 0.01}, {"p_value": None}, {"p_value": 0.04}]
     correct(rows)
     assert [row["p_holm"] for row in rows] == [pytest.approx(0.02), None, pytest.approx(0.04)]
+    same = {"growth": "chain of 5", "value": 0.2, "p_value": 0.01}
+    rows = [same, {**same, "p_value": 0.04}, dict(same), {**same, "growth": "static"}]
+    correct(rows)  # the first and the third are one training under two names
+    assert [row["p_holm"] for row in rows] == pytest.approx([0.03, 0.04, 0.03, 0.03])
 
 
 def test_more_prompts_and_seeds_see_less() -> None:

@@ -101,7 +101,8 @@ def test_drift_is_the_mean_over_chains_of_the_prompts_that_came_so_deep(card: Pa
 def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
     found, text = numbers(card), (card / "card.md").read_text()
     assert "2 of 3 done (failed, not begun)" in text
-    assert "seed 2: fit failed: no \\<memory> left" in text
+    assert "seed 2: fit failed: no &lt;memory> left" in text
+    assert "| &lt; 0.001 |" in text
     rows = [row for row in found["comparisons"] if row["arm"] == "norm=on K=4"]
     assert [row["common_seeds"] for row in rows] == [[0, 1]] * len(GROWTHS)
     assert all(effect["seeds"] == 2 for effect in found["effects"])
