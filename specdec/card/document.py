@@ -1,12 +1,12 @@
 """A card's numbers as headings, tables and sentences."""
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from specdec.card.blocks import Block, Bullets, Command, Grid, Heading, Picture, Text
+from specdec.card.blocks import Block, Bullets, Grid, Heading, Picture, Text
 from specdec.card.figures.draw import Drawn
+from specdec.card.origin import origin
 from specdec.card.words import cautions, interval, number, outcome_statements, p_value, statements
 
 Json = dict[str, Any]
@@ -35,7 +35,7 @@ def document(card: Json, figures: Sequence[Drawn], where: str) -> list[Block]:
                            ("robustness", _robustness), ("speed", _speed), ("training", _training)):  # fmt: skip
         if found := list(section(card)):
             out += [found[0], *pictures.get(about, []), *found[1:]]
-    return [*out, *_origin(card, where)]
+    return [*out, *origin(card, where)]
 
 
 def _lead(card: Json) -> str:
@@ -228,22 +228,3 @@ def _training(card: Json) -> Iterator[Block]:
 
 def _whole(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _origin(card: Json, where: str) -> list[Block]:
-    manifest = card["manifest"]
-    made = manifest["provenance"]
-    out: list[Block] = [Heading(2, "How the numbers were made"), Text(card["statistics"]["intervals"] + "."),
-                        Text(f"Corrections: {card['statistics']['corrections']}.")]  # fmt: skip
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version)
-    rows = [["Made", made["date"]], ["Command", made["command"]],
-            ["Commit", made["git_commit"] or "not from a checkout"], ["Versions", versions],
-            ["Python", made["python"]], ["Machine", f"{made['cpu']}, {made['platform']}"],
-            ["Study", manifest["study_sha256"] or "-"], ["Prompts", manifest["prompts_sha256"] or "-"],
-            ["Inputs", f"{len(manifest['inputs'])} files, their SHA-256 in card.json"]]  # fmt: skip
-    out.append(Grid(["What", "Value"], rows, left=2))
-    first = next(((arm, seed) for arm, runs in manifest["runs"].items() for seed in runs), None)
-    if first:
-        line = shlex.join(["specdec", "reproduce", where, "--arm", first[0], "--seed", first[1]])
-        out += [Text("An arm is trained again, and its losses compared bit by bit, by"), Command(line)]
-    return out
