@@ -22,7 +22,7 @@ def offline(
 
     more = {"speculative_config": drafter} if drafter else {}
     llm = LLM(
-        model=target, dtype="float32", max_model_len=256, max_num_seqs=4, enforce_eager=True, disable_log_stats=False,
+        model=target, dtype="float32", max_model_len=256, max_num_seqs=16, enforce_eager=True, disable_log_stats=False,
         seed=0, **more,
     )  # fmt: skip
     found, before = [], _counted(llm)

@@ -151,6 +151,7 @@ def serving(drafter: Path, target: Target, tmp_path: Path) -> Iterator[subproces
     process.communicate()
 
 
+@pytest.mark.parametrize("drafter", ["eagle1", "eagle3_1"], indirect=True)  # vLLM's two methods
 def test_served_asked_and_stopped(
     serving: subprocess.Popen[str], drafter: Path, name: str, target: Target, plain: list[list[int]], inside: Inside,
     tmp_path: Path,

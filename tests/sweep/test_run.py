@@ -1,5 +1,6 @@
 """A sweep ends with every job done once or told why not, whatever is killed meanwhile."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -178,7 +179,8 @@ def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: Make, runs: Run
     runner = start()
     all_of_it = everything(runner)
     for pid in [runner.pid, *all_of_it]:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # those above have taken it with them
+            os.kill(pid, signal.SIGKILL)
     runner.wait()
     assert soon(lambda: not any(map(alive, all_of_it)), LONG)
 
