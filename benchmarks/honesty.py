@@ -1,9 +1,9 @@
 """Whether a study's test is honest on a real drafter's answers: no difference between copies, and a known one found.
 
-``python benchmarks/honesty.py --drafter DIR --out benchmarks/results`` decodes held-out prompts of the embedded target
-with one drafter under several sampling seeds. In each of 200 resamplings half of those seeds, drawn at random, stand
-for one arm and half for another, on prompts drawn at random: two copies of one drafter, whose answers differ. Then the
-second copy is made worse by a known amount: of a share of its target passes nothing is accepted.
+``python benchmarks/honesty.py --drafter DIR --called NAME --out benchmarks/results`` decodes held-out prompts of the
+embedded target with one drafter under several sampling seeds. In each of 200 resamplings half of those seeds, drawn at
+random, stand for one arm and half for another, on prompts drawn at random: two copies of one drafter, whose answers
+differ. Then the second copy is made worse by a known amount: of a share of its target passes nothing is accepted.
 
 Legend: S seeds, P prompts.
 """
@@ -90,6 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--called", required=True, help="what the drafter is, for the result")
     parser.add_argument("--seeds", type=int, default=6, help="of sampling; half of them stand for an arm")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--drawn", type=int, default=32, help="prompts of a resampling")
@@ -101,16 +102,16 @@ def main() -> None:
     answers = decode(args.drafter, args.seeds, args.prompts, args.tokens, args.growth, args.temperature)
     draw, rows = np.random.default_rng(0), []
     committed, passes = sums(answers)
-    length = committed.sum() / passes.sum()
+    length = float(committed.sum() / passes.sum())
     for share in (0.0, 0.02, 0.05, 0.1, 0.2):
         found = resample(answers, share, args.drawn, draw)
         known = -share * (length - 1)
         held = sum(each.low is not None and each.high is not None and each.low <= known <= each.high for each in found)
         told = sum(each.p_value is not None and each.p_value < 0.05 for each in found)
-        rows.append({"share": share, "known": known, "held": held, "told_apart": told})
+        rows.append({"share": share, "known": known, "held": int(held), "told_apart": int(told)})
     about = machine(1) | {"seconds": round(time.monotonic() - begin), "acceptance_length": length}
     about["drafter"] = read_json(args.drafter / "config.json")["weights_sha256"]
-    command = "python benchmarks/honesty.py --drafter DIR --out benchmarks/results"
+    command = f"python benchmarks/honesty.py --drafter DIR --called {args.called!r} --out benchmarks/results"
     lines = ["# A study's test on one drafter's answers", "",
              f"Acceptance length {length:.2f} ({args.growth}, temperature {args.temperature}); {args.seeds} "
              f"sampling seeds, half of them an arm; {args.drawn} of {args.prompts} prompts of {args.tokens} new tokens "
@@ -123,7 +124,7 @@ def main() -> None:
               f"{100 - 100 * rows[0]['told_apart'] / RESAMPLINGS:.1f} % of the resamplings. They overlap, being of one "
               "set of answers, so that these counts vary more than 200 studies' would.", "",
               f"`{command}`, {about['date']}, {about['cpu']}, {about['seconds']} s. "
-              f"Drafter: EAGLE-3.1 of the quick start, weights {about['drafter'][:12]}."]  # fmt: skip
+              f"Drafter: {args.called}, weights {about['drafter'][:12]}."]  # fmt: skip
     name = f"honesty_{about['date'][:7].replace('-', '')}"
     write_json(args.out / f"{name}.json", {"about": about, "rows": rows})
     write_text(args.out / f"{name}.md", "\n".join(lines) + "\n")
