@@ -40,13 +40,14 @@ def _mean_of(
     found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int, possible: tuple[float, float]
 ) -> Any:
     """Over the prompts that came to this depth with every seed, each by its chains, as ``specdec drift`` has it."""
-    sums = np.stack([sums_of(one, name)[depth][_places(one, prompts)] for one in found])
+    sums = np.stack([sums_of(one, name)[depth][places(one, prompts)] for one in found])
     sums = sums[:, (sums[..., 1] > 0).all(0)]
     figure = pooled(sums[..., 0], sums[..., 1])
     return estimate(figure, possible=possible).to_json() if figure else None
 
 
-def _places(one: dict[str, Any], prompts: Sequence[str]) -> list[int]:
+def places(one: dict[str, Any], prompts: Sequence[str]) -> list[int]:
+    """Where these prompts stand in a measurement."""
     place = {str(prompt): number for number, prompt in enumerate(one["prompts"])}
     return [place[prompt] for prompt in prompts]
 
@@ -96,6 +97,6 @@ def _lengths(found: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], pr
     for key in ("committed", "passes"):
         columns = []
         for one, row in zip(found, rows, strict=True):
-            columns.append([float(row[key][place] or 0) for place in _places(one, prompts)])
+            columns.append([float(row[key][place] or 0) for place in places(one, prompts)])
         out.append(np.array(columns, dtype=np.float64))
     return out

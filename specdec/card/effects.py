@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from specdec.card.crossed import estimate
 from specdec.card.linear import Linear, weighted
+from specdec.card.study import Study
 
 Levels = tuple[tuple[str, str], ...]
 """Axes and levels, in the order of the axes."""
@@ -114,6 +115,21 @@ def _sign(arm: Levels, terms: Levels) -> int:
 
 def _equal(one: Mapping[Levels, int], two: Mapping[Levels, int], sign: int) -> bool:
     return all(one[arm] == sign * two[arm] for arm in one)
+
+
+def effects_on(study: Study, figures: Mapping[str, Linear]) -> list[dict[str, Any]]:
+    """Of a study's axes, as :func:`measured`; none where there is one axis, whose comparisons say the same.
+
+    Args:
+        figures: by arm, of the same seeds and prompts; arms without one are left out.
+    """
+    axes = [axis for axis, levels in study.axes.items() if len(levels) > 1]
+    if study.design == "one_factor" or len(axes) < 2:
+        return []
+    own = {tuple((axis, arm.levels[axis]) for axis in axes): figures[arm.name]
+           for arm in study.arms if arm.name in figures}  # fmt: skip
+    found = effects(study.axes, study.baseline or study.base.levels, [dict(levels) for levels in own])
+    return [measured(effect, own) for effect in found]
 
 
 def measured(effect: Effect, figures: Mapping[Levels, Linear]) -> dict[str, Any]:

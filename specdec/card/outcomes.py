@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.card.crossed import estimate
-from specdec.card.effects import Levels, effects, measured
+from specdec.card.curves import places
+from specdec.card.effects import effects_on
 from specdec.card.linear import Linear, pooled
 from specdec.card.multiple import judge
-from specdec.card.study import Arm, Study, common
+from specdec.card.study import Study, common
 from specdec.drift.summary import figures
 from specdec.evaluation.statistics import Array
 
@@ -133,8 +134,7 @@ def _aligned(outcome: Outcome, found: Found) -> dict[str, Linear]:
             sums_PC = outcome.sums(own[seed])
             if sums_PC is None:
                 return {}
-            place = {str(prompt): number for number, prompt in enumerate(own[seed]["prompts"])}
-            tables.append(sums_PC[[place[prompt] for prompt in prompts]])
+            tables.append(sums_PC[places(own[seed], prompts)])
     sums_ASPC = np.stack(tables).reshape(len(found), len(seeds), len(prompts), -1)
     out = {}
     for name, sums_SPC in zip(found, sums_ASPC, strict=True):
@@ -158,21 +158,6 @@ def _comparisons(study: Study, outcome: Outcome, found: Found) -> list[Json]:
 
 
 def _effects(study: Study, outcome: Outcome, found: Found) -> list[Json]:
-    """Where there are several axes; of one axis the comparisons say the same."""
-    axes = [axis for axis, levels in study.axes.items() if len(levels) > 1]
-    if study.design == "one_factor" or len(axes) < 2:
-        return []
-    levels = {arm.name: _levels(arm, axes) for arm in study.arms}
-    own = _aligned(outcome, _having(outcome, found))
-    of = {levels[name]: figure for name, figure in own.items()}
-    rows = effects(study.axes, study.baseline or study.base.levels, [dict(each) for each in of])
-    return [{"outcome": outcome.name, **measured(effect, of)} for effect in rows]
-
-
-def _having(outcome: Outcome, found: Found) -> Found:
-    """The arms that have it with every seed."""
-    return {name: own for name, own in found.items() if all(outcome.sums(one) is not None for one in own.values())}
-
-
-def _levels(arm: Arm, axes: Sequence[str]) -> Levels:
-    return tuple((axis, arm.levels[axis]) for axis in axes)
+    """On the arms that have it with every seed."""
+    having = {name: own for name, own in found.items() if all(outcome.sums(one) is not None for one in own.values())}
+    return [{"outcome": outcome.name, **row} for row in effects_on(study, _aligned(outcome, having))]

@@ -6,7 +6,7 @@ from typing import Any
 from specdec.card import cost, curves
 from specdec.card.counts import Counts, counted
 from specdec.card.crossed import ANY, METHOD, SHARE, estimate
-from specdec.card.effects import Levels, effects, measured
+from specdec.card.effects import effects_on
 from specdec.card.linear import Linear
 from specdec.card.multiple import judge
 from specdec.card.outcomes import outcomes
@@ -173,22 +173,14 @@ def _comparison(study: Study, arm: Arm, growth: str, counts: Mapping[str, Mappin
 
 
 def _effects(study: Study, growth: str, counts: Mapping[str, Mapping[str, Counts]]) -> list[Json]:
-    """Main effects and interactions under one growth; of a single axis the comparisons say the same."""
-    axes = [axis for axis, levels in study.axes.items() if len(levels) > 1]
-    if study.design == "one_factor" or len(axes) < 2:
+    """Main effects and interactions under one growth."""
+    own = {name: of[growth] for name, of in counts.items() if growth in of}
+    seeds, prompts = common([one.seeds for one in own.values()]), common([one.prompts for one in own.values()])
+    if not seeds or not prompts:
         return []
-    own = [arm for arm in study.arms if growth in counts[arm.name]]
-    if not own:
-        return []
-    each = [counts[arm.name][growth] for arm in own]
-    seeds, prompts = common([one.seeds for one in each]), common([one.prompts for one in each])
-    figures: dict[Levels, Linear] = {}
-    for arm, one in zip(own, each, strict=True):
-        figure = one.of(seeds, prompts).length() if seeds and prompts else None
-        if figure is not None:
-            figures[tuple((axis, arm.levels[axis]) for axis in axes)] = figure
-    rows = effects(study.axes, study.baseline or study.base.levels, [dict(levels) for levels in figures])
-    return [{"growth": growth, **measured(effect, figures)} for effect in rows]
+    lengths = {name: one.of(seeds, prompts).length() for name, one in own.items()}
+    figures = {name: length for name, length in lengths.items() if length is not None}
+    return [{"growth": growth, **row} for row in effects_on(study, figures)]
 
 
 def _losses(study: Study) -> dict[str, dict[str, Sequence[tuple[int, float]]]]:

@@ -82,12 +82,8 @@ def _length(own: Json, name: str) -> Row:
 
 
 def _outcomes(found: Json, names: list[str]) -> list[Panel]:
-    def row(own: Json, name: str) -> Row:
-        one = own.get(name)
-        return Row(name, one["value"], one["low"], one["high"]) if one else Row(name, None, None, None)
-
     return [
-        Panel(one["title"], [row(found["arms"][key], name) for name in names], one["unit"], one["null"])
+        Panel(one["title"], [_row(name, found["arms"][key].get(name)) for name in names], one["unit"], one["null"])
         for key, one in found["titles"].items()
     ]
 
@@ -100,5 +96,8 @@ def _difference(compared: list[Json], growth: str, name: str) -> Row:
 
 
 def _speedup(own: Json, name: str) -> Row:
-    found = name in own["arms"] and own["arms"][name]["speedup"]
+    return _row(name, own["arms"].get(name, {}).get("speedup"))
+
+
+def _row(name: str, found: Json | None) -> Row:
     return Row(name, found["value"], found["low"], found["high"]) if found else Row(name, None, None, None)
