@@ -4,11 +4,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from specdec.data.layouts import ID_COLUMNS, Layout, Message, Values, named, parsed, recognise
 from specdec.data.names import Names
-from specdec.data.rows import Row, find_sources, read_rows
+from specdec.data.rows import Row, each_row, find_sources
 
 log = logging.getLogger(__name__)
 
@@ -74,16 +75,10 @@ def read_conversations(
     conversations: list[Conversation] = []
     names = Names()
     for source in find_sources(patterns):
-        before = len(conversations)
-        for row in read_rows(source):
-            try:
-                found = conversation(row, chosen)
-            except ValueError as error:
-                if left_out is None:
-                    raise
-                left_out.append(str(error))
-                continue
+        before, broken = len(conversations), len(left_out or ())
+        for found in each_row(source, partial(conversation, chosen=chosen), left_out):
             conversations.append(found._replace(id=names.distinct(found.id)))
         if len(conversations) == before:
-            raise ValueError(f"{source}: holds no conversation; remove it from the data or fill it")
+            why = f" but broken rows, as: {left_out[broken]}" if left_out and len(left_out) > broken else ""
+            raise ValueError(f"{source}: holds no conversation{why}; remove it from the data or fill it")
     return conversations

@@ -83,8 +83,11 @@ def surrogates(value: Any) -> bool:
     return False
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_jsonl(path: Path, left_out: list[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of a JSON-lines file with their places ("file, line n"); blank lines are passed over.
+
+    Args:
+        left_out: takes what is wrong with each broken line, which is left out then; None stops at the first.
 
     Raises:
         ValueError: the file is unreadable, or a line is not UTF-8, not JSON, not an object or holds half a
@@ -94,24 +97,35 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         with path.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 place = f"{path}, line {number}"
-                text = _decode(line, place)
-                if not text.strip():
-                    continue
                 try:
-                    value = json.loads(text.rstrip())
-                except json.JSONDecodeError as error:
-                    raise ValueError(
-                        f"{place}, column {error.colno}: not valid JSON: {error.msg}; one object a line"
-                    ) from error
-                except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
-                    raise ValueError(f"{place}: not usable JSON: {error}") from error
-                if not isinstance(value, dict):
-                    raise ValueError(f"{place}: a row must be a JSON object, not {type(value).__name__}")
-                if surrogates(value):
-                    raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
-                yield place, value
+                    value = _object(line, place)
+                except ValueError as error:
+                    if left_out is None:
+                        raise
+                    left_out.append(str(error))
+                    continue
+                if value is not None:
+                    yield place, value
     except OSError as error:
         raise explain(error, path) from error
+
+
+def _object(line: bytes, place: str) -> dict[str, Any] | None:
+    """What a line holds; None if it is blank."""
+    text = _decode(line, place)
+    if not text.strip():
+        return None
+    try:
+        value = json.loads(text.rstrip())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}, column {error.colno}: not valid JSON: {error.msg}; one object a line") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
+        raise ValueError(f"{place}: not usable JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{place}: a row must be a JSON object, not {type(value).__name__}")
+    if surrogates(value):
+        raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
+    return value
 
 
 def _read_rows(path: Path, key: str) -> Iterator[Text]:

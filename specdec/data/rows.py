@@ -2,13 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specdec.data.documents import as_list, find_files, read_jsonl, read_text, surrogates
 from specdec.data.hub import PREFIX, hub_rows
 from specdec.files import explain
+
+Made = TypeVar("Made")
 
 SAVED = ("dataset_info.json", "dataset_dict.json")  # what `save_to_disk` leaves in its folder
 
@@ -44,11 +46,14 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in SAVED)
 
 
-def read_rows(source: str) -> Iterator[Row]:
+def read_rows(source: str, left_out: list[str] | None = None) -> Iterator[Row]:
     """The rows of a file, of a folder that ``save_to_disk`` made, or of ``hub:REPOSITORY:CONFIG:SPLIT``.
 
     A ``.json`` file is a list of rows, ``.parquet`` and ``.arrow`` are tables, any other file has an object on every
     line.
+
+    Args:
+        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
 
     Raises:
         ValueError: it cannot be read, or a row is no object; the message names the place.
@@ -58,16 +63,43 @@ def read_rows(source: str) -> Iterator[Row]:
     path = Path(source)
     if is_saved(path):
         return _columns(_saved(path), source)
-    readers = {".json": _json_list, ".parquet": _parquet, ".arrow": _arrow}
-    return readers.get(path.suffix.lower(), _json_lines)(path)
+    tables = {".parquet": _parquet, ".arrow": _arrow}
+    suffix = path.suffix.lower()
+    if suffix in tables:
+        return tables[suffix](path)
+    return (_json_list if suffix == ".json" else _json_lines)(path, left_out)
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    for place, values in read_jsonl(path):
+def each_row(source: str, of: Callable[[Row], Made], left_out: list[str] | None = None) -> Iterator[Made]:
+    """What ``of`` makes of every row; a row that it refuses is as broken as one that cannot be read.
+
+    Args:
+        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+
+    Raises:
+        ValueError: the source cannot be read, or a row is broken.
+    """
+    for row in read_rows(source, left_out):
+        try:
+            made = of(row)
+        except ValueError as error:
+            _leave_out(error, left_out)
+        else:
+            yield made
+
+
+def _leave_out(error: ValueError, left_out: list[str] | None) -> None:
+    if left_out is None:
+        raise error
+    left_out.append(str(error))
+
+
+def _json_lines(path: Path, left_out: list[str] | None) -> Iterator[Row]:
+    for place, values in read_jsonl(path, left_out):
         yield _row(values, place, place.removeprefix(f"{path}, ").replace(" ", "-"))
 
 
-def _json_list(path: Path) -> Iterator[Row]:
+def _json_list(path: Path, left_out: list[str] | None) -> Iterator[Row]:
     try:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -79,10 +111,14 @@ def _json_list(path: Path) -> Iterator[Row]:
     if not isinstance(value, list):
         raise ValueError(f"{path}: must be a list of rows, not {type(value).__name__}; or name JSON lines .jsonl")
     for number, item in enumerate(value, start=1):
-        place = f"{path}, row {number}"
-        if surrogates(item):
-            raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
-        yield _row(item, place, f"row-{number}")
+        try:
+            row = _row(item, f"{path}, row {number}", f"row-{number}")
+            if surrogates(item):
+                raise ValueError(f"{row.place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
+        except ValueError as error:
+            _leave_out(error, left_out)
+        else:
+            yield row
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -7,6 +7,7 @@ Legend: B rows, T tokens.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from specdec.data import Batch, ChatData, TextData
 from specdec.data.conversations import Conversation, conversation
 from specdec.data.layouts import named
-from specdec.data.rows import find_sources, read_rows
+from specdec.data.rows import each_row, find_sources
 from specdec.data.template import GENERATION_TAG, THINKING_SWITCHES
 from specdec.doctor.finding import Finding, judged, unchecked
 from specdec.doctor.subject import Document, Subject, documents
@@ -113,13 +114,9 @@ def _key(ids_T: Tensor) -> bytes:
 
 def _conversations(data: ChatData) -> Iterator[Conversation]:
     chosen = None if data.layout is None else named(data.layout)
+    left_out: list[str] | None = [] if data.broken == "drop" else None
     for source in find_sources(data.train):
-        for row in read_rows(source):
-            try:
-                yield conversation(row, chosen)
-            except ValueError:
-                if data.broken == "refuse":
-                    raise
+        yield from each_row(source, partial(conversation, chosen=chosen), left_out)
 
 
 def turns(one: Conversation, tokenizer: Any) -> Turns | None:

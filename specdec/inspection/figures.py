@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.data import Batch, ChatData, Document, TokenData
 from specdec.data.layouts import named, recognise
-from specdec.data.rows import find_sources, read_rows
+from specdec.data.rows import Row, each_row, find_sources
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 MOST = 5  # of tokens that turns end with
@@ -83,8 +83,12 @@ def _layouts(data: ChatData) -> dict[str, int]:
     chosen = None if data.layout is None else named(data.layout)
     patterns = [one for one in (data.train, data.val, data.test) if one is not None]
     sources = dict.fromkeys(source for one in patterns for source in find_sources(one))
-    rows = (row for source in sources for row in read_rows(source))
-    return dict(Counter(recognise(row.values, row.place, chosen).name for row in rows).most_common())
+    left_out: list[str] | None = [] if data.broken == "drop" else None
+
+    def name(row: Row) -> str:
+        return recognise(row.values, row.place, chosen).name
+
+    return dict(Counter(found for source in sources for found in each_row(source, name, left_out)).most_common())
 
 
 def _run_ends(document: Document) -> list[int]:

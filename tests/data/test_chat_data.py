@@ -88,6 +88,8 @@ def test_broken_rows_are_refused_or_dropped_and_told(
     said = [{"role": "user", "content": f"two {cache}"}, {"role": "assistant", "content": "four"}]
     rows = [{"messages": said}, {"messages": []}, {"messages": said[1:]}, {"prompt": "two", "response": "four"}]
     path = str(write_jsonl(tmp_path / "a.jsonl", rows))
+    with open(path, "a") as file:
+        file.write('{"messages": [{"role": "us')  # a download that broke off
     with pytest.raises(ValueError, match="line 2: 'messages' must be a list of at least one message"):
         ChatData(path, path, cache=cache).prepare(tiny_tokenizer(CHATML))
     for _ in range(2):
@@ -95,7 +97,7 @@ def test_broken_rows_are_refused_or_dropped_and_told(
         data = ChatData(path, path, broken="drop", packing="pad", seq_len=64, cache=cache)
         data.prepare(tiny_tokenizer(CHATML))
         assert [len(split.ids_BT) for split in data.splits] == [2, 2, 2]
-        assert "2 broken rows were left out, as: " in caplog.text
+        assert "3 broken rows were left out, as: " in caplog.text
         assert "line 2: 'messages' must be a list" in caplog.text and "line 3: message 1 is the assist" in caplog.text
     with pytest.raises(ValueError, match="broken is 'keep': choose refuse or drop"):
         ChatData(path, broken="keep")

@@ -93,6 +93,9 @@ def test_malformed_rows_name_file_and_line(tmp_path: Path, row: dict, message: s
     left_out: list[str] = []
     assert len(read_conversations([str(path)], left_out=left_out)) == 1
     assert left_out == [str(error.value)]
+    only = write_jsonl(tmp_path / "b.jsonl", [row])
+    with pytest.raises(ValueError, match=r"b\.jsonl: holds no conversation but broken rows, as: .*b\.jsonl, line 1: "):
+        read_conversations([str(path), str(only)], left_out=left_out)
 
 
 def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:

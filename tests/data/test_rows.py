@@ -10,7 +10,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from specdec.data.conversations import read_conversations
-from specdec.data.rows import Row, find_sources, read_rows
+from specdec.data.rows import Row, each_row, find_sources, read_rows
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
@@ -95,6 +95,40 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes 
     with pytest.raises(ValueError, match=complaint) as caught:
         list(read_rows(source))
     assert source in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "broken"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a": \n\n"b"\n{"a": "\xff"}\n{"a": 2}\n{"a": 3', [2, 4, 5, 7]),
+        ("a.json", b'[{"a": 1}, 7, {"a": "\\ud800"}, {"a": 2}]', [2, 3]),
+    ],
+)
+def test_broken_rows_may_be_left_out(tmp_path: Path, name: str, content: bytes, broken: list[int]) -> None:
+    (tmp_path / name).write_bytes(content)
+    left_out: list[str] = []
+    rows = list(read_rows(str(tmp_path / name), left_out))
+    assert [row.values["a"] for row in rows] == [1, 2]
+    kind = "line" if name == "a.jsonl" else "row"
+    assert [int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out] == broken
+    with pytest.raises(ValueError, match=f"{name}, {kind} {broken[0]}"):
+        list(read_rows(str(tmp_path / name)))
+
+
+def test_a_refused_row_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": 2}\n{')
+
+    def of(row: Row) -> int:
+        if "a" not in row.values:
+            raise ValueError(f"{row.place}: no a")
+        return int(row.values["a"])
+
+    left_out: list[str] = []
+    assert list(each_row(str(path), of, left_out)) == [1]
+    assert left_out[0] == f"{path}, line 2: no a" and "line 3, column" in left_out[1]
+    with pytest.raises(ValueError, match="line 2: no a"):
+        list(each_row(str(path), of))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved"])

@@ -56,6 +56,17 @@ def test_it_shows_what_is_supervised_and_what_is_lost(
     assert set(record["splits"]) == {"train", "validation"}
 
 
+def test_broken_rows_may_be_left_out(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = chats(tmp_path / "a.jsonl", [{"messages": [ASKED, FOUR]}, {"no": "layout"}, {"messages": [ASKED, FOUR]}])
+    with open(path, "a") as file:
+        file.write('{"messages": ')
+    options = ["--data", "ChatData", "--data.train", path, "--data.val", path, "--data.seq_len", 60]
+    assert inspect(tokenizer, *options) == 2
+    assert "a.jsonl, line 2: " in capsys.readouterr().err
+    assert inspect(tokenizer, *options, "--data.broken", "drop") == 0
+    assert "layouts of the rows: messages 2" in capsys.readouterr().out
+
+
 def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = chats(tmp_path / "a.jsonl", [{"messages": [ASKED, FOUR]}] * 4)
     config = tmp_path / "run.yaml"
