@@ -9,30 +9,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch._inductor.config
-from torch._dynamo.exc import TorchDynamoException
 
-from specdec.nn.few_rows import OFFER, Loops, choosing
 from specdec.nn.products import fast_products
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _number = itertools.count()
-
-
-def _options(device: torch.device) -> dict[str, Any]:
-    """On a CPU weights are packed for their products, those that meet the same input in one, few rows take kernels of
-    their own, what is long to compute (the mask) is not computed again wherever it is used, and the graph runs
-    without Python. On a GPU it runs as CUDA graphs.
-
-    Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
-    """
-    own: dict[str, Any] = {"triton.cudagraphs": True}
-    if device.type == "cpu":
-        own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "realize_opcount_threshold": 16}
-        own |= {**OFFER, "pre_grad_custom_pass": Loops()}
-    return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 
 class Compiled(Generic[R]):
@@ -50,11 +33,13 @@ class Compiled(Generic[R]):
     """
 
     def __init__(self, function: Callable[..., R], what: str, device: torch.device) -> None:
+        from specdec.decoding.inductor import options
+
         self.what, self.freezing = what, device.type == "cpu"
         # torch counts graphs by code object, so that each function needs one of its own
         code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
         own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
-        self._call: Callable[..., R] = torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
+        self._call: Callable[..., R] = torch.compile(own, fullgraph=True, dynamic=False, options=options(device))
         self._shapes: list[Any] | None = None
 
     def __call__(self, *args: Any) -> R:
@@ -64,16 +49,12 @@ class Compiled(Generic[R]):
                 return self._call(*args)
             if self._shapes is not None:
                 raise ValueError(f"{self.what} was compiled for the shapes {self._shapes}, not {shapes}")
+            from specdec.decoding.inductor import compiling
+
             log.info("compiling %s, which may take a minute", self.what)
             begin = time.perf_counter()
-            try:
-                # the option alone comes too late
-                frozen = torch._inductor.config.patch(freezing=self.freezing)
-                with frozen, choosing() if self.freezing else contextlib.nullcontext():
-                    out = self._call(*args)
-            except TorchDynamoException as error:
-                reason = " ".join(str(error).split("\n\n")[0].split())
-                raise ValueError(f"{self.what} cannot be compiled: {reason}; use --compile off") from error
+            with compiling(self.what, self.freezing):
+                out = self._call(*args)
             log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
             self._shapes = shapes
             return out

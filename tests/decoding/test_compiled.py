@@ -25,9 +25,10 @@ from specdec.decoding import (
 )  # fmt: skip
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import room_for
+from specdec.decoding.inductor import MOST_FLOATS, choose
 from specdec.drafter import Drafter
 from specdec.nn.few_queries import additive, attend_few
-from specdec.nn.few_rows import MOST, MOST_FLOATS, choose, product
+from specdec.nn.few_rows import MOST, product
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
@@ -146,7 +147,7 @@ def test_few_rows_of_float32_take_the_template(rows: int, dtype: torch.dtype, mo
         chosen.extend(choose(choices))
         return chosen[-1:]
 
-    monkeypatch.setattr("specdec.nn.few_rows.choose", watched)
+    monkeypatch.setattr("specdec.decoding.inductor.choose", watched)
     layer = nn.Linear(64, 96, dtype=dtype)
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).to(dtype)
     with torch.inference_mode(), fresh_inductor_cache():
