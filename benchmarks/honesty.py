@@ -103,9 +103,9 @@ def main() -> None:
     draw, rows = np.random.default_rng(0), []
     committed, passes = sums(answers)
     length = float(committed.sum() / passes.sum())
-    for share in (0.0, 0.02, 0.05, 0.1, 0.2):
+    for share in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
         found = resample(answers, share, args.drawn, draw)
-        known = -share * (length - 1)
+        known = -share * (length - 1) if share else 0.0
         held = sum(each.low is not None and each.high is not None and each.low <= known <= each.high for each in found)
         told = sum(each.p_value is not None and each.p_value < 0.05 for each in found)
         rows.append({"share": share, "known": known, "held": int(held), "told_apart": int(told)})

@@ -95,14 +95,16 @@ def estimate(figure: Linear, null: float | None = None, possible: tuple[float, f
     """The figure with its interval, and the p-value of ``null`` if one is named.
 
     Args:
-        possible: the least and the most that the figure can be; an interval ends there.
+        possible: the least and the most that the figure can be; an interval ends there, or at the figure itself
+            where rounding has put it beyond.
     """
     found = spread(figure.added_SP)
     half = found.half_width(ALPHA)
     if half is None:
         return Estimate(figure.value, None, None, None, found)
     p_value = None if null is None else _p_value(abs(figure.value - null), found)
-    low, high = max(figure.value - half, possible[0]), min(figure.value + half, possible[1])
+    low = min(max(figure.value - half, possible[0]), figure.value)
+    high = max(min(figure.value + half, possible[1]), figure.value)
     return Estimate(figure.value, low, high, p_value, found)
 
 

@@ -39,9 +39,9 @@ def _possible(unit: str) -> tuple[float, float]:
 def _mean_of(
     found: Sequence[dict[str, Any]], prompts: Sequence[str], name: str, depth: int, possible: tuple[float, float]
 ) -> Any:
-    """Over the prompts that came to this depth with every seed, each by its chains, as ``specdec drift`` has it."""
+    """Over the chains that came to this depth; a prompt without any, with any seed, is left out."""
     sums = np.stack([sums_of(one, name)[depth][places(one, prompts)] for one in found])
-    sums = sums[:, (sums[..., 1] > 0).all(0)]
+    sums = sums[:, (sums[..., 1] > 0).any(0)]
     figure = pooled(sums[..., 0], sums[..., 1])
     return estimate(figure, possible=possible).to_json() if figure else None
 

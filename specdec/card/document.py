@@ -117,8 +117,10 @@ def _effects(card: Json) -> Iterator[Block]:
         kind = "main effect" if row["kind"] == "main" else "interaction"
         p_values = [p_value(row[name]) for name in ("p_value", "p_holm", "p_bh")]
         aliases = ", ".join(row["aliases"]) or "-"
-        rows.append([row["growth"], row["effect"], kind, aliases, interval(row, sign=True), *p_values, row["verdict"]])
-    heads = ["Growth", "Effect", "Kind", "Not told apart from", "Tokens per pass", "p", "p (Holm)", "p (BH)", "Verdict"]
+        rows.append([row["growth"], row["effect"], kind, aliases, interval(row, sign=True), *p_values, row["verdict"],
+                     *_counts(row)])  # fmt: skip
+    heads = ["Growth", "Effect", "Kind", "Not told apart from", "Tokens per pass", "p", "p (Holm)", "p (BH)", "Verdict",
+             "Seeds", "Prompts"]  # fmt: skip
     yield Grid(heads, rows, left=4)
     yield Text(
         "A main effect is a level less its axis' first level, averaged over the other axes; an interaction is the "
@@ -161,16 +163,23 @@ def _outcomes(card: Json) -> Iterator[Block]:
             row = less.get((name, arm), {})
             tests = [p_value(row[key]) for key in ("p_value", "p_holm")] if row else ["", ""]
             rows.append([own["title"], arm, interval(one, 3), interval(row, 3, True) if row else "", *tests,
-                         row.get("verdict", "")])  # fmt: skip
-    yield Grid(["Outcome", "Arm", "Value", "Less the baseline's", "p", "p (Holm)", "Verdict"], rows, left=2)
+                         row.get("verdict", ""), *_counts(row or one)])  # fmt: skip
+    heads = ["Outcome", "Arm", "Value", "Less the baseline's", "p", "p (Holm)", "Verdict", "Seeds", "Prompts"]
+    yield Grid(heads, rows, left=2)
     if not found["effects"]:
         return
     yield Heading(3, "Effects on them")
     rows = [[found["titles"][row["outcome"]]["title"], row["effect"], row["kind"], ", ".join(row["aliases"]) or "-",
-             interval(row, 3, True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"]]
+             interval(row, 3, True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"], *_counts(row)]
             for row in found["effects"]]  # fmt: skip
-    heads = ["Outcome", "Effect", "Kind", "Not told apart from", "Difference", "p", "p (Holm)", "Verdict"]
+    heads = ["Outcome", "Effect", "Kind", "Not told apart from", "Difference", "p", "p (Holm)", "Verdict", "Seeds",
+             "Prompts"]  # fmt: skip
     yield Grid(heads, rows, left=4)
+
+
+def _counts(row: Json) -> list[str]:
+    """What a figure is of."""
+    return [str(row["seeds"]), str(row["prompts"])]
 
 
 def _drift(card: Json) -> Iterator[Block]:

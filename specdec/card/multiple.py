@@ -29,19 +29,22 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return [float(each) for each in false_discovery_control(p_values)] if len(p_values) else []
 
 
-def correct(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each row ``p_holm`` and ``p_bh``, of all rows together that have a ``p_value``.
+def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows together that agree in what was measured and in every digit: one training under two names is one test."""
+    same: dict[Any, list[Any]] = {}
+    for row in rows:
+        known = tuple(row.get(key) for key in ("growth", "outcome", "value", "low", "high", "p_value"))
+        same.setdefault(known, []).append(row)
+    return list(same.values())
 
-    Rows that agree in what was measured and in every digit are of one training under two names, and count once.
-    """
-    tested: dict[Any, list[dict[str, Any]]] = {}
+
+def correct(rows: Sequence[dict[str, Any]]) -> None:
+    """Give each row ``p_holm`` and ``p_bh``, of all :func:`distinct` rows together that have a ``p_value``."""
     for row in rows:
         row["p_holm"] = row["p_bh"] = None
-        if row["p_value"] is not None:
-            known = tuple(row.get(key) for key in ("growth", "outcome", "value", "low", "high", "p_value"))
-            tested.setdefault(known, []).append(row)
-    found = [same[0]["p_value"] for same in tested.values()]
-    for same, strict, lenient in zip(tested.values(), holm(found), benjamini_hochberg(found), strict=True):
+    tested = distinct([row for row in rows if row["p_value"] is not None])
+    found = [same[0]["p_value"] for same in tested]
+    for same, strict, lenient in zip(tested, holm(found), benjamini_hochberg(found), strict=True):
         for row in same:
             row["p_holm"], row["p_bh"] = strict, lenient
 

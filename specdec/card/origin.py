@@ -1,7 +1,7 @@
 """Where a card's numbers come from, and the command that trains an arm again."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from specdec.card.blocks import Block, Command, Grid, Heading, Text
@@ -19,13 +19,16 @@ def origin(card: Json, where: str) -> list[Block]:
     made = manifest["provenance"]
     out: list[Block] = [Heading(2, "How the numbers were made"), Text(card["statistics"]["intervals"] + "."),
                         Text(f"Corrections: {card['statistics']['corrections']}.")]  # fmt: skip
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items() if version)
     fits = [run["fit"]["provenance"] for runs in manifest["runs"].values() for run in runs.values()]
-    rows = [["Trained", _commits([each for each in fits if each])],
+    known = [each for each in fits if each]
+    without = f"; {len(fits) - len(known)} of {len(fits)} without a record" if len(known) < len(fits) else ""
+    rows = [["Trained", _commits(known) + without],
+            ["Versions", _each(_versions(one) for one in known)],
+            ["Python", _each(one.get("python") for one in known)],
+            ["Machine", _each(_machine(one) for one in known)],
             ["Study's command", (manifest["plan_provenance"] or {}).get("command", "-")],
-            ["Card made", f"{made['date']}, {_commits([made])}"], ["Card's command", made["command"]],
-            ["Versions", versions],
-            ["Python", made["python"]], ["Machine", f"{made['cpu']}, {made['platform']}"],
+            ["Card made", f"{made['date']}, {_commits([made])}, {_machine(made)}"],
+            ["Card's command", made["command"]],
             ["SHA-256 of the study", manifest["study_sha256"] or "-"],
             ["SHA-256 of the prompts", manifest["prompts_sha256"] or "-"],
             ["Inputs", f"{len(manifest['inputs'])} files, their SHA-256 in card.json"]]  # fmt: skip
@@ -33,8 +36,23 @@ def origin(card: Json, where: str) -> list[Block]:
     first = next(((arm, seed) for arm, runs in manifest["runs"].items() for seed in runs), None)
     if first:
         line = shlex.join(["specdec", "reproduce", where, "--arm", first[0], "--seed", first[1]])
-        out += [Text("An arm is trained again, and its losses compared bit by bit, by"), Command(line)]
+        out += [Text("An arm is trained again, and its losses compared bit by bit, by"), Command(line),
+                Text("It reads the study's cached features and prompts: where they are gone, the study's command makes "
+                     "them again.")]  # fmt: skip
     return out
+
+
+def _each(found: Iterable[str | None]) -> str:
+    """All that differ."""
+    return "; ".join(sorted({one for one in found if one})) or "-"
+
+
+def _versions(made: Json) -> str:
+    return ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items() if version)
+
+
+def _machine(made: Json) -> str:
+    return ", ".join(each for each in (made.get("cpu"), *(made.get("gpus") or ()), made.get("platform")) if each)
 
 
 def _commits(made: Sequence[Json]) -> str:

@@ -176,6 +176,9 @@ def _figures(card: Json) -> Iterator[tuple[str, str, str, str, Json]]:
         yield row["arm"], row["growth"], "ratio", row["baseline"], row["ratio"] or {}
     for row in card["effects"]:
         yield "", row["growth"], row["kind"], row["effect"], row
+    for outcome, arms in card["outcomes"].get("arms", {}).items():
+        for arm, found in arms.items():
+            yield arm, "", outcome, "", found
     for row in card["outcomes"].get("comparisons", []):
         yield row["arm"], "", f"{row['outcome']}_difference", row["baseline"], row
     for row in card["outcomes"].get("effects", []):

@@ -53,8 +53,8 @@ def results(study: Study, detect: float) -> Json:
         },
         "statistics": {"intervals": METHOD, "alpha": ALPHA, "detect": detect,
                        "corrections": "Holm (p_holm, which the verdicts go by) and Benjamini-Hochberg (p_bh), over all "
-                       "comparisons with the baseline together, over all effects together, and of drift and robustness "
-                       "over those of each outcome"},
+                       "comparisons of acceptance length with the baseline together, and over all effects on it; those "
+                       "of drift, and those of robustness, are families of their own"},
         "arms": [_arm(arm, depths.get(arm.name)) for arm in study.arms],
         "growths": {growth: _growth(study, growth, counts, depths) for growth in growths},
         "comparisons": compared,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from specdec.card.multiple import distinct
 from specdec.evaluation.markdown import FEW_PROMPTS, bracketed
 
 FEW_SEEDS = 3
@@ -43,17 +44,28 @@ def outcome_statements(card: Json) -> list[str]:
     found = card["outcomes"]
     if not found:
         return []
-    rows = [row for row in found["effects"] if row["kind"] == "main"] or found["comparisons"]
+    rows = []
+    for outcome in found["titles"]:
+        mains = [row for row in found["effects"] if row["outcome"] == outcome and row["kind"] == "main"]
+        rows += mains or [row for row in found["comparisons"] if row["outcome"] == outcome]
+    rows = [row for row in rows if row["verdict"] != "not tested"]
     told = [row for row in rows if row["verdict"] in ("higher", "lower")]
     out = [
-        f"{row.get('effect') or row['arm']}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
+        f"{_who(row)}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
         f"{interval(row, 3, True)} (p = {p_value(row['p_holm'])} after Holm's correction)."
         for row in told
     ]
-    if left := len(rows) - len(told):
+    tested, finds = len(distinct(rows)), len(distinct(told))
+    if left := tested - finds:
         what = "other differences" if told else "differences"
-        out.append(f"Drift and robustness: {left} {what} of {len(rows)} tested are not told apart from none.")
+        out.append(f"Drift and robustness: {left} {what} of {tested} tested are not told apart from none.")
     return out
+
+
+def _who(row: Json) -> str:
+    """An arm, or an effect with those it may be taken for."""
+    others = ", ".join(row.get("aliases", ()))
+    return f"{row.get('effect') or row['arm']}{f' (or {others})' if others else ''}"
 
 
 def _statement(row: Json) -> str:
@@ -102,7 +114,9 @@ def _unfinished(card: Json) -> list[str]:
 
 def _size(card: Json) -> list[str]:
     out = []
-    seeds = {row["seeds"] for row in card["comparisons"] if row["value"] is not None}
+    rows = [*card["comparisons"], *card["effects"]]
+    rows += [row for key in ("comparisons", "effects") for row in card["outcomes"].get(key, ())]
+    seeds = {row["seeds"] for row in rows if row["value"] is not None}
     if 1 in seeds:
         out.append(
             "Comparisons of one seed have intervals over prompts alone: they say nothing of another training with "
@@ -110,7 +124,9 @@ def _size(card: Json) -> list[str]:
         )
     if seeds and 1 < min(seeds) < FEW_SEEDS:
         out.append(f"Some comparisons have {min(seeds)} seeds: a t-interval of one degree of freedom is very wide.")
-    fewest = min((own["prompts"] for own in card["growths"].values()), default=FEW_PROMPTS)
+    counts = [own["prompts"] for own in card["growths"].values()]
+    counts += [row["prompts"] for row in rows if row["value"] is not None]
+    fewest = min(counts, default=FEW_PROMPTS)
     if fewest < FEW_PROMPTS:
         out.append(f"{fewest} prompts are few: acceptance differs from prompt to prompt with a long tail.")
     if card["growths"]:

@@ -23,8 +23,11 @@ from specdec.values import canonical
 ON_THE_FLY, CACHED = "specdec.features.OnTheFly", "specdec.features.Cached"
 
 
-def cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dict[str, Written], list[str]]:
+def cache_jobs(arms: Sequence[Arm], directory: Path, threads: int, alone: int) -> tuple[dict[str, Written], list[str]]:
     """Jobs by key, and of every arm the key of its own.
+
+    Args:
+        alone: threads of a job that all others wait for.
 
     Raises:
         ValueError: an arm has features of its own.
@@ -39,7 +42,8 @@ def cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dict
             )
         of_arm.append(digest([target_contents(arm.target), contents(_rows(arm))]))
         groups.setdefault(of_arm[-1], []).append(arm)
-    made = {same: _job(same, members, directory, threads) for same, members in groups.items()}
+    asked = alone if len(groups) == 1 else threads
+    made = {same: _job(same, members, directory, asked) for same, members in groups.items()}
     return {one.job.key: one for one in made.values()}, [made[same].job.key for same in of_arm]
 
 

@@ -149,7 +149,7 @@ def make(
     Args:
         threads: that a job asks for.
         allow_unequal: whether budget and data may differ between arms.
-        alone: threads of a job that all others wait for, the target's features; by default as many as of any other.
+        alone: threads of a job that all others wait for, the only one of features; by default as many as of any other.
 
     Raises:
         ValueError: an arm is illegal, or not equal to others in budget and data, or a measure cannot be taken; the
@@ -162,7 +162,7 @@ def make(
     written: dict[str, Written] = {}
     cache_of: Sequence[str | None] = [None] * len(arms)
     if study.features == "cached":
-        written, cache_of = cache_jobs(arms, directory, alone or threads)
+        written, cache_of = cache_jobs(arms, directory, threads, alone or threads)
     taken = [{kind: measure_of(arm, kind, prompts[kind]) for kind in arm.measures} for arm in arms]
     _check_targets(arms, taken, next(own for arm, own in zip(arms, taken, strict=True) if arm.levels == study.baseline))
     runs = []

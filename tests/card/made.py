@@ -138,8 +138,12 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
     series: dict[str, Any] = {
         "state_rms": {"title": "Size of the state fed back", "unit": "root mean square", "values": values(1, 0.2)},
         "sink_mass": {"title": "Attention to the first token", "unit": "share", "values": values(0.1, 0.02)},
+        "conditional_acceptance": {
+            "title": "Conditional acceptance", "unit": "share of chains",
+            "values": [[float(chance - 0.1 * chance**2 * (k >= depth)) for chance in chances] for k in range(6)],
+        },
         "kl": {"title": "Divergence from the target's law", "unit": "nats", "values": values(0.5, 0.3)},
-    }
+    }  # fmt: skip
     for one in series.values():
         one["weights"] = [[4 + prompt % 2 for prompt in range(len(chances))] for _ in range(6)]
     series["kl"]["values"][5][0], series["kl"]["weights"][5][0] = None, 0  # no chain of the first came so deep

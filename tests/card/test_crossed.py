@@ -142,6 +142,12 @@ def test_trainings_that_vary_too_much_are_not_made_up_for_by_prompts() -> None:
         prompts_needed(found, 3, 0.0)
 
 
+def test_an_interval_holds_its_figure_where_rounding_put_that_beyond() -> None:
+    figure = Linear(1 + 2e-8, np.array([[-0.1, 0.1], [0.1, -0.1]]))
+    found = estimate(figure, possible=SHARE)
+    assert found.high == figure.value and found.low is not None and found.low < 1
+
+
 def test_an_interval_ends_where_the_figure_cannot_be() -> None:
     one = Linear(0.9, np.array([[-0.4, 0.3], [0.3, -0.2], [0.2, -0.2]]))
     free, share = estimate(one, 0.5), estimate(one, 0.5, SHARE)

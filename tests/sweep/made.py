@@ -63,7 +63,7 @@ def planned(write: Write, tmp_path: Path) -> Callable[..., Plan]:
     """The plan of the base study with changes."""
 
     def planned(**changes: Any) -> Plan:
-        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal") if name in changes}
+        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal", "alone") if name in changes}
         return make(read_study(write(**changes), allow_few_seeds=True), tmp_path / "runs", **flags)
 
     return planned

@@ -144,8 +144,8 @@ def test_data_may_differ_along_an_axis_of_data_alone(
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text().replace("add", "sub"))
     levels = {"data": {"a": {}, "b": {"data.train": str(other)}}, "K": {"model.ttt_steps": [1, 2]}}
-    plan = planned(axes=levels, baseline=None, seeds=[0])
-    assert plan.unequal == () and sum(job.kind == "cache" for job in plan.jobs.values()) == 2
+    plan = planned(axes=levels, baseline=None, seeds=[0], alone=8)
+    assert plan.unequal == () and [job.threads for job in plan.jobs.values() if job.kind == "cache"] == [1, 1]
     levels["data"]["b"] = {"data.seq_len": 16}
     with pytest.raises(
         ValueError, match=r"arm data=b K=1: it trains on 64 tokens, .*data.seq_len is 16.*--allow_unequal"

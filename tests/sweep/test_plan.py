@@ -104,6 +104,11 @@ def test_generations_share_what_is_the_same_to_them(planned: Callable[..., Plan]
     assert plan.jobs[cache].label == "features of 4 arms, 5 boundaries"
 
 
+def test_features_that_all_wait_for_have_the_machine(planned: Callable[..., Plan]) -> None:
+    plan = planned(seeds=[0], alone=8)
+    assert {(job.kind, job.threads) for job in plan.jobs.values()} == {("cache", 8), ("fit", 1), ("evaluate", 1)}
+
+
 def test_without_a_cache_fits_need_nothing(planned: Callable[..., Plan]) -> None:
     plan = planned(features="on_the_fly", seeds=[0], evaluate=None)
     assert {job.kind for job in plan.jobs.values()} == {"fit"} and not any(job.needs for job in plan.jobs.values())

@@ -82,10 +82,16 @@ def _length(own: Json, name: str) -> Row:
 
 
 def _outcomes(found: Json, names: list[str]) -> list[Panel]:
-    return [
-        Panel(one["title"], [_row(name, found["arms"][key].get(name)) for name in names], one["unit"], one["null"])
-        for key, one in found["titles"].items()
-    ]
+    """One panel for those that differ in their steps alone: here every arm stands for itself."""
+    together: dict[str, list[str]] = {}
+    for key, one in found["titles"].items():
+        together.setdefault(one["panel"], []).append(key)
+    out = []
+    for panel, keys in together.items():
+        arms = {arm: row for key in keys for arm, row in found["arms"][key].items()}
+        own = found["titles"][keys[0]]
+        out.append(Panel(panel, [_row(name, arms.get(name)) for name in names], own["unit"], own["null"]))
+    return out
 
 
 def _difference(compared: list[Json], growth: str, name: str) -> Row:

@@ -78,6 +78,7 @@ def dots(panels: Sequence[Panel], path: Path, same: bool = False) -> None:
         axes.set_xlabel(axis)
         axes.tick_params(labelbottom=True)
         axes.margins(x=0.12)
+        axes.locator_params(axis="x", nbins=6)
         tidy(axes)
     for spare in range(len(panels), deep * columns):
         grid[spare // columns][spare % columns].set_visible(False)
