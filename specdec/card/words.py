@@ -50,9 +50,10 @@ def outcome_statements(card: Json) -> list[str]:
         rows += mains or [row for row in found["comparisons"] if row["outcome"] == outcome]
     rows = [row for row in rows if row["verdict"] != "not tested"]
     told = [row for row in rows if row["verdict"] in ("higher", "lower")]
+    levels = next(arm["levels"] for arm in card["arms"] if arm["is_baseline"])
     out = [
-        f"{_who(row)}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
-        f"{interval(row, 3, True)} (p = {p_value(row['p_holm'])} after Holm's correction)."
+        f"{_who(row, levels)}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
+        f"{interval(row, 3, True)} ({_p(row['p_holm'])} after Holm's correction)."
         for row in told
     ]
     tested, finds = len(distinct(rows)), len(distinct(told))
@@ -62,17 +63,24 @@ def outcome_statements(card: Json) -> list[str]:
     return out
 
 
-def _who(row: Json) -> str:
-    """An arm, or an effect with those it may be taken for."""
-    others = ", ".join(row.get("aliases", ()))
-    return f"{row.get('effect') or row['arm']}{f' (or {others})' if others else ''}"
+def _who(row: Json, baseline: Mapping[str, str]) -> str:
+    """An arm, or a main effect with the level that it is against and with those it may be taken for."""
+    if "effect" not in row:
+        return str(row["arm"])
+    axis, others = row["effect"].split("=", 1)[0], ", ".join(row["aliases"])
+    return f"{row['effect']} against {axis}={baseline[axis]}{f' (or {others})' if others else ''}"
+
+
+def _p(value: float | None) -> str:
+    text = p_value(value)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def _statement(row: Json) -> str:
     head = f"{row['arm']}, {row['growth']}: "
     if row["value"] is None:
         return head + "not compared, for want of a seed and prompts that both have."
-    found, p = interval(row, sign=True), p_value(row["p_holm"])
+    found, p = interval(row, sign=True), _p(row["p_holm"])
     if row["p_holm"] is None:
         return head + f"difference {found}; one seed and one prompt say nothing of chance."
     told = {
@@ -83,7 +91,7 @@ def _statement(row: Json) -> str:
     tail = "" if row["verdict"] != "not told apart" or row["detectable"] is None else (
         f"; this study would have found a difference of {number(row['detectable'])} four times in five"
     )  # fmt: skip
-    return head + f"{told} (p = {p} after Holm's correction{tail})."
+    return head + f"{told} ({p} after Holm's correction{tail})."
 
 
 def cautions(card: Json) -> list[str]:

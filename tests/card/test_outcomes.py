@@ -157,6 +157,6 @@ def test_every_find_has_its_sentence_and_the_rest_are_counted(study: Path) -> No
     finds = [row for row in mains if row["verdict"] != "not told apart"]
     said = outcome_statements(card)
     assert len(said) == len(finds) + 1 and finds
-    assert any("norm=on: Acceptance kept, System prompt is higher, by +0." in line for line in said)
+    assert any("norm=on against norm=off: Acceptance kept, System prompt is higher, by +0." in line for line in said)
     told = f"{len(mains) - len(finds)} other differences of {len(mains)} tested are not told apart from none."
     assert said[-1] == f"Drift and robustness: {told}"

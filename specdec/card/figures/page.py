@@ -164,9 +164,9 @@ def greys(axes: Axes, values: Sequence[Sequence[float | None]], rows: Sequence[s
     """A table of numbers on greys, the darker the less; a dash for what was not measured."""
     known = [value for row in values for value in row if value is not None]
     low, high = min(known, default=0.0), max(known, default=1.0)
-    low -= 0.6 * (high - low)  # no black: the numbers stay black too
+    low = high - 1.6 * (high - low or 1.0)  # no black: the numbers stay black too; white, if all are the same
     shades = [[float("nan") if value is None else value for value in row] for row in values]
-    axes.imshow(shades, cmap="Greys_r", vmin=low, vmax=max(high, low + 1e-9), aspect="auto")
+    axes.imshow(shades, cmap="Greys_r", vmin=low, vmax=high, aspect="auto")
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             axes.text(x, y, "-" if value is None else f"{value:#.3g}".rstrip("."), ha="center", va="center", fontsize=8)
