@@ -112,6 +112,11 @@ class TokenData(pl.LightningDataModule):
         share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
         return self.loader(*share, self.companion)
 
+    def first_rows(self, count: int) -> Batch:
+        """The training rows that the first epoch draws first, shuffled, in one process."""
+        order = self.loader(self.splits.train, self.batch_size, self.seed).order.order(0)
+        return Batch(*(column[order[:count]] for column in self.splits.train))
+
     def train_dataloader(self) -> ResumableLoader:
         """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
         overfit = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]

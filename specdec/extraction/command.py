@@ -44,11 +44,14 @@ def main(argv: list[str]) -> int:
     target = _target(asked)
     asked.data.prepare(target.tokenizer)
     asked.data.check_vocabulary(target.vocab_size)
-    rows = rows_of(asked.data)
+    first = asked.options.first_rows
+    if first is not None and first >= len(asked.data.splits.train.ids_BT):
+        first = None  # that is all of them
+    rows = rows_of(asked.data, first)
     layers = boundaries(target, [asked.module.spec, *asked.options.drafters], asked.options.layers)
     directory, shard_bytes = Path(asked.options.out), int(asked.options.shard_mb * 1e6)
     with _engine(asked, target, layers, rows) as engine:
-        contract = Contract.of(target, asked.data, layers, asked.options.dtype, engine.name)
+        contract = Contract.of(target, asked.data, layers, asked.options.dtype, engine.name, first)
         plan = Plan.of(rows, contract, shard_bytes, directory)
         if planning:
             _say(plan, contract, tokens_per_second(engine, rows))

@@ -15,10 +15,10 @@ SECONDS, ROWS = 10.0, 32  # no row begins after so long, and at most so many are
 SPARE = 1.01  # keys and headers
 
 
-def rows_of(data: TokenData) -> list[PackedRow]:
-    """The rows of training, validation and test, each once."""
+def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
+    """The rows of training, validation and test, each once; or of training those drawn first, and of validation."""
     found: dict[bytes, PackedRow] = {}
-    for split in data.splits:
+    for split in data.splits if first is None else (data.first_rows(first), data.splits.validation):
         for row in packed_rows(split):
             if row.tokens:
                 found.setdefault(row.key, row)

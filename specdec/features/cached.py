@@ -47,7 +47,9 @@ class Cached(Features):
         """
         store = Store(Path(self.directory), described(data))
         source = CachedSource(store, target, layers, final_norm)
-        for rows in (data.splits.train, data.splits.validation):
+        first = store.contract.first_rows
+        train = data.splits.train if first is None else data.first_rows(first)
+        for rows in (train, data.splits.validation):
             for row in packed_rows(rows):
                 store.find(row)
         if self.verify:
@@ -93,7 +95,7 @@ class CachedSource(Source):
             )
         if contract.dtype != own:
             log.warning("%s: states of %s, rounded to %s when they were stored", where, own, contract.dtype)
-        self.layers = tuple(layers)
+        self.layers, self.first_rows = tuple(layers), contract.first_rows
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
         self._ahead: dict[Keys, Future[TargetOutput]] = {}

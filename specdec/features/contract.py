@@ -31,6 +31,7 @@ class Contract:
         tokenizer: hash of tokenizer and chat template, for messages.
         data: :func:`described`.
         engine: what ran the target.
+        first_rows: how many rows of training, those that an epoch draws first; None if all are stored.
     """
 
     layers: tuple[int, ...]
@@ -41,11 +42,20 @@ class Contract:
     tokenizer: str
     data: Mapping[str, Any]
     engine: str
+    first_rows: int | None = None
     numbering: str = NUMBERING
     final: str = FINAL
 
     @classmethod
-    def of(cls, target: Target, data: TokenData, layers: Sequence[int], dtype: str, engine: str) -> Self:
+    def of(
+        cls,
+        target: Target,
+        data: TokenData,
+        layers: Sequence[int],
+        dtype: str,
+        engine: str,
+        first_rows: int | None = None,
+    ) -> Self:
         """For features of this data that are about to be written; ``dtype`` may be ``target``.
 
         Raises:
@@ -66,6 +76,7 @@ class Contract:
             tokenizer=tokenizer_hash(target.tokenizer),
             data=described(data),
             engine=engine,
+            first_rows=first_rows,
         )
 
     @property
@@ -94,6 +105,8 @@ class Contract:
         for name, kind in kinds.items():
             if not isinstance(data[name], kind):
                 raise ValueError(f"{where}: {name} is {data[name]!r}")
+        if data["first_rows"] is not None and type(data["first_rows"]) is not int:
+            raise ValueError(f"{where}: first_rows is {data['rows']!r}")
         if any(type(b) is not int for b in data["layers"]):
             raise ValueError(f"{where}: layers is {data['layers']!r}")
         if not {"source", "fingerprint"} <= set(data["target"]):

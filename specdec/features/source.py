@@ -17,6 +17,9 @@ from specdec.target import Target, TargetOutput
 class Source(Companion):
     """Features of batches, in the target's dtype on its device; what stands in padding says nothing."""
 
+    first_rows: int | None = None
+    """How many training rows it has, those that an epoch draws first; None if all."""
+
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
         raise TypeError(f"{type(self).__name__} must say what the features are")

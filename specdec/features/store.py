@@ -68,6 +68,8 @@ class Store:
             made, now = self.contract.data, self.data
             different = [f"{name} was {words(a)}, is {words(b)}" for name, a, b in pairs(dict(made), dict(now))]
             reason = "; ".join(different) or "its files or the tokenizer have changed since"
+            if (first := self.contract.first_rows) is not None:
+                reason += f"; of training the first {first:,} rows alone"
             raise ValueError(
                 f"{self.directory}: no features of a piece of {tokens} tokens: the cache was made from other data "
                 f"({reason}); run specdec cache with the present data"

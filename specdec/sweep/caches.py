@@ -13,6 +13,7 @@ from specdec.features.index import INDEX
 from specdec.features.source import OnTheFly
 from specdec.imports import flags
 from specdec.sweep.arms import Arm
+from specdec.sweep.budget import tokens
 from specdec.sweep.contents import contents, digest, target_contents
 from specdec.sweep.job import Job
 from specdec.sweep.keys import key_of
@@ -62,13 +63,14 @@ def boundaries(arms: Sequence[Arm]) -> list[int]:
 
 
 def _job(same: str, arms: Sequence[Arm], directory: Path, threads: int) -> Written:
-    layers, first = boundaries(arms), arms[0]
-    key = key_of("cache", [same, layers])
+    layers, first, rows = boundaries(arms), arms[0], _first_rows(arms)
+    key = key_of("cache", [same, layers, rows])
     model = first.config["model"]
     config = {
         "model": {"target": model["target"], "drafter": model["drafter"]},
         "data": first.config["data"],
         "layers": layers,
+        "first_rows": rows,
     }
     states = f"{len(layers)} boundaries" if len(layers) != 1 else "1 boundary"
     job = Job(
@@ -83,6 +85,20 @@ def _job(same: str, arms: Sequence[Arm], directory: Path, threads: int) -> Writt
         memory_bytes=of_weights(first.target, first.parameters[0]),
     )
     return Written(job, config)
+
+
+def _first_rows(arms: Sequence[Arm]) -> int | None:
+    """How many rows of an epoch's beginning all the fits together draw; None where that cannot be told."""
+    most = 0
+    for arm in arms:
+        trainer, drawn = arm.config["trainer"], tokens(arm)
+        alone = (str(trainer["devices"]), trainer["num_nodes"]) == ("1", 1)
+        whole = str(trainer["limit_train_batches"]) in ("None", "1.0")
+        alike = canonical(arm.config["data"]) == canonical(arms[0].config["data"])
+        if drawn is None or not (alone and whole and alike):
+            return None
+        most = max(most, drawn // arm.data.seq_len)
+    return most
 
 
 def _rows(arm: Arm) -> Mapping[str, Any]:

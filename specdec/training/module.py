@@ -25,6 +25,7 @@ from specdec.nn.products import fast_products
 from specdec.optimizers import AdamW
 from specdec.target import Target
 from specdec.training.building import build, check_checkpoint
+from specdec.training.enough import check_rows
 from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.losses.trial import try_losses
 from specdec.training.metrics import UnrollMetrics
@@ -167,6 +168,7 @@ class DrafterModule(pl.LightningModule):
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
             self.drafter = self.build(data)
             self.open(data, self.drafter)
+            check_rows(self.trainer, data, self.source.first_rows)
             if is_sharded(self.trainer):
                 shard(self.drafter.to(self.trainer.strategy.root_device), self.device_mesh["data_parallel"])  # type: ignore[index]
 

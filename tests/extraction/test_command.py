@@ -13,6 +13,7 @@ import yaml
 
 from specdec.cli import main
 from specdec.extraction import plan as plan_module
+from specdec.extraction.asked import read
 from specdec.extraction.command import main as cache
 from specdec.extraction.engines import RowStates, TransformersEngine
 from specdec.features.index import Index
@@ -60,6 +61,41 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
     before = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
     assert main(["cache", *config, "--out", str(out)]) == 0  # nothing is left to do
     assert {path: path.stat().st_mtime_ns for path in out.glob("shard-*")} == before
+
+
+def test_a_cache_may_hold_the_rows_that_a_run_draws(
+    config: list[str], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text(text_file.read_text()[:200].upper())
+    config = [*config, "--data.val", str(held_out)]
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert main(["cache", *config, "--first_rows", str(10**6), "--out", str(whole)]) == 0
+    assert main(["cache", *config, "--first_rows", "8", "--out", str(part)]) == 0
+    all_rows, some = (Index.read(out / "index.json") for out in (whole, part))
+    assert all_rows.contract.first_rows is None and some.contract.first_rows == 8
+    drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config, text_file)
+    assert sum(entry.rows for entry in some.shards) == drawn
+    fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
+    for out in (whole, part):  # 4 steps of 2 rows
+        assert main([*fit, str(out), "--out", str(tmp_path / f"run-{out.name}")]) == 0
+    assert losses(tmp_path / "run-whole") == losses(tmp_path / "run-part")
+    capsys.readouterr()
+    epochs = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
+    for more, hint in ((["--trainer.max_steps", "5"], "--first_rows 10"), (epochs, "--first_rows ")):
+        assert main([*fit, str(part), *more, "--out", str(tmp_path / "more")]) == 2
+        said = capsys.readouterr().err
+        assert "has the first 8 training rows alone, fewer than this run draws" in said and hint in said
+    assert main([*fit, str(part), "--data.seed", "1", "--out", str(tmp_path / "seed")]) == 2
+    said = capsys.readouterr().err
+    assert "seed was 0, is 1; of training the first 8 rows alone" in said
+
+
+def trained_rows(config: list[str], text_file: Path) -> int:
+    """Rows of training that a config's data has."""
+    found = read([*config, "--out", "nowhere"], "specdec cache", "")
+    found.data.prepare(found.module.target.tokenizer)
+    return len(found.data.splits.train.ids_BT)
 
 
 def test_a_study_stores_what_all_its_designs_tap(config: list[str], tmp_path: Path) -> None:

@@ -109,6 +109,20 @@ def test_features_that_all_wait_for_have_the_machine(planned: Callable[..., Plan
     assert {(job.kind, job.threads) for job in plan.jobs.values()} == {("cache", 8), ("fit", 1), ("evaluate", 1)}
 
 
+def test_no_more_features_are_stored_than_fits_draw(planned: Callable[..., Plan]) -> None:
+    def stored(**changes: Any) -> Any:
+        plan = planned(**changes, baseline=None, seeds=[0], evaluate=None)
+        (one,) = (each for each in plan.written.values() if each.job.kind == "cache")
+        return one.config["first_rows"]
+
+    axes = {"K": {"model.ttt_steps": [1, 2]}}
+    assert stored(axes=axes) == 2 * 2  # steps times rows of a batch
+    assert stored(axes=axes, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
+    assert stored(axes={"steps": {"trainer.max_steps": [1, 3]}}, allow_unequal=True) == 3 * 2
+    for key, value in {"trainer.limit_train_batches": 3, "trainer.devices": 2}.items():
+        assert stored(axes=axes, set={key: value}) is None
+
+
 def test_without_a_cache_fits_need_nothing(planned: Callable[..., Plan]) -> None:
     plan = planned(features="on_the_fly", seeds=[0], evaluate=None)
     assert {job.kind for job in plan.jobs.values()} == {"fit"} and not any(job.needs for job in plan.jobs.values())
