@@ -231,7 +231,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
     def keep(figure: Figure, path: Path) -> None:
         kept[path.name] = figure
 
-    for name in ("page", "positions", "series"):
+    for name in ("page", "positions", "series", "columns"):
         monkeypatch.setattr(f"specdec.card.figures.{name}.save", keep)
     return kept
 
@@ -242,7 +242,8 @@ def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[s
     own = arms_of(axes)[:arms]
     directory = make_study(tmp_path, axes, arms=own, seeds=[0, 1], prompts=5, growths=GROWTHS[1:])
     draw(results(read(directory), 0.1), tmp_path)
-    assert len(drawn) == 8
+    assert ("drift_columns.png" in drawn) == (arms > page.MOST_TOGETHER)
+    assert len(drawn) == 8 + (arms > page.MOST_TOGETHER)
     for name, figure in drawn.items():
         boxes = [(text, box) for text, box in _texts(figure) if text.strip()]
         assert boxes, name

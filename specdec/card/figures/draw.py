@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specdec.card.figures.columns import columns, drift_columns
 from specdec.card.figures.page import Panel, Row, dots
 from specdec.card.figures.positions import positions
 from specdec.card.figures.series import drift, kept, losses
@@ -61,6 +62,10 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
         add("outcomes.png", "outcomes", "Drift and robustness of each arm, with 95 % intervals over seeds and prompts; "
             "dashed: no drift, or nothing lost.", lambda path: dots(panels, path))  # fmt: skip
     if card["drift"]:
+        if by_axis := columns(card):
+            add("drift_columns.png", "drift", "By draft step, mean over chains of all prompts and seeds, with 95 % "
+                "intervals: what tells of drift; the tables have the rest.",
+                lambda path: drift_columns(card["drift"], depths, by_axis, path))  # fmt: skip
         add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
     if card["robustness"]:

@@ -44,7 +44,7 @@ def drift(series: Json, depths: dict[str, int | None], order: list[str], path: P
     for axes, one in zip(grid, series.values(), strict=False):
         for number, name in enumerate(arms):
             known = [(k, each) for k, each in enumerate(one["arms"].get(name, []), start=1) if each is not None]
-            beyond |= _curve(axes, known, 0.06 * (number - (len(arms) - 1) / 2), looks[name], depths.get(name))
+            beyond |= curve(axes, known, 0.06 * (number - (len(arms) - 1) / 2), looks[name], depths.get(name))
         axes.set_title(label(one["title"], 44, 2), fontsize=9)
         axes.set_ylabel(label(one["unit"], 32, 2), fontsize=9)
         axes.set_xlabel("draft step", fontsize=9)
@@ -54,8 +54,8 @@ def drift(series: Json, depths: dict[str, int | None], order: list[str], path: P
     return save(figure, path)
 
 
-def _curve(axes: Axes, known: list[tuple[int, Json]], shift: float, look: Json, depth: int | None) -> bool:
-    """Whether any of it is beyond the trained depth."""
+def curve(axes: Axes, known: list[tuple[int, Json]], shift: float, look: Json, depth: int | None) -> bool:
+    """Draw a line with its intervals; whether any of it is beyond the trained depth."""
     axes.plot([k + shift for k, _ in known], [each["value"] for _, each in known], **{**look, "marker": ""})
     beyond = False
     for k, each in known:
