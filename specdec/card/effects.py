@@ -80,8 +80,11 @@ def _full(terms: Levels, varied: Mapping[str, Sequence[str]], present: set[Level
 
 def _fraction(varied: Mapping[str, Sequence[str]], present: set[Levels]) -> list[Effect]:
     signs: dict[Levels, dict[Levels, int]] = {}
-    for size in range(1, len(varied) + 1):
-        for chosen in itertools.combinations(varied, size):
+    moving = [axis for axis in varied if len({dict(arm)[axis] for arm in present}) > 1]
+    if not moving:
+        return []
+    for size in range(1, len(moving) + 1):
+        for chosen in itertools.combinations(moving, size):
             terms = tuple((axis, varied[axis][1]) for axis in chosen)
             signs[terms] = {arm: _sign(arm, terms) for arm in present}
     if not _regular([column for terms, column in signs.items() if len(terms) <= 2]):

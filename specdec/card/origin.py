@@ -37,8 +37,8 @@ def origin(card: Json, where: str) -> list[Block]:
     if first:
         line = shlex.join(["specdec", "reproduce", where, "--arm", first[0], "--seed", first[1]])
         out += [Text("An arm is trained again, and its losses compared bit by bit, by"), Command(line),
-                Text("It reads the study's cached features and prompts: where they are gone, the study's command makes "
-                     "them again.")]  # fmt: skip
+                Text("It reads the features and prompts in the study's folder: in another checkout the study's command "
+                     "has to be run first.")]  # fmt: skip
     return out
 
 

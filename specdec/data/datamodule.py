@@ -113,8 +113,9 @@ class TokenData(pl.LightningDataModule):
         return self.loader(*share, self.companion)
 
     def first_rows(self, count: int) -> Batch:
-        """The training rows that the first epoch draws first, shuffled, in one process."""
-        order = self.loader(self.splits.train, self.batch_size, self.seed).order.order(0)
+        """The training rows that the first epoch draws first, shuffled, of all processes together."""
+        together = self.batch_size * (1 if self.trainer is None else self.trainer.world_size)
+        order = self.loader(self.splits.train, together, self.seed).order.order(0)
         return Batch(*(column[order[:count]] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:

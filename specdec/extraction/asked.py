@@ -46,7 +46,7 @@ def read(argv: list[str], prog: str, description: str) -> Asked:
     parser.add_argument("--out", type=str, required=True, help="the cache's directory; one that is not finished goes on")  # fmt: skip # noqa: E501
     parser.add_argument("--layers", type=list[int], default=[], help="boundaries to store beside the drafter's: [2, 6]")
     parser.add_argument("--drafters", type=list[DrafterSpec], default=[], help="further designs whose boundaries are stored, as a list of presets")  # fmt: skip # noqa: E501
-    parser.add_argument("--first_rows", type=int | None, default=None, help="store the training rows that an epoch draws first, so many, and the validation rows; by default all rows")  # fmt: skip # noqa: E501
+    parser.add_argument("--first_rows", type=int | None, default=None, help="store the training rows that an epoch draws first, so many, beside those of validation and test; by default all")  # fmt: skip # noqa: E501
     parser.add_argument("--dtype", type=str, default="target", help="of what is stored: target, float32, bfloat16 or float16")  # fmt: skip # noqa: E501
     parser.add_argument("--shard_mb", type=float, default=512.0, help="size of a shard, 10^6 bytes")
     parser.add_argument("--device", type=str, default="auto", help="where transformers runs the target; auto takes a GPU if there is one")  # fmt: skip # noqa: E501

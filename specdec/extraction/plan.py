@@ -16,9 +16,10 @@ SPARE = 1.01  # keys and headers
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
-    """The rows of training, validation and test, each once; or of training those drawn first, and of validation."""
+    """The rows of training, or of it those drawn first, of validation and test, each once."""
     found: dict[bytes, PackedRow] = {}
-    for split in data.splits if first is None else (data.first_rows(first), data.splits.validation):
+    train = data.splits.train if first is None else data.first_rows(first)
+    for split in (train, data.splits.validation, data.splits.test):
         for row in packed_rows(split):
             if row.tokens:
                 found.setdefault(row.key, row)

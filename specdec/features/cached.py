@@ -102,8 +102,13 @@ class CachedSource(Source):
         self._lock = threading.Lock()
 
     def announce(self, batch: Batch) -> None:
-        """Read it in the thread; at most the present batch and the next are kept."""
+        """Read it in the thread; at most the present batch and the next are kept.
+
+        Behind a run's last batch comes one that nobody asks for, which a cache of the first rows need not have.
+        """
         rows = packed_rows(batch)
+        if self.first_rows is not None and not all(map(self.store.holds, rows)):
+            return
         with self._lock:
             while len(self._ahead) > 1:
                 del self._ahead[next(iter(self._ahead))]
@@ -114,7 +119,8 @@ class CachedSource(Source):
         rows = packed_rows(batch)
         if _keys(rows) not in self._ahead:
             self.announce(batch)
-        self._ahead[_keys(rows)].result()
+        if (ahead := self._ahead.get(_keys(rows))) is not None:
+            ahead.result()
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """The stored states of every row."""

@@ -105,8 +105,9 @@ class Contract:
         for name, kind in kinds.items():
             if not isinstance(data[name], kind):
                 raise ValueError(f"{where}: {name} is {data[name]!r}")
-        if data["first_rows"] is not None and type(data["first_rows"]) is not int:
-            raise ValueError(f"{where}: first_rows is {data['rows']!r}")
+        first = data["first_rows"]
+        if first is not None and (type(first) is not int or first < 1):
+            raise ValueError(f"{where}: first_rows is {first!r}")
         if any(type(b) is not int for b in data["layers"]):
             raise ValueError(f"{where}: layers is {data['layers']!r}")
         if not {"source", "fingerprint"} <= set(data["target"]):

@@ -10,7 +10,7 @@ from specdec.features.contract import Contract
 from specdec.features.shard import Entry
 from specdec.files import read_json, write_json
 
-FORMAT = "specdec-features-1"
+FORMAT = "specdec-features-2"
 INDEX, JOURNAL = "index.json", "building.json"
 
 
@@ -34,7 +34,9 @@ class Index(NamedTuple):
         """
         said = read_json(path)
         if not isinstance(said, dict) or said.pop("format", None) != FORMAT:
-            raise ValueError(f"{path}: not a feature cache of this version (its format is not {FORMAT!r})")
+            raise ValueError(
+                f"{path}: not a feature cache of this version (its format is not {FORMAT!r}): run specdec cache again"
+            )
         if said.pop("sha256", None) != _digest(said) or set(said) != {"contract", "shards"}:
             raise ValueError(f"{path}: it was changed or damaged (its own hash differs): run specdec cache again")
         contract = Contract.from_json(said["contract"], str(path))

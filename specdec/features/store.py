@@ -52,6 +52,10 @@ class Store:
             for key, (start, tokens) in zip(contents.keys.numpy(), contents.spans.tolist(), strict=True):
                 self._found.setdefault(bytes(key), Span(number, start, tokens))
 
+    def holds(self, row: PackedRow) -> bool:
+        """Whether :meth:`find` finds it."""
+        return row.key in self._found or all(key in self._found for key in row.piece_keys)
+
     def find(self, row: PackedRow) -> list[Span]:
         """Where a row stands: as a whole, as it was packed when the cache was made, or piece by piece.
 

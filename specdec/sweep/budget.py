@@ -46,6 +46,8 @@ def tokens(arm: Arm) -> int | None:
     plain = trainer["max_steps"] > 0 and trainer["max_epochs"] in (None, -1)
     if not plain or not devices.isdecimal() or trainer["fast_dev_run"] or trainer["overfit_batches"]:
         return None
+    if "GradientAccumulationScheduler" in _callbacks(arm):
+        return None
     rows = arm.data.batch_size * trainer["accumulate_grad_batches"] * int(devices) * trainer["num_nodes"]
     return trainer["max_steps"] * rows * arm.data.seq_len
 
@@ -54,11 +56,14 @@ def _may_end_early(arm: Arm) -> str | None:
     trainer = arm.config["trainer"]
     if trainer["max_time"] is not None:
         return "trainer.max_time"
-    found = trainer["callbacks"] or []
-    for each in found if isinstance(found, list) else [found]:
-        if is_part(each) and each["class_path"].rpartition(".")[2] == "EarlyStopping":
-            return "EarlyStopping, of trainer.callbacks,"
-    return None
+    return "EarlyStopping, of trainer.callbacks," if "EarlyStopping" in _callbacks(arm) else None
+
+
+def _callbacks(arm: Arm) -> list[str]:
+    """Names of their classes."""
+    found = arm.config["trainer"]["callbacks"] or []
+    each = found if isinstance(found, list) else [found]
+    return [one["class_path"].rpartition(".")[2] for one in each if is_part(one)]
 
 
 def _unequal(baseline: Arm, arm: Arm) -> list[str]:

@@ -64,7 +64,7 @@ def boundaries(arms: Sequence[Arm]) -> list[int]:
 
 def _job(same: str, arms: Sequence[Arm], directory: Path, threads: int) -> Written:
     layers, first, rows = boundaries(arms), arms[0], _first_rows(arms)
-    key = key_of("cache", [same, layers, rows])
+    key = key_of("cache", [same, layers, rows and [rows, first.data.batch_size]])  # the order of buckets has both
     model = first.config["model"]
     config = {
         "model": {"target": model["target"], "drafter": model["drafter"]},

@@ -3,6 +3,7 @@
 import math
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from specdec.data import TokenData
 
@@ -18,16 +19,26 @@ def check_rows(trainer: pl.Trainer, data: TokenData, first_rows: int | None) -> 
     """
     if first_rows is None or trainer.state.fn != "fit":
         return
-    batch = data.batch_size * trainer.world_size
-    epoch = math.ceil(len(data.splits.train.ids_BT) / batch)
-    steps = trainer.max_steps * trainer.accumulate_grad_batches if trainer.max_steps > 0 else math.inf
-    limit = trainer.limit_train_batches
-    share = min(epoch, limit) if isinstance(limit, int) else int(epoch * limit)
-    batches = min(steps, math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs * share)
-    if batches <= share and batches * batch <= first_rows:
-        return
-    wanted = f"--first_rows {int(batches) * batch}" if batches <= share else "no --first_rows, as it runs for epochs"
-    raise ValueError(
-        f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: run "
-        f"specdec cache with {wanted}, into another directory"
-    )
+    rows = drawn_rows(trainer, data)
+    if rows is None or rows > first_rows:
+        wanted = f"--first_rows {rows}" if rows is not None else "no --first_rows"
+        raise ValueError(
+            f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: run "
+            f"specdec cache with {wanted}, into another directory"
+        )
+
+
+def drawn_rows(trainer: pl.Trainer, data: TokenData) -> int | None:
+    """How many of the rows that the first epoch draws first; None if others too, or if that cannot be told."""
+    scheduled = any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks)  # type: ignore[attr-defined]
+    if trainer.overfit_batches > 0 or scheduled:  # type: ignore[attr-defined]  # in order, not shuffled
+        return None
+    count, batch = len(data.splits.train.ids_BT), data.batch_size * trainer.world_size
+    limit, whole = trainer.limit_train_batches, math.ceil(count / batch)
+    epoch = min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    epoch_steps = math.ceil(epoch / trainer.accumulate_grad_batches)
+    steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
+    if steps > epoch_steps and trainer.max_epochs != 1:
+        return None
+    batches = epoch if steps >= epoch_steps else int(steps) * trainer.accumulate_grad_batches
+    return min(count, batches * batch)

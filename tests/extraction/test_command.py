@@ -18,6 +18,7 @@ from specdec.extraction.command import main as cache
 from specdec.extraction.engines import RowStates, TransformersEngine
 from specdec.features.index import Index
 from specdec.features.pieces import PackedRow
+from specdec.features.store import Store
 from tests.features.test_faults import same
 
 
@@ -64,8 +65,9 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
 
 
 def test_a_cache_may_hold_the_rows_that_a_run_draws(
-    config: list[str], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config: list[str], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     held_out = tmp_path / "held_out.txt"
     held_out.write_text(text_file.read_text()[:200].upper())
     config = [*config, "--data.val", str(held_out)]
@@ -77,8 +79,11 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config, text_file)
     assert sum(entry.rows for entry in some.shards) == drawn
     fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
+    sought: list[Store] = []  # for a row that is not there, as the one after the last step
+    monkeypatch.setattr(Store, "verify", sought.append)
     for out in (whole, part):  # 4 steps of 2 rows
         assert main([*fit, str(out), "--out", str(tmp_path / f"run-{out.name}")]) == 0
+    assert not sought
     assert losses(tmp_path / "run-whole") == losses(tmp_path / "run-part")
     capsys.readouterr()
     epochs = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]

@@ -153,6 +153,13 @@ def test_what_does_not_fit_is_refused(
     assert "\n" not in str(caught.value) and str(cache) in str(caught.value)
 
 
+@pytest.mark.parametrize("first_rows", [0, "8", True, 2.0])
+def test_a_number_of_rows_is_a_number(first_rows: Any, whole: Path) -> None:
+    contract = Index.read(whole / "index.json").contract
+    with pytest.raises(ValueError, match=f"here: first_rows is {first_rows!r}"):
+        type(contract).from_json({**contract.to_json(), "first_rows": first_rows}, "here")
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [({"dtype": "bfloat16"}, "shard-00000.*aux_PNH is torch.float32"), ({"hidden_size": 16}, "shard-00000.*aux_PNH")],

@@ -110,15 +110,22 @@ def test_features_that_all_wait_for_have_the_machine(planned: Callable[..., Plan
 
 
 def test_no_more_features_are_stored_than_fits_draw(planned: Callable[..., Plan]) -> None:
+    keys: list[str] = []
+
     def stored(**changes: Any) -> Any:
         plan = planned(**changes, baseline=None, seeds=[0], evaluate=None)
         (one,) = (each for each in plan.written.values() if each.job.kind == "cache")
+        keys.append(one.job.key)
         return one.config["first_rows"]
 
     axes = {"K": {"model.ttt_steps": [1, 2]}}
     assert stored(axes=axes) == 2 * 2  # steps times rows of a batch
     assert stored(axes=axes, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
     assert stored(axes={"steps": {"trainer.max_steps": [1, 3]}}, allow_unequal=True) == 3 * 2
+    assert stored(axes=axes, set={"trainer.max_steps": 1, "data.batch_size": 4}) == 4  # other rows, if in buckets
+    assert len(set(keys)) == 4
+    scheduler = {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": {1: 4}}}
+    assert stored(axes=axes, set={"trainer.callbacks": [scheduler]}) is None
     for key, value in {"trainer.limit_train_batches": 3, "trainer.devices": 2}.items():
         assert stored(axes=axes, set={key: value}) is None
 
