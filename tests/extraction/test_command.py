@@ -80,7 +80,7 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert sum(entry.rows for entry in some.shards) == drawn
     fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
     sought: list[Store] = []  # for a row that is not there, as the one after the last step
-    monkeypatch.setattr(Store, "verify", sought.append)
+    monkeypatch.setattr(Store, "verify", lambda store: sought.append(store))
     for out in (whole, part):  # 4 steps of 2 rows
         assert main([*fit, str(out), "--out", str(tmp_path / f"run-{out.name}")]) == 0
     assert not sought
