@@ -61,11 +61,12 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
         panels = _outcomes(card["outcomes"], names)
         add("outcomes.png", "outcomes", "Drift and robustness of each arm, with 95 % intervals over seeds and prompts; "
             "dashed: no drift, or nothing lost.", lambda path: dots(panels, path))  # fmt: skip
-    if card["drift"]:
-        if by_axis := columns(card):
-            add("drift_columns.png", "drift", "By draft step, mean over chains of all prompts and seeds, with 95 % "
-                "intervals: what tells of drift; the tables have the rest.",
-                lambda path: drift_columns(card["drift"], depths, by_axis, path))  # fmt: skip
+    by_axis = columns(card) if card["drift"] else {}
+    if by_axis:
+        add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds, with 95 % intervals: what "
+            "tells of drift; the tables have the rest.",
+            lambda path: drift_columns(card["drift"], depths, by_axis, path))  # fmt: skip
+    elif card["drift"]:
         add("drift.png", "drift", "By draft step, mean over chains of all prompts and seeds.",
             lambda path: drift(card["drift"], depths, names, path))  # fmt: skip
     if card["robustness"]:
