@@ -1,6 +1,8 @@
 """Shared test settings."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from specdec.target import Target
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start: threads of several processes on a few cores only wait
+if threading.current_thread() is threading.main_thread():  # a shell's background job ignores Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))

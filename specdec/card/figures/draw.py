@@ -41,7 +41,7 @@ def draw(card: Json, folder: Path) -> list[Drawn]:
     if compared := [row for row in card["comparisons"] if row["value"] is not None]:
         others = [name for name in names if name != base]
         axis = "difference from the baseline\n(tokens per target pass)"
-        rows = [Panel(growth, [_difference(compared, growth, name) for name in others], axis, at=0.0)
+        rows = [Panel(growth, [_difference(compared, growth, name, names.index(name)) for name in others], axis, at=0.0)
                 for growth in growths if any(row["growth"] == growth for row in compared)]  # fmt: skip
         add("differences.png", "comparisons", "Acceptance length less the baseline's, of the same seeds and prompts, "
             "with 95 % intervals. Filled: told apart from no difference after Holm's correction.",
@@ -100,11 +100,11 @@ def _outcomes(found: Json, names: list[str]) -> list[Panel]:
     return out
 
 
-def _difference(compared: list[Json], growth: str, name: str) -> Row:
+def _difference(compared: list[Json], growth: str, name: str, look: int) -> Row:
     row = next((row for row in compared if row["growth"] == growth and row["arm"] == name), None)
     if row is None:
         return Row(name, None, None, None, note="not compared")
-    return Row(name, row["value"], row["low"], row["high"], filled=row["verdict"] in ("higher", "lower"))
+    return Row(name, row["value"], row["low"], row["high"], filled=row["verdict"] in ("higher", "lower"), look=look)
 
 
 def _speedup(own: Json, name: str) -> Row:

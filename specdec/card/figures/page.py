@@ -30,6 +30,8 @@ class Row(NamedTuple):
     single: tuple[float, ...] = ()
     """Each seed's own, drawn small."""
     note: str = ""
+    look: int | None = None
+    """Number of its colour and marker, if not that of its line: an arm looks alike in all figures."""
 
 
 class Panel(NamedTuple):
@@ -89,7 +91,7 @@ def dots(panels: Sequence[Panel], path: Path, same: bool = False) -> None:
 
 
 def _dot(axes: Axes, place: int, row: Row) -> None:
-    look = style(place)
+    look = style(place if row.look is None else row.look)
     if row.value is None:
         axes.annotate(
             row.note or "not measured", (0.5, place), xycoords=("axes fraction", "data"), ha="center", va="center"
