@@ -112,8 +112,10 @@ class TokenData(pl.LightningDataModule):
         share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
         return self.loader(*share, self.companion)
 
-    def first_rows(self, count: int) -> Batch:
-        """The training rows that the first epoch draws first, shuffled, of all processes together."""
+    def first_rows(self, count: int | None) -> Batch:
+        """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
+        if count is None:
+            return self.splits.train
         together = self.batch_size * (1 if self.trainer is None else self.trainer.world_size)
         order = self.loader(self.splits.train, together, self.seed).order.order(0)
         return Batch(*(column[order[:count]] for column in self.splits.train))

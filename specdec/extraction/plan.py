@@ -18,8 +18,7 @@ SPARE = 1.01  # keys and headers
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
     """The rows of training, or of it those drawn first, of validation and test, each once."""
     found: dict[bytes, PackedRow] = {}
-    train = data.splits.train if first is None else data.first_rows(first)
-    for split in (train, data.splits.validation, data.splits.test):
+    for split in (data.first_rows(first), data.splits.validation, data.splits.test):
         for row in packed_rows(split):
             if row.tokens:
                 found.setdefault(row.key, row)

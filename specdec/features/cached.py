@@ -47,9 +47,7 @@ class Cached(Features):
         """
         store = Store(Path(self.directory), described(data))
         source = CachedSource(store, target, layers, final_norm)
-        first = store.contract.first_rows
-        train = data.splits.train if first is None else data.first_rows(first)
-        for rows in (train, data.splits.validation):
+        for rows in (data.first_rows(store.contract.first_rows), data.splits.validation):
             for row in packed_rows(rows):
                 store.find(row)
         if self.verify:

@@ -76,7 +76,7 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert main(["cache", *config, "--first_rows", "8", "--out", str(part)]) == 0
     all_rows, some = (Index.read(out / "index.json") for out in (whole, part))
     assert all_rows.contract.first_rows is None and some.contract.first_rows == 8
-    drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config, text_file)
+    drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config)
     assert sum(entry.rows for entry in some.shards) == drawn
     fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
     sought: list[Store] = []  # for a row that is not there, as the one after the last step
@@ -96,7 +96,7 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
     assert "seed was 0, is 1; of training the first 8 rows alone" in said
 
 
-def trained_rows(config: list[str], text_file: Path) -> int:
+def trained_rows(config: list[str]) -> int:
     """Rows of training that a config's data has."""
     found = read([*config, "--out", "nowhere"], "specdec cache", "")
     found.data.prepare(found.module.target.tokenizer)
