@@ -16,26 +16,34 @@ _STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 def held_out_prompts(
     count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[dict[str, Any]]:
-    """Cut prompts from held-out files, each from the start of a file or of a top-level function or class.
+    """:func:`cut_prompts` from the files that the target of this seed was not trained on."""
+    return cut_prompts(corpus(seed).held_out, count, prompt_tokens, seed, tokenizer)
+
+
+def cut_prompts(
+    sources: list[Source], count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
+) -> list[dict[str, Any]]:
+    """Cut prompts from files, each from the start of a file or of a top-level function or class.
 
     They do not overlap and are spread over the files: a file gives its second prompt after every other gave one.
 
     Args:
+        sources: the files.
         count: how many.
         prompt_tokens: length of each in tokens, the ``<s>`` that encoding adds included.
-        seed: that of the target's :class:`EmbeddedConfig`: another seed holds out other files.
+        seed: of the order. That of the target's :class:`EmbeddedConfig` holds files out, another other files.
         tokenizer: the target's.
 
     Returns:
         One ``{"prompt_id": "path:line", "prompt": text, "category": path}`` each.
 
     Raises:
-        ValueError: the held-out files do not hold that many prompts of this length, or a number is below its least.
+        ValueError: the files do not hold that many prompts of this length, or a number is below its least.
     """
     if count < 1 or prompt_tokens < 2:
         raise ValueError(f"count is {count}, prompt_tokens is {prompt_tokens}: they must be at least 1 and 2")
     chance = random.Random(seed)
-    files = [_prompts(source, prompt_tokens, tokenizer) for source in corpus(seed).held_out]
+    files = [_prompts(source, prompt_tokens, tokenizer) for source in sources]
     for prompts in files:
         chance.shuffle(prompts)
     chance.shuffle(files)
@@ -47,7 +55,7 @@ def held_out_prompts(
             waiting.append(prompts_left)
     if len(chosen) < count:
         raise ValueError(
-            f"count is {count}: the held-out files hold {len(chosen)} prompts of {prompt_tokens} tokens; "
+            f"count is {count}: the files hold {len(chosen)} prompts of {prompt_tokens} tokens; "
             "ask for fewer or shorter ones"
         )
     return chosen
