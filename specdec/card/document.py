@@ -7,7 +7,16 @@ from typing import Any
 from specdec.card.blocks import Block, Bullets, Grid, Heading, Picture, Text
 from specdec.card.figures.draw import Drawn
 from specdec.card.origin import origin
-from specdec.card.words import cautions, interval, number, outcome_statements, p_value, statements
+from specdec.card.words import (
+    base_levels,
+    cautions,
+    effect,
+    interval,
+    number,
+    outcome_statements,
+    p_value,
+    statements,
+)  # fmt: skip
 
 Json = dict[str, Any]
 
@@ -112,18 +121,18 @@ def _effects(card: Json) -> Iterator[Block]:
     if not card["effects"]:
         return
     yield Heading(2, "Effects and interactions")
-    rows = []
+    rows, levels = [], base_levels(card)
     for row in card["effects"]:
         kind = "main effect" if row["kind"] == "main" else "interaction"
         p_values = [p_value(row[name]) for name in ("p_value", "p_holm", "p_bh")]
         aliases = ", ".join(row["aliases"]) or "-"
-        rows.append([row["growth"], row["effect"], kind, aliases, interval(row, sign=True), *p_values, row["verdict"],
-                     *_counts(row)])  # fmt: skip
+        rows.append([row["growth"], effect(row, levels), kind, aliases, interval(row, sign=True), *p_values,
+                     row["verdict"], *_counts(row)])  # fmt: skip
     heads = ["Growth", "Effect", "Kind", "Not told apart from", "Tokens per pass", "p", "p (Holm)", "p (BH)", "Verdict",
              "Seeds", "Prompts"]  # fmt: skip
     yield Grid(heads, rows, left=4)
     yield Text(
-        "A main effect is a level less its axis' first level, averaged over the other axes; an interaction is the "
+        "A main effect is a level less the baseline's of its axis, averaged over the other axes; an interaction is the "
         "difference of two such differences: what two levels together do beyond the sum of what each does. In a "
         "fraction of a grid an effect stands for the sum of itself and those that it is not told apart from."
     )
@@ -169,9 +178,10 @@ def _outcomes(card: Json) -> Iterator[Block]:
     if not found["effects"]:
         return
     yield Heading(3, "Effects on them")
-    rows = [[found["titles"][row["outcome"]]["title"], row["effect"], row["kind"], ", ".join(row["aliases"]) or "-",
-             interval(row, 3, True), p_value(row["p_value"]), p_value(row["p_holm"]), row["verdict"], *_counts(row)]
-            for row in found["effects"]]  # fmt: skip
+    levels = base_levels(card)
+    rows = [[found["titles"][row["outcome"]]["title"], effect(row, levels), row["kind"],
+             ", ".join(row["aliases"]) or "-", interval(row, 3, True), p_value(row["p_value"]), p_value(row["p_holm"]),
+             row["verdict"], *_counts(row)] for row in found["effects"]]  # fmt: skip
     heads = ["Outcome", "Effect", "Kind", "Not told apart from", "Difference", "p", "p (Holm)", "Verdict", "Seeds",
              "Prompts"]  # fmt: skip
     yield Grid(heads, rows, left=4)

@@ -1,6 +1,6 @@
 """Main effects and interactions of a study's axes, as far as its arms can tell them apart.
 
-The effect of a level is its figure less that of the axis' first level (the baseline's), averaged over the other axes.
+The effect of a level is its figure less that of the axis' level in the baseline, averaged over the other axes.
 An interaction of two levels is a difference of differences: what both together do beyond the sum of what each does.
 """
 

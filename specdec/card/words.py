@@ -39,18 +39,18 @@ def statements(card: Json) -> list[str]:
 def outcome_statements(card: Json) -> list[str]:
     """One sentence for every difference in drift or robustness that is told apart, and how many are not.
 
-    Of a design with several axes the axes' main effects, of another the comparisons with the baseline.
+    Of a design with several axes their effects and interactions, of another the comparisons with the baseline.
     """
     found = card["outcomes"]
     if not found:
         return []
     rows = []
     for outcome in found["titles"]:
-        mains = [row for row in found["effects"] if row["outcome"] == outcome and row["kind"] == "main"]
-        rows += mains or [row for row in found["comparisons"] if row["outcome"] == outcome]
+        effects = [row for row in found["effects"] if row["outcome"] == outcome]
+        rows += effects or [row for row in found["comparisons"] if row["outcome"] == outcome]
     rows = [row for row in rows if row["verdict"] != "not tested"]
     told = [row for row in rows if row["verdict"] in ("higher", "lower")]
-    levels = next(arm["levels"] for arm in card["arms"] if arm["is_baseline"])
+    levels = base_levels(card)
     out = [
         f"{_who(row, levels)}: {found['titles'][row['outcome']]['title']} is {row['verdict']}, by "
         f"{interval(row, 3, True)} ({_p(row['p_holm'])} after Holm's correction)."
@@ -64,11 +64,25 @@ def outcome_statements(card: Json) -> list[str]:
 
 
 def _who(row: Json, baseline: Mapping[str, str]) -> str:
-    """An arm, or a main effect with the level that it is against and with those it may be taken for."""
+    """An arm, or an effect with those it may be taken for."""
     if "effect" not in row:
         return str(row["arm"])
-    axis, others = row["effect"].split("=", 1)[0], ", ".join(row["aliases"])
-    return f"{row['effect']} against {axis}={baseline[axis]}{f' (or {others})' if others else ''}"
+    kind = "" if row["kind"] == "main" else ", interaction"
+    others = ", ".join(row["aliases"])
+    return f"{effect(row, baseline)}{kind}{f' (or {others})' if others else ''}"
+
+
+def effect(row: Json, baseline: Mapping[str, str]) -> str:
+    """An interaction, or a main effect with the level that it is against."""
+    if row["kind"] != "main":
+        return str(row["effect"])
+    axis = row["effect"].split("=", 1)[0]
+    return f"{row['effect']} against {axis}={baseline[axis]}"
+
+
+def base_levels(card: Json) -> Mapping[str, str]:
+    """The baseline's level of every axis."""
+    return next(arm["levels"] for arm in card["arms"] if arm["is_baseline"])
 
 
 def _p(value: float | None) -> str:

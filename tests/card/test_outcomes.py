@@ -153,10 +153,13 @@ def test_without_measures_there_is_nothing(tmp_path: Path) -> None:
 
 def test_every_find_has_its_sentence_and_the_rest_are_counted(study: Path) -> None:
     card = results(read(study), 0.1)
-    mains = [row for row in card["outcomes"]["effects"] if row["kind"] == "main"]
-    finds = [row for row in mains if row["verdict"] != "not told apart"]
+    effects = card["outcomes"]["effects"]
+    row = next(row for row in effects if row["kind"] == "interaction" and row["verdict"] == "not told apart")
+    row["verdict"] = "lower"  # a find of the other kind
+    finds = [row for row in effects if row["verdict"] != "not told apart"]
     said = outcome_statements(card)
+    assert sum("norm=on x K=4, interaction: " in line for line in said) == 1
     assert len(said) == len(finds) + 1 and finds
     assert any("norm=on against norm=off: Acceptance kept, System prompt is higher, by +0." in line for line in said)
-    told = f"{len(mains) - len(finds)} other differences of {len(mains)} tested are not told apart from none."
+    told = f"{len(effects) - len(finds)} other differences of {len(effects)} tested are not told apart from none."
     assert said[-1] == f"Drift and robustness: {told}"
