@@ -75,7 +75,6 @@ class Steps(pl.Callback):
         self._begun: float | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        assert isinstance(pl_module, DrafterModule)
         source = pl_module.source
         self.timed = trainer.train_dataloader.companion = Timed(source, source.store if self.cold else None)
 

@@ -16,7 +16,7 @@ from specdec.card.words import (
     outcome_statements,
     p_value,
     statements,
-)  # fmt: skip
+)
 
 Json = dict[str, Any]
 

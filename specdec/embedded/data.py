@@ -16,7 +16,17 @@ _STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 def held_out_prompts(
     count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[dict[str, Any]]:
-    """:func:`cut_prompts` from the files that the target of this seed was not trained on."""
+    """:func:`cut_prompts` from held-out files.
+
+    Args:
+        count: how many.
+        prompt_tokens: length of each in tokens.
+        seed: that of the target's :class:`EmbeddedConfig`: another seed holds out other files.
+        tokenizer: the target's.
+
+    Raises:
+        ValueError: as there.
+    """
     return cut_prompts(corpus(seed).held_out, count, prompt_tokens, seed, tokenizer)
 
 
@@ -31,7 +41,7 @@ def cut_prompts(
         sources: the files.
         count: how many.
         prompt_tokens: length of each in tokens, the ``<s>`` that encoding adds included.
-        seed: of the order. That of the target's :class:`EmbeddedConfig` holds files out, another other files.
+        seed: of the order.
         tokenizer: the target's.
 
     Returns:
