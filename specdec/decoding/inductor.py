@@ -35,7 +35,7 @@ def options(device: torch.device) -> dict[str, Any]:
     own: dict[str, Any] = {"triton.cudagraphs": True}
     if device.type == "cpu":
         own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "realize_opcount_threshold": 16}
-        own |= {**OFFER, "pre_grad_custom_pass": Loops()}
+        own |= {**OFFER, "pre_grad_custom_pass": Loops(), "size_asserts": False}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 

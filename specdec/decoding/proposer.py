@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.decoding.children import LIKELIEST, Children
 from specdec.decoding.growth import Frontier, Growth
 from specdec.decoding.tree import DraftTree
-from specdec.drafter import Drafter
+from specdec.drafter import Drafter, Step
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import View
 
@@ -36,8 +36,9 @@ class Proposer:
 
     def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         """The first M tokens of sequence ``b`` that have a feature before them."""
-        view = View.chain(torch.zeros_like(ids_1M[0, :1]), ids_1M.shape[1], self.capacity, self.cache.row(b))
-        self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view)
+        zero_1 = torch.zeros_like(ids_1M[0, :1])
+        view = View.chain(zero_1, ids_1M.shape[1], self.capacity, self.cache.row(b))._replace(asked_BM=zero_1[None])
+        self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view)  # for its keys
 
     def extend(self, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor) -> Frontier:
         """Commit tokens with the target's true features, over whatever had been guessed in their rows.
@@ -47,10 +48,9 @@ class Proposer:
             ids_BM: the tokens that follow each feature; the last that counts is the next root.
             count_B: int64, how many of the M are meant; the rest is padding, whose rows are free again.
         """
-        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)
-        step = self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view)
-        last_B11 = (count_B - 1).clamp_min(0)[:, None, None]
-        return self._frontier(step.h_BTH.take_along_dim(last_B11, 1), step.normed_BTH.take_along_dim(last_B11, 1))
+        last_B1 = (count_B - 1).clamp_min(0)[:, None]
+        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(asked_BM=last_B1)
+        return self._frontier(self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view))
 
     def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.
@@ -67,10 +67,9 @@ class Proposer:
     def expand(self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
         """One level of drafting; see :data:`Expand`."""
         view = View.append(length_B, seen_BKQ, depth_BQ, self.capacity, self.cache)
-        step = self.drafter.step(ids_BK, h_BKH, view)
-        return self._frontier(step.h_BTH, step.normed_BTH)
+        return self._frontier(self.drafter.step(ids_BK, h_BKH, view))
 
-    def _frontier(self, h_BKH: Tensor, normed_BKH: Tensor) -> Frontier:
-        logits_BKD = self.drafter.logits(normed_BKH)
+    def _frontier(self, step: Step) -> Frontier:
+        logits_BKD = self.drafter.logits(step.normed_BTH)
         wide = torch.promote_types(logits_BKD.dtype, torch.float32)
-        return Frontier(h_BKH, logits_BKD.log_softmax(-1, dtype=wide))
+        return Frontier(step.h_BTH, logits_BKD.log_softmax(-1, dtype=wide))

@@ -126,7 +126,9 @@ def _nodes_in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
     """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, or the last one."""
     B, N = path_BN.shape
     P = len(order_P)
-    step_BN = torch.where(path_BN, path_BN.cumsum(-1) - 1, P)  # those off the path go to a column past the end
+    order_N = torch.arange(N, device=path_BN.device)
+    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # a running sum would leave a compiled graph
+    step_BN = torch.where(path_BN, place_BN, P)  # those off the path go to a column past the end
     rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
-    nodes_BN = torch.arange(N, device=path_BN.device).expand(B, N)
+    nodes_BN = order_N.expand(B, N)
     return rest_BW.scatter(1, step_BN, nodes_BN)[:, :P]

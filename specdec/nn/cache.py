@@ -42,8 +42,9 @@ def _piece(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor | N
 
 
 def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
-    """Put new keys or values into their slots, in place."""
-    buffer_BgSd.scatter_(2, slots_BT[:, None, :, None].expand_as(new_BgTd), new_BgTd)
+    """Put new keys or values into their slots, in place: in compiled code too, which would copy all for a scatter."""
+    sequences_B, heads_g = (torch.arange(size, device=buffer_BgSd.device) for size in buffer_BgSd.shape[:2])
+    buffer_BgSd.index_put_((sequences_B[:, None, None], heads_g[:, None], slots_BT[:, None]), new_BgTd)
 
 
 class StaticCache:

@@ -1,7 +1,7 @@
 """Compiled rounds: the same tokens, and not one graph more than were announced."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.ir import ChoiceCaller
 from torch._inductor.select_algorithm import ExternKernelCaller
-from torch._inductor.utils import fresh_inductor_cache
+from torch._inductor.utils import fresh_inductor_cache, run_and_get_cpp_code
 
 from specdec.decoding import (
     Chain,
@@ -27,6 +27,7 @@ from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import room_for
 from specdec.decoding.inductor import MOST_FLOATS, choose
 from specdec.drafter import Drafter
+from specdec.nn.cache import write
 from specdec.nn.few_queries import additive, attend_few
 from specdec.nn.few_rows import MOST, product
 from specdec.target import Target
@@ -173,6 +174,30 @@ def test_attention_is_compiled_to_the_same(heads: int, queries: int, dtype: torc
         got = compiled(q, k, v, additive(allowed, dtype))
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+
+
+def _scatter(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
+    buffer_BgSd.scatter_(2, slots_BT[:, None, :, None].expand_as(new_BgTd), new_BgTd)
+
+
+@pytest.mark.parametrize(("put", "copies"), [(write, False), (_scatter, True)], ids=["write", "scatter"])
+def test_writing_keys_copies_no_cache(put: Callable[[Tensor, Tensor, Tensor], None], copies: bool) -> None:
+    """Written twice and read in between, as drafting does; the second case shows that a copy would be seen."""
+    cache, new, slots = torch.zeros(1, 2, 1031, 8), torch.ones(1, 2, 3, 8), torch.tensor([[4, 7, 1030]])
+
+    def twice(new: Tensor, slots: Tensor) -> Tensor:
+        put(cache, new, slots)
+        put(cache, new + cache[:, :, 7:8], slots - 1)
+        return cache[:, :, 6].sum()
+
+    compiled = Compiled(lambda new, slots: twice(new, slots), "writing", cache.device)
+    with torch.inference_mode(), fresh_inductor_cache():
+        got, code = run_and_get_cpp_code(compiled, new, slots)
+    want = torch.zeros_like(cache)
+    want[:, :, slots[0]] = 1
+    want[:, :, slots[0] - 1] = 2
+    assert torch.equal(cache, want) and got == 32
+    assert (f"x0<static_cast<int64_t>({cache.numel()}L)" in code) == copies
 
 
 @pytest.mark.parametrize(
