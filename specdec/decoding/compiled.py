@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from specdec.nn.products import fast_products
+from specdec.nn.products import fast_products, small_products
 
 log = logging.getLogger(__name__)
 
@@ -44,20 +44,20 @@ class Compiled(Generic[R]):
 
     def __call__(self, *args: Any) -> R:
         shapes = [_form(x) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
-        with fast_products() if self.freezing else contextlib.nullcontext():
-            if shapes == self._shapes:
+        if shapes == self._shapes:
+            with small_products() if self.freezing else contextlib.nullcontext():  # attention; the rest is packed
                 return self._call(*args)
-            if self._shapes is not None:
-                raise ValueError(f"{self.what} was compiled for the shapes {self._shapes}, not {shapes}")
-            from specdec.decoding.inductor import compiling
+        if self._shapes is not None:
+            raise ValueError(f"{self.what} was compiled for the shapes {self._shapes}, not {shapes}")
+        from specdec.decoding.inductor import compiling
 
-            log.info("compiling %s, which may take a minute", self.what)
-            begin = time.perf_counter()
-            with compiling(self.what, self.freezing):
-                out = self._call(*args)
-            log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
-            self._shapes = shapes
-            return out
+        log.info("compiling %s, which may take a minute", self.what)
+        begin = time.perf_counter()
+        with fast_products() if self.freezing else contextlib.nullcontext(), compiling(self.what, self.freezing):
+            out = self._call(*args)
+        log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
+        self._shapes = shapes
+        return out
 
 
 def _form(x: Any) -> tuple[list[int], torch.dtype] | None:

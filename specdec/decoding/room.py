@@ -22,10 +22,7 @@ class Room:
 
 
 class CompiledRoom(Room):
-    """The same as graphs, compiled when it is made.
-
-    Compiled code copies a cache that it writes to twice, so that keys are tidied by a graph of their own.
-    """
+    """The same as graphs, compiled when it is made. A tree's keys are tidied by a graph of their own."""
 
     def __init__(self, round_: PlainRound) -> None:
         super().__init__(round_)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specdec.nn import few_rows
 
-LOOPS = 12  # queries of the heads that share keys, up to which loops of a compiled graph beat products
+# queries of the heads that share keys, up to which loops of a compiled graph beat a library's products
+LOOPS, LOOPS_FLOAT32 = 8, 2
 MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
 
 
@@ -47,7 +48,8 @@ def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float
 
 
 def _times(rows: int, q_BhTd: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < rows <= LOOPS
+    most = LOOPS_FLOAT32 if q_BhTd.dtype == torch.float32 else LOOPS
+    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < rows <= most
     return few_rows.product if loops else _product
 
 

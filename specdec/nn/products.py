@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+_switched = False  # whether the setting is fast_products' own
+
 
 def _exact() -> bool:
     """Whether float32 products keep float32's digits: bfloat16's eight would lose the small part of each factor."""
@@ -40,16 +42,34 @@ def fast_products() -> Iterator[str]:
 
     Neither loses precision. The setting before is restored at the end.
     """
+    global _switched
     before = torch.get_float32_matmul_precision()
-    if before != "highest":  # the user has chosen
+    if before != "highest":  # the user has chosen, or this function further out
         yield f"torch's setting {before!r}"
         return
     chosen = _choose()
     try:
         torch.set_float32_matmul_precision("medium" if chosen else before)
+        _switched = chosen
         yield "oneDNN" if chosen else "torch's default"
     finally:
         torch.set_float32_matmul_precision(before)
+        _switched = False
+
+
+@contextlib.contextmanager
+def small_products() -> Iterator[None]:
+    """Inside, what :func:`fast_products` chose further out is undone: of small matrices oneDNN's call costs more than
+    MKL's slow path."""
+    if not _switched:
+        yield
+        return
+    chosen = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)
 
 
 @functools.cache

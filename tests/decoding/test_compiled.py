@@ -28,8 +28,9 @@ from specdec.decoding.decoder import room_for
 from specdec.decoding.inductor import MOST_FLOATS, choose
 from specdec.drafter import Drafter
 from specdec.nn.cache import write
-from specdec.nn.few_queries import additive, attend_few
+from specdec.nn.few_queries import LOOPS, LOOPS_FLOAT32, additive, attend_few
 from specdec.nn.few_rows import MOST, product
+from specdec.nn.products import fast_products
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
@@ -158,10 +159,19 @@ def test_few_rows_of_float32_take_the_template(rows: int, dtype: torch.dtype, mo
     assert chosen or not template
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 2), (1, 5)])
-def test_attention_is_compiled_to_the_same(heads: int, queries: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "loops"), [(torch.float32, LOOPS_FLOAT32), (torch.bfloat16, LOOPS)])
+@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 1), (1, 3), (2, 4), (3, 3)])
+def test_attention_is_compiled_to_the_same(
+    heads: int, queries: int, dtype: torch.dtype, loops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As loops or as products."""
+    seen: list[int] = []
+
+    def watched(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+        seen.append(x_MK.shape[-2])
+        return product(x_MK, w_NK)
+
+    monkeypatch.setattr("specdec.nn.few_rows.product", watched)
     generator = torch.Generator().manual_seed(queries)
     q, k, v = (
         torch.randn(2, n, t, 6, generator=generator).to(dtype) for n, t in ((2 * heads, queries), (2, 9), (2, 9))
@@ -174,6 +184,27 @@ def test_attention_is_compiled_to_the_same(heads: int, queries: int, dtype: torc
         got = compiled(q, k, v, additive(allowed, dtype))
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+    rows = heads * queries
+    assert seen == ([rows] * 2 if rows <= loops else [])
+
+
+def test_what_a_graph_leaves_to_the_library_takes_the_one_for_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled with the library that is fast for large ones, whose packed weights it then holds."""
+    monkeypatch.setattr("specdec.nn.products._choose", lambda: True)
+    settings: list[str] = []
+
+    def call(x: Tensor) -> Tensor:
+        settings.append(torch.get_float32_matmul_precision())
+        return x
+
+    compiled = Compiled(lambda x: x, "nothing", torch.device("cpu"))
+    compiled._call = call
+    with fast_products():
+        for _ in range(2):
+            compiled(torch.ones(1))
+        assert torch.get_float32_matmul_precision() == "medium"
+    compiled(torch.ones(1))
+    assert settings == ["medium", "highest", "highest"]
 
 
 def _scatter(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:

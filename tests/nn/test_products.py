@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.nn import products
-from specdec.nn.products import fast_products
+from specdec.nn.products import fast_products, small_products
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,26 @@ def test_the_users_own_setting_stands(monkeypatch: pytest.MonkeyPatch, choice: s
     with fast_products() as said:
         assert choice in said and torch.get_float32_matmul_precision() == choice
     assert torch.get_float32_matmul_precision() == choice
+
+
+def test_small_products_undo_the_choice_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_choose", lambda: True)
+
+    def inside() -> str:
+        with small_products():
+            return torch.get_float32_matmul_precision()
+
+    assert inside() == "highest"
+    with fast_products():
+        with fast_products():
+            assert inside() == "highest" and torch.get_float32_matmul_precision() == "medium"
+        with pytest.raises(KeyError), small_products():
+            raise KeyError
+        assert inside() == "highest" and torch.get_float32_matmul_precision() == "medium"
+    torch.set_float32_matmul_precision("medium")  # the user's
+    with fast_products():
+        assert inside() == "medium"
+    assert inside() == "medium"
 
 
 def test_a_processor_says_who_made_it(tmp_path: Path) -> None:
