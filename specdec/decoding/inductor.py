@@ -1,10 +1,10 @@
 """What torch's compiler is told. Importing it takes two seconds, so only what compiles imports this.
 
-Products of a few rows of float32 take inductor's own C++ template, which packs the matrix and reads it once for all
-rows; of other dtypes they become loops (:mod:`specdec.nn.few_rows`).
+Products of few rows take inductor's own C++ template, which packs the matrix and reads it once for several rows.
 """
 
 import contextlib
+import platform
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,14 +12,15 @@ import torch
 import torch._inductor.config
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.ir import ChoiceCaller, Layout
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
-from torch.nn import functional as F
 
-from specdec.nn import few_rows
-
-MOST_FLOATS = 6  # rows of float32 by the template: for many the library is faster
+# rows by the template: in 16 bits the processor's own products, which the library takes, are faster for more
+MOST = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 8}
+IN_REGISTERS = "-fno-tree-loop-distribute-patterns -fno-tree-ch"  # GCC's
 OFFER: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP,ATEN"}  # inductor's options
 
 
@@ -28,14 +29,14 @@ def options(device: torch.device) -> dict[str, Any]:
 
     On a CPU weights are packed for their products, those that meet the same input in one, few rows take kernels of
     their own, what is long to compute (the mask) is not computed again wherever it is used, and the graph runs
-    without Python. On a GPU it runs as CUDA graphs.
+    without Python. On a GPU CUDA graphs are asked for.
 
     Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
     """
     own: dict[str, Any] = {"triton.cudagraphs": True}
     if device.type == "cpu":
         own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "realize_opcount_threshold": 16}
-        own |= {**OFFER, "pre_grad_custom_pass": Loops(), "size_asserts": False}
+        own |= {**OFFER, "pre_grad_custom_pass": Rules(), "size_asserts": False, **_in_registers()}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 
@@ -55,29 +56,41 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
         raise ValueError(f"{what} cannot be compiled: {reason}; use --compile off") from error
 
 
-class Loops(CustomGraphPass):
-    """Inductor's pass that gives every ``F.linear`` of a graph to :func:`~specdec.nn.few_rows.linear`."""
+def _in_registers() -> dict[str, Any]:
+    """What makes GCC keep the template's sums in registers.
+
+    It turns their zeros into a call of ``memset``, by which they get a place in memory, and for that, or in 16 bits
+    because it moves the loop's head, it stores them all there at every step: eight rows take twice as long. The option
+    for the processor is the one that takes words of our own.
+    """
+    processor = torch._inductor.config.cpp.march
+    try:
+        heard = platform.machine() in ("x86_64", "AMD64") and processor != "" and is_gcc()
+    except InvalidCxxCompiler:  # compiling will say so
+        heard = False
+    return {"cpp.march": f"{processor or 'native'} {IN_REGISTERS}"} if heard else {}
+
+
+class Rules(CustomGraphPass):
+    """Inductor's pass that leaves a graph as it is: torch's cache of kernels asks it by what rules they were chosen."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Change the graph in place."""
-        for node in graph.nodes:
-            if node.target is F.linear:
-                node.target = few_rows.linear
+        """Nothing."""
 
     def uuid(self) -> bytes:
-        """Of the files that decide; torch's cache of kernels asks."""
-        return get_hash_for_files((__file__, few_rows.__file__), str((few_rows.MOST, MOST_FLOATS)))
+        """Of the file that decides."""
+        return get_hash_for_files((__file__,), str(MOST))
 
 
 def choose(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
     """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike."""
     library: list[ChoiceCaller] = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
-    few = [choice for choice in choices if choice not in library and _few_floats(choice.layout)]
+    few = [choice for choice in choices if choice not in library and _few(choice.layout)]
     return (few or library or choices)[:1]
 
 
-def _few_floats(out: Layout) -> bool:
-    return out.dtype == torch.float32 and len(out.size) == 2 and int(out.size[0]) <= MOST_FLOATS
+def _few(out: Layout) -> bool:
+    return len(out.size) == 2 and int(out.size[0]) <= MOST.get(out.dtype, 0)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,13 @@
 """Attention of a few queries over many keys, as decoding has it.
 
-Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d head width.
+Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d head width; of a product M rows, K
+inputs, N outputs.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from specdec.nn import few_rows
 
 # queries of the heads that share keys, up to which loops of a compiled graph beat a library's products
 LOOPS, LOOPS_FLOAT32 = 8, 2
@@ -50,8 +49,18 @@ def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float
 def _times(rows: int, q_BhTd: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     most = LOOPS_FLOAT32 if q_BhTd.dtype == torch.float32 else LOOPS
     loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < rows <= most
-    return few_rows.product if loops else _product
+    return sums if loops else _product
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w.transpose(-1, -2)
+
+
+def sums(x_MK: Tensor, w_NK: Tensor) -> Tensor:
+    """``x @ w.T`` row by row, (..., M, N), with equal dimensions in front; sums in float32 at least.
+
+    In compiled code on a CPU they become loops of the graph's own, joined with what stands around them.
+    """
+    wide = torch.promote_types(x_MK.dtype, torch.float32)
+    rows = [(w_NK * x_K[..., None, :]).sum(-1, dtype=wide) for x_K in x_MK.unbind(-2)]
+    return torch.stack(rows, -2).to(x_MK.dtype)

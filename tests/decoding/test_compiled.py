@@ -25,11 +25,10 @@ from specdec.decoding import (
 )  # fmt: skip
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import room_for
-from specdec.decoding.inductor import MOST_FLOATS, choose
+from specdec.decoding.inductor import MOST, choose
 from specdec.drafter import Drafter
 from specdec.nn.cache import write
-from specdec.nn.few_queries import LOOPS, LOOPS_FLOAT32, additive, attend_few
-from specdec.nn.few_rows import MOST, product
+from specdec.nn.few_queries import LOOPS, LOOPS_FLOAT32, additive, attend_few, sums
 from specdec.nn.products import fast_products
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -124,25 +123,16 @@ def test_other_shapes_are_refused() -> None:
             twice((torch.ones(4), None))
 
 
-@pytest.mark.parametrize(("rows", "loops"), [(1, True), (MOST, True), (MOST + 1, False)])
-def test_few_rows_take_loops(rows: int, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def watched(x_MK: Tensor, w_NK: Tensor) -> Tensor:
-        seen.append(len(x_MK))
-        return product(x_MK, w_NK)
-
-    monkeypatch.setattr("specdec.nn.few_rows.product", watched)
-    layer = nn.Linear(5, 7).bfloat16()
-    x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(rows)).bfloat16()
-    with torch.inference_mode():
-        torch.testing.assert_close(Compiled(lambda x: layer(x), "a layer", x.device)(x), layer(x))
-    assert bool(seen) == loops
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("rows", [1, MOST_FLOATS, MOST_FLOATS + 1])
-def test_few_rows_of_float32_take_the_template(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rows", "template"),
+    [
+        *((dtype, rows, rows <= most) for dtype, most in MOST.items() for rows in (1, most, most + 1)),
+        (torch.float64, 1, False),
+    ],
+)
+def test_few_rows_take_the_template(
+    dtype: torch.dtype, rows: int, template: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen: list[ChoiceCaller] = []
 
     def watched(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
@@ -154,7 +144,6 @@ def test_few_rows_of_float32_take_the_template(rows: int, dtype: torch.dtype, mo
     x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).to(dtype)
     with torch.inference_mode(), fresh_inductor_cache():
         torch.testing.assert_close(Compiled(lambda x: layer(x), "a layer", x.device)(x), layer(x))
-    template = dtype == torch.float32 and rows <= MOST_FLOATS
     assert [not isinstance(choice, ExternKernelCaller) for choice in chosen] == [template] * len(chosen)
     assert chosen or not template
 
@@ -169,9 +158,9 @@ def test_attention_is_compiled_to_the_same(
 
     def watched(x_MK: Tensor, w_NK: Tensor) -> Tensor:
         seen.append(x_MK.shape[-2])
-        return product(x_MK, w_NK)
+        return sums(x_MK, w_NK)
 
-    monkeypatch.setattr("specdec.nn.few_rows.product", watched)
+    monkeypatch.setattr("specdec.nn.few_queries.sums", watched)
     generator = torch.Generator().manual_seed(queries)
     q, k, v = (
         torch.randn(2, n, t, 6, generator=generator).to(dtype) for n, t in ((2 * heads, queries), (2, 9), (2, 9))

@@ -6,16 +6,12 @@ import sys
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import fx
+from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.select_algorithm import get_algorithm_selector_cache
 from torch.nn import functional as F
 
-from specdec.decoding.inductor import Loops, choose, choosing
-from specdec.nn.few_rows import MOST, linear
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from specdec.decoding.inductor import IN_REGISTERS, MOST, Rules, choose, choosing, options
 
 
 def test_nothing_imports_the_compiler_before_it_compiles() -> None:
@@ -36,21 +32,45 @@ def test_choosing_leaves_no_trace() -> None:
     assert functions == before
 
 
-def test_the_pass_turns_every_linear_layer_of_a_graph_into_loops() -> None:
-    graph = fx.Graph()
-    x, a, b, c = (graph.placeholder(name) for name in "xabc")
-    graph.output(graph.call_function(F.linear, (graph.call_function(F.linear, (x, a, b)), c)))
-    Loops()(graph)
-    assert [node.target for node in graph.nodes if node.op == "call_function"] == [linear, linear]
-    x_MK, a_NK, b_N, c_LN = random(2, 5), random(7, 5, seed=1), random(7, seed=2), random(3, 7, seed=3)
-    got = fx.GraphModule(nn.Module(), graph)(x_MK, a_NK, b_N, c_LN)
-    torch.testing.assert_close(got, F.linear(F.linear(x_MK, a_NK, b_N), c_LN), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("limit", ["nn.few_rows.MOST", "decoding.inductor.MOST_FLOATS"])
-def test_another_limit_is_another_pass(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_limit_is_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or torch would take a graph out of its cache that was made with the old one."""
-    before = Loops().uuid()
-    assert Loops().uuid() == before
-    monkeypatch.setattr(f"specdec.{limit}", MOST + 20)
-    assert Loops().uuid() != before
+    before = Rules().uuid()
+    assert Rules().uuid() == before
+    monkeypatch.setitem(MOST, torch.float32, MOST[torch.float32] + 1)
+    assert Rules().uuid() != before
+
+
+def test_the_pass_leaves_a_graph_alone() -> None:
+    graph = fx.Graph()
+    graph.output(graph.call_function(F.linear, (graph.placeholder("x"), graph.placeholder("a"))))
+    before = str(graph)
+    Rules()(graph)
+    assert str(graph) == before
+
+
+@pytest.mark.parametrize(
+    ("machine", "gcc", "processor", "said"),
+    [
+        ("x86_64", True, None, f"native {IN_REGISTERS}"),
+        ("x86_64", True, "icelake-server", f"icelake-server {IN_REGISTERS}"),
+        ("x86_64", True, "", None),  # the user wants none
+        ("x86_64", False, None, None),
+        ("aarch64", True, None, None),
+    ],
+)
+def test_the_compiler_is_told_to_keep_sums_in_registers(
+    machine: str, gcc: bool, processor: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("specdec.decoding.inductor.is_gcc", lambda: gcc)
+    with torch._inductor.config.patch({"cpp.march": processor}):
+        assert options(torch.device("cpu")).get("cpp.march") == said
+    assert "cpp.march" not in options(torch.device("cuda"))
+
+
+def test_without_a_compiler_compiling_is_left_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> bool:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("specdec.decoding.inductor.is_gcc", none)
+    assert "cpp.march" not in options(torch.device("cpu"))
