@@ -7,12 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from specdec.decoding import Generation, Growth, PlainDecoder, Request, SpeculativeDecoder
 from specdec.drafter import Drafter
-from specdec.evaluation.certificate import TOLERANCE, Difference
-from specdec.nn.view import View
+from specdec.evaluation.certificate import Difference
 from specdec.target import Target
 
 Told = Callable[[int], None]
@@ -90,8 +87,8 @@ def check(name: str, target: Target, drafter: Drafter, growth: Growth, batch: in
         passes=len(passes),
         accepted=sum(passes),
         ended_inside=inside,
-        near_ties=tuple(one for one in found if one.gap <= one.allowed),
-        wrong=tuple(one for one in found if one.gap > one.allowed),
+        near_ties=tuple(one for one in found if one.near_tie),
+        wrong=tuple(one for one in found if not one.near_tie),
     )
 
 
@@ -122,18 +119,9 @@ def _compared(
             done[n] += agreed
             text = [*requests[n].prompt, *wanted[n][: done[n]]]
             token, plain_token = (ids[0] if ids else -1 for ids in (made.ids[agreed:], wanted[n][done[n] :]))
-            found.append(Difference(n, done[n], token, plain_token, *_choice(decoder.target, text)))
+            found.append(Difference.of(decoder.target, n, text, done[n], token, plain_token))
             done[n] += 1
             if done[n] < len(wanted[n]):
                 again.append(n)
         open_ = again
     return [first[n] for n in range(len(requests))]
-
-
-@torch.inference_mode()
-def _choice(target: Target, ids: list[int]) -> tuple[float, float]:
-    """How far the greatest next logit is above the second, and how far rounding may reach."""
-    ids_1T = torch.tensor([ids])
-    out = target.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ())
-    best = target.logits(out.final_BTH[:, -1:])[0, 0].topk(2).values.double()
-    return float(best[0] - best[1]), TOLERANCE[target.dtype] * max(1.0, float(best[0].abs()))

@@ -101,7 +101,7 @@ def benchmark(
     for start in range(0, len(talks), size):
         wave = talks[start : start + size]
         with fast_products() if target.device.type == "cpu" else contextlib.nullcontext():
-            run.wave(wave, on_turn)  # all of them with the same library
+            run.wave(wave, on_turn)  # all that runs eagerly with the same library
         for talk in wave:
             if isinstance(talk.ids, Skipped):
                 skipped.append(talk.ids)

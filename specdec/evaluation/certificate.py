@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -25,18 +25,34 @@ log = logging.getLogger(__name__)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
 TOGETHER = 32
+GREEDY = Sampling()
 SUSPECT = 1e-6  # a p-value below it fails
 
 
 class Difference(NamedTuple):
-    """A token that differs from plain decoding's, and how close plain decoding's choice was."""
+    """A token that differs from plain decoding's, and how close the choice was."""
 
     prompt: int
     position: int  # among the new tokens
     token: int
     plain_token: int
-    gap: float  # plain decoding's greatest logit less its second
+    gap: float  # how far the less likely of the two lies below the greatest logit after plain decoding's text
     allowed: float
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, target: Target, prompt: int, ids: list[int], position: int, token: int, plain_token: int) -> Self:
+        """Look at the logits after ``ids``; a token that is missing, -1, is as far off as any."""
+        logits_V = _logits(target, torch.tensor([ids]))[0].double()
+        best = float(logits_V.max())
+        chosen = [float(logits_V[one] if one >= 0 else logits_V.min()) for one in (token, plain_token)]
+        allowed = TOLERANCE[target.dtype] * max(1.0, abs(best))
+        return cls(prompt, position, token, plain_token, best - min(chosen), allowed)
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding may have decided."""
+        return self.gap <= self.allowed
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class SampledCheck:
 
     growth: str
     rule: str
+    sampling: dict[str, Any]  # all of it, with the top-k of the check
     runs: int
     vocabulary: int  # tokens that the law leaves at each place
     length: int  # tokens of a continuation
@@ -106,9 +123,9 @@ def check_greedy(
             if agreed is None:
                 continue
             at = done + agreed
-            gap, allowed = _choice(target, [*prompts[number], *plain[number][:at]])
-            found = Difference(number, at, made[index].ids[agreed], plain[number][at], gap, allowed)
-            (ties if gap <= allowed else wrong).append(found)
+            text = [*prompts[number], *plain[number][:at]]
+            found = Difference.of(target, number, text, at, made[index].ids[agreed], plain[number][at])
+            (ties if found.near_tie else wrong).append(found)
             if at + 1 < max_new_tokens:
                 further.append((number, at + 1))
         left = further
@@ -141,6 +158,7 @@ def check_sampled(
     return SampledCheck(
         growth=growth.name,
         rule=type(sampling.acceptance).__name__,
+        sampling=asdict(sampling),
         runs=runs,
         vocabulary=vocabulary,
         length=length,
@@ -149,13 +167,6 @@ def check_sampled(
         p_value=float(torch.special.gammaincc(halves[0], halves[1])),
         impossible=runs - sum(counts[path] for path in law),
     )
-
-
-@torch.inference_mode()
-def _choice(target: Target, ids: list[int]) -> tuple[float, float]:
-    """How far the greatest next logit is above the second, and how far rounding may reach."""
-    best = _logits(target, torch.tensor([ids]))[0].topk(2).values.double()
-    return float(best[0] - best[1]), TOLERANCE[target.dtype] * max(1.0, float(best[0].abs()))
 
 
 @torch.inference_mode()
@@ -192,7 +203,7 @@ def certify(
     *,
     max_new_tokens: int,
     runs: int,
-    seed: int = 0,
+    sampling: Sampling = GREEDY,
     batch: int = 1,
     compiled: bool = False,
     on_check: Callable[[str], None] = lambda what: None,
@@ -200,6 +211,9 @@ def certify(
     """Check every growth greedily on all prompts, and sampled, by every rule that can judge it, after the first one.
 
     The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side.
+
+    Args:
+        sampling: how draws are made but for the rule and the top-k; at temperature 1 if it is greedy.
 
     Returns:
         The statement, JSON-ready: ``holds``, and what every check found.
@@ -209,13 +223,13 @@ def certify(
         on_check(f"{growth.name}, greedy")
         checks.append(check_greedy(target, drafter, growth, prompts, max_new_tokens, batch=batch, compiled=compiled))
         for rule in ("one_hot", "with_replacement", "without_replacement"):
-            sampling = Sampling(temperature=1.0, rule=rule, seed=seed)
+            drawn = replace(sampling, temperature=sampling.temperature or 1.0, rule=rule)
             try:
-                growth.check_rule(sampling.acceptance)
+                growth.check_rule(drawn.acceptance)
             except ValueError:
                 continue  # the rule is not for this growth, and decoding would refuse it
             on_check(f"{growth.name}, {rule}")
-            checks.append(check_sampled(target, drafter, growth, sampling, prompts[0], runs))
+            checks.append(check_sampled(target, drafter, growth, drawn, prompts[0], runs))
     return {
         "statement": "what speculative decoding says is what the target says",
         "holds": all(check.holds for check in checks),
@@ -224,7 +238,7 @@ def certify(
         "dtype": str(target.dtype).removeprefix("torch."),
         "greedy": {"compiled": compiled, "batch_size": batch},
         "sampled": {"compiled": False, "batch_size": TOGETHER},
-        "seed": seed,
+        "seed": sampling.seed,
     }
 
 

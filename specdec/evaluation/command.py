@@ -177,7 +177,7 @@ def evaluate(
             asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
             statement = certify(
                 target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
-                max_new_tokens=max_new_tokens, runs=certify_runs, seed=sampling.seed, batch=batch, compiled=compiled,
+                max_new_tokens=max_new_tokens, runs=certify_runs, sampling=sampling, batch=batch, compiled=compiled,
                 on_check=lambda check: log.info("certifying: %s", check),
             )  # fmt: skip
             context["certified"] = statement["holds"]

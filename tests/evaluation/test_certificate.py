@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -43,17 +44,20 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
             assert TARGET.model(torch.tensor([text])).logits.isfinite().all()
 
 
-def test_a_near_tie_is_no_fault() -> None:
-    """Two tokens with one head row are equally likely: whichever is said, it is rounding's choice."""
+@pytest.mark.parametrize(("other", "fault"), [(1, False), (2, True)], ids=["of the tie", "a third"])
+def test_a_near_tie_is_no_fault_and_a_third_token_is_one(other: int, fault: bool) -> None:
+    """Two tokens with one head row are equally likely: whichever of them is said, it is rounding's choice."""
     target = tiny_target()
     with torch.no_grad():
         rows = target.model.get_output_embeddings().weight
         rows[1:60:2] = rows[:60:2]
         rows[60:] = 0
     with pytest.MonkeyPatch.context() as patch:
-        alter(patch, lambda decoder, asked, ids: [ids[0] ^ 1, *ids[1:]])
+        alter(patch, lambda decoder, asked, ids: [ids[0] ^ other, *ids[1:]])
         found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], 6)
-    assert found.holds and len(found.near_ties) == 6 and found.near_ties[0].gap == 0
+    told, untold = (found.wrong, found.near_ties) if fault else (found.near_ties, found.wrong)
+    assert found.holds != fault and len(told) == 6 and not untold
+    assert told[0].gap > told[0].allowed if fault else told[0].gap == 0
 
 
 def soft_target() -> tuple[Any, Any]:
@@ -99,6 +103,23 @@ def test_the_statement_covers_every_growth_and_rule() -> None:
     greedy, drawn = ("GreedyCheck", None), [("SampledCheck", "WithReplacement"), ("SampledCheck", "WithoutReplacement")]
     assert kinds == [greedy, ("SampledCheck", "OneHot"), *drawn, greedy, ("SampledCheck", "OneHot")]
     assert len(said) == len(kinds) and found["checks"][0]["tokens"] == 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature"),
+    [(Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.2, seed=5), 0.7), (Sampling(min_p=0.01, seed=5), 1.0)],
+    ids=["drawn", "greedy"],
+)
+def test_draws_are_made_as_the_evaluation_makes_them(asked: Sampling, temperature: float) -> None:
+    target, drafter = soft_target()
+    found = certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=200, sampling=asked)
+    assert found["holds"] and found["seed"] == 5
+    drawn = [check for check in found["checks"] if check["check"] == "SampledCheck"]
+    assert [check["sampling"]["rule"] for check in drawn] == ["one_hot", "with_replacement", "without_replacement"]
+    for check in drawn:
+        assert check["sampling"] == asdict(asked) | {
+            "temperature": temperature, "top_k": 3, "rule": check["sampling"]["rule"]
+        }  # fmt: skip
 
 
 def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
