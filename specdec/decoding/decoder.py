@@ -100,9 +100,9 @@ class PlainDecoder:
             marks.append(watch.mark())
             report = room.verify(tree)
             marks.append(watch.mark())
-            for b, (count, *fresh) in enumerate(report.tolist()):
+            for b, (count, *fresh, depth) in enumerate(report.tolist()):
                 if text := texts[b]:
-                    text.commit(fresh[:count], marks)
+                    text.commit(fresh[:count], depth, marks)
                     if text.done:
                         texts[b] = None
                         room.round.sequences.end(b)

@@ -24,6 +24,7 @@ class Generation(NamedTuple):
     context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
     verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
+    drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
 
 
 def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: int = 1) -> None:
@@ -60,17 +61,19 @@ class Text:
         self.seconds = 0.0
         self.accepted: list[int] = []
         self.context: list[int] = []
+        self.drafted: list[int] = []
         self.marks: list[list[Any]] = []  # per pass: before drafting, before the pass, after it
 
     @property
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
 
-    def commit(self, ids: list[int], marks: list[Any]) -> None:
-        """Take what a target pass gave, up to an end token."""
+    def commit(self, ids: list[int], depth: int, marks: list[Any]) -> None:
+        """Take what a target pass gave to a proposal of this depth, up to an end token."""
         ended = next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))
         self.context.append(len(self.request.prompt) + len(self.ids))
         self.accepted.append(ended - 1)
+        self.drafted.append(depth)
         self.marks.append(marks)
         self.ids += ids[:ended]
 
@@ -80,4 +83,5 @@ class Text:
             tuple(1e3 * watch.seconds([(marks[part], marks[part + 1])]) for marks in self.marks) for part in (0, 1)
         )
         ids = self.ids[: self.request.max_new_tokens]
-        return Generation(ids, tuple(self.accepted), self.seconds, tuple(self.context), draft_ms, verify_ms)
+        accepted, context, drafted = (tuple(one) for one in (self.accepted, self.context, self.drafted))
+        return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)

@@ -58,7 +58,7 @@ class PlainRound:
         return DraftTree.of_roots(self.sequences.root_B.clone())  # the roots change while the tree is verified
 
     def verify(self, tree: DraftTree) -> Tensor:
-        """Verify and commit; (B, 1 + P) int64: how many tokens were committed, and the tokens."""
+        """Verify and commit; (B, P + 2) int64: how many tokens are committed, the tokens, how deep the proposal was."""
         report = self.judge(tree)
         self.tidy()
         return report
@@ -73,7 +73,8 @@ class PlainRound:
         sequences = self.sequences
         length_B, tokens_BN = sequences.length_B, tree.tokens_BN
         ancestors_BNN = ancestors(tree.parents_BN)
-        view = View.append(length_B, ancestors_BNN, ancestors_BNN.sum(-1) - 1, self.capacity, sequences.cache)
+        depth_BN = ancestors_BNN.sum(-1) - 1  # 0 of padding
+        view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, sequences.cache)
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
         logits_BNV = self.target.logits(out.final_BTH)
         verdict = sequences.chance.judge(self._drafts(tree), ancestors_BNN, self.path, logits_BNV, length_B)
@@ -85,7 +86,7 @@ class PlainRound:
         fresh_BP = torch.where(order_P < taken_B[:, None] - 1, torch.cat([after_BP, next_B1], 1), next_B1)
         count_B = taken_B * sequences.live_B
         sequences.advance(nodes_BP, count_B, fresh_BP, out.aux_BTNH)
-        return torch.cat([count_B[:, None], fresh_BP], 1)
+        return torch.cat([count_B[:, None], fresh_BP, depth_BN.amax(1, keepdim=True)], 1)
 
     def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         """The same for the drafter, up to the token before the root."""

@@ -93,10 +93,9 @@ def benchmark(
     talks = [_Talk(number, one, run.next_ids(one)) for number, one in enumerate(conversations)]
     run.longest = max((len(talk.ids) for talk in talks if isinstance(talk.ids, list)), default=0) + max_new_tokens
     _check_thinking([talk.conversation for talk in talks if isinstance(talk.ids, list)])
-    depths = [*(growth.depth for growth in growths), *(0 for _ in baselines)]
     same = [sampling.repeatable] * len(growths) + [sampling.temperature == 0] * len(baselines)
     skipped: list[Skipped] = []
-    answers: list[list[Answer]] = [[] for _ in depths]
+    answers: list[list[Answer]] = [[] for _ in same]
     size = batch * WAVE if batch > 1 else 1
     for start in range(0, len(talks), size):
         wave = talks[start : start + size]
@@ -109,8 +108,8 @@ def benchmark(
                 continue
             for made in talk.turns:
                 reference, others = (made[0], made[1:]) if plain else (None, made)
-                for out, generation, depth, alike in zip(answers, others, depths, same, strict=True):
-                    out.append(_answer(talk.conversation.prompt, depth, generation, reference, alike))
+                for out, generation, alike in zip(answers, others, same, strict=True):
+                    out.append(_answer(talk.conversation.prompt, generation, reference, alike))
     check_skipped(skipped, len(prompts))
     return answers
 
@@ -182,13 +181,13 @@ def _named(talks: Sequence[_Talk]) -> Iterator[None]:
         raise ValueError(f"prompt {names}: {error}") from error
 
 
-def _answer(prompt: Prompt, depth: int, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
+def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
     return Answer(
         prompt_id=prompt.prompt_id,
         category=prompt.category,
         tokens=len(made.ids),
         accepted=made.accepted,
-        drafted=(depth,) * len(made.accepted),
+        drafted=made.drafted,
         seconds=made.seconds,
         plain_seconds=plain.seconds if plain else 0.0,
         plain_tokens=len(plain.ids) if plain else 0,

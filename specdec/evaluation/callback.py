@@ -117,8 +117,7 @@ def decode(
     out = []
     for number in chosen:
         made = decoder.generate(prompts[number], max_new_tokens, target.eos_token_ids)
-        drafted = (growth.depth,) * len(made.accepted)
-        out.append(Answer(str(number), None, len(made.ids), made.accepted, drafted, made.seconds, 0.0, 0, None))
+        out.append(Answer(str(number), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0.0, 0, None))
     return out
 
 

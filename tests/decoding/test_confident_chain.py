@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specdec.decoding import Chain, ConfidentChain, PlainDecoder, Sampling, SpeculativeDecoder
+from specdec.decoding import Chain, ConfidentChain, DynamicTree, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.decoding.children import Children
 from specdec.decoding.rules import Greedy, Rule, WithoutReplacement
 from specdec.drafter import DraftVocab
@@ -93,3 +93,23 @@ def test_decoding_stays_lossless(sampling: Sampling) -> None:
         made = decoder.generate([3, 4, 5], 30, seed=2)
         assert made.ids == PlainDecoder(target, sampling).generate([3, 4, 5], 30, seed=2).ids
         assert max(made.accepted) <= 5
+
+
+def test_each_pass_says_how_much_was_drafted() -> None:
+    """Of a sequence in a batch what it drafted itself; of a tree its longest path."""
+    target = tiny_target()
+    drafter = tiny_drafter(presets()["eagle3"])
+    asked = [Request([3, 4, 5], 30), Request([9], 20), Request([7, 50, 2], 25)]
+    growth = ConfidentChain(5, 0.02)
+    together = dict(SpeculativeDecoder(target, drafter, growth, batch=3).generate_all(asked))
+    alone = SpeculativeDecoder(target, drafter, growth)
+    lengths = set[int]()
+    for number, request in enumerate(asked):
+        made = alone.generate(*request[:2])
+        assert made.drafted == together[number].drafted and len(made.drafted) == len(made.accepted)
+        assert all(taken <= drafted for taken, drafted in zip(made.accepted, made.drafted, strict=True))
+        lengths |= set(made.drafted)
+    assert len(lengths) > 1 and lengths <= {1, 2, 3, 4, 5}
+    tree = SpeculativeDecoder(target, drafter, DynamicTree(depth=6, top_k=2, nodes=3)).generate([3, 4, 5], 20)
+    assert 1 <= min(tree.drafted) <= max(tree.drafted) <= 3
+    assert set(PlainDecoder(target).generate([3, 4, 5], 5).drafted) == {0}

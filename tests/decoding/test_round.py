@@ -62,10 +62,10 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
     round_, right = new_round(3), [0, 2, 3]
     begun(round_)
     report = round_.verify(tree_of([own[:4] for own in ANSWERS], right))
-    assert report.shape == (3, 1 + 4) and report.dtype == torch.int64
+    assert report.shape == (3, 1 + 4 + 1) and report.dtype == torch.int64
     sequences = round_.sequences
-    for b, ((count, *fresh), drafts) in enumerate(zip(report.tolist(), right, strict=True)):
-        assert count == drafts + 1 and fresh[:count] == ANSWERS[b][1 : count + 1]
+    for b, ((count, *fresh, depth), drafts) in enumerate(zip(report.tolist(), right, strict=True)):
+        assert count == drafts + 1 and fresh[:count] == ANSWERS[b][1 : count + 1] and depth == 3
         assert set(fresh[count:]) <= {fresh[count - 1]}  # padding
         assert int(sequences.length_B[b]) == len(PROMPTS[b]) + count and int(sequences.count_B[b]) == count
         assert int(sequences.root_B[b]) == ANSWERS[b][count]
@@ -74,7 +74,7 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
         assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
         torch.testing.assert_close(sequences.aux_BPNH[b, count - 1], whole.sequences.aux_BPNH[0, 0], rtol=0, atol=1e-10)
     again = round_.verify(DraftTree.of_roots(sequences.root_B).padded(7)).tolist()
-    assert [row[:2] for row in again] == [[1, ANSWERS[b][drafts + 2]] for b, drafts in enumerate(right)]
+    assert [[*row[:2], row[-1]] for row in again] == [[1, ANSWERS[b][drafts + 2], 0] for b, drafts in enumerate(right)]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8), Sampling(repetition_penalty=1.5)], ids=str)
@@ -136,7 +136,7 @@ def test_plain_rounds_are_trees_of_the_root_alone() -> None:
     for step in range(1, 4):
         tree = round_.draft()
         assert tree.tokens_BN.tolist() == [[own[step - 1]] for own in ANSWERS] and not tree.parents_BN.any()
-        assert round_.verify(tree).tolist() == [[1, own[step]] for own in ANSWERS]
+        assert round_.verify(tree).tolist() == [[1, own[step], 0] for own in ANSWERS]
 
 
 def test_a_round_knows_the_shape_of_its_growth() -> None:

@@ -102,7 +102,7 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
                 category=answer.category,
                 tokens=len(spec.made.ids),
                 accepted=spec.made.accepted,
-                drafted=(GROWTHS[growth].depth,) * len(spec.made.accepted),
+                drafted=spec.made.drafted,
                 seconds=spec.made.seconds,
                 plain_seconds=plain.made.seconds,
                 plain_tokens=len(plain.made.ids),
@@ -111,6 +111,7 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
                 draft_ms=spec.made.draft_ms,
                 verify_ms=spec.made.verify_ms,
             )
+            assert all(0 < depth <= GROWTHS[growth].depth for depth in answer.drafted)
             committed = [sum(a + 1 for a in answer.accepted[:i]) for i in range(len(answer.accepted))]
             assert answer.context == tuple(len(spec.prompt) + 1 + more for more in committed)
             inside = sum(answer.draft_ms) + sum(answer.verify_ms)
