@@ -49,6 +49,8 @@ class Conversation:
         self._turns_left = list(prompt.turns or [])
         self._done = False
         self._expects_answer = False
+        if prompt.text == "":
+            return  # next_ids will say so
         if prompt.text is not None:
             if system is not None:
                 raise ValueError(
@@ -83,6 +85,8 @@ class Conversation:
         assert not self._expects_answer, "add_answer comes before the next turn"
         if self._done:
             return None
+        if self.prompt.text == "":
+            raise ValueError(f"prompt {self.prompt.prompt_id}: it is empty, or a part of it is")
         if self.prompt.text is not None:
             ids = self.tokenizer.encode(self.prompt.text, add_special_tokens=True)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.evaluation.layouts import ID_COLUMNS, Layout, named, recognise, text
+from specdec.evaluation.layouts import ID_COLUMNS, Asked, BlankError, Layout, named, recognise, text
 from specdec.evaluation.rows import Row, read_rows, stem
 
 
@@ -21,7 +21,7 @@ class Prompt(NamedTuple):
     messages: list[dict[str, str]] | None
     """A conversation that ends with a user turn; each message has ``role`` and ``content``."""
     text: str | None
-    """Raw text, used as it is."""
+    """Raw text, used as it is; the empty string if the prompt or a part of it is blank, so that it cannot be asked."""
 
 
 def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layouts: Sequence[str] = ()) -> list[Prompt]:
@@ -90,4 +90,8 @@ def _prompt(row: Row, layout: Layout) -> Prompt:
     category = layout.category
     if row.values.get("category", "") != "":  # EAGLE's own files have empty ones
         category = text(row.values["category"], f"{row.place}: category")
-    return Prompt(str(prompt_id), category, *layout.ask(row.values, row.place))
+    try:
+        asked = layout.ask(row.values, row.place)
+    except BlankError:
+        asked = Asked(text="")
+    return Prompt(str(prompt_id), category, *asked)

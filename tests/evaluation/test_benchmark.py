@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -241,6 +241,18 @@ def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
     (answers,) = benchmark(strict, pair.drafter, GROWTHS[:1], PROMPTS, NEW, on_skip=skipped.append)
     assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
     assert skipped == [Skipped("8", "the chat template refuses this conversation: roles must alternate")]
+
+
+@pytest.mark.parametrize("more", [{}, {"system": "Be brief."}, {"thinking": True}], ids=["alone", "system", "thinking"])
+def test_a_blank_prompt_is_left_out(pair: Pair, more: dict[str, Any]) -> None:
+    blank = Prompt("blank", None, None, None, "")
+    skipped: list[Skipped] = []
+    (answers,) = benchmark(
+        pair.target, pair.drafter, GROWTHS[:1], [blank, PROMPTS[0]], NEW, converse=partial(Conversation, **more),
+        on_skip=skipped.append,
+    )  # fmt: skip
+    assert [answer.prompt_id for answer in answers] == ["7", "7"]
+    assert skipped == [Skipped("blank", "it is empty, or a part of it is")]
 
 
 @pytest.mark.parametrize("thinking", [True, False])

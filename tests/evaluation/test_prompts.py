@@ -78,12 +78,10 @@ USER = {"role": "user", "content": "Hi"}
         ({"answer": "x", "category": "a"}, r"its columns \(answer, category\) .*gsm8k: answer, question; .*highlights"),
         ({"prompt": "a", "turns": ["b"]}, r"its columns \(prompt, turns\) fit more than one layout \(turns, prompt\)"),
         ({"prompt": ["a"]}, "prompt must be a string, not list"),
-        ({"prompt": " \n"}, "prompt is empty"),
         ('{"prompt": "a\\ud800"}', "half of a surrogate pair"),
         ({"turns": "a"}, "turns must be a list"),
         ({"turns": []}, "turns must be a list with something in it"),
         ({"turns": ["a", 3]}, "a turn must be a string, not int"),
-        ({"turns": ["a", ""]}, "a turn is empty"),
         ({"messages": {"role": "user"}}, "messages must be a list"),
         ({"messages": ["a"]}, "message 1 must be an object"),
         ({"messages": [USER, {"role": "assistant", "content": "Yes"}]}, "must end with a user turn.*not assistant"),
@@ -106,6 +104,20 @@ def test_a_bad_row_is_named(tmp_path: Path, row: Any, complaint: str) -> None:
         load_prompts([path])
     assert str(caught.value).startswith(f"{path}, line 2")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": " \n"}, {"turns": ["a", ""]}, {"messages": [USER | {"content": ""}]}, {"question": " ", "answer": "1"}],
+    ids=["prompt", "a turn", "a message", "gsm8k"],
+)
+def test_a_blank_prompt_is_one_that_cannot_be_asked(tmp_path: Path, row: Any) -> None:
+    """And not a broken file: the others stay."""
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"prompt": "x"}, row, {"prompt": "y"}])), encoding="utf-8")
+    first, blank, last = load_prompts([path])
+    assert (first.text, last.text) == ("x", "y")
+    assert (blank.prompt_id, blank.turns, blank.messages, blank.text) == ("line-2", None, None, "")
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from specdec.evaluation.layouts.alpaca import Alpaca
 from specdec.evaluation.layouts.cnn_dailymail import CNNDailyMail
 from specdec.evaluation.layouts.gsm8k import GSM8K
 from specdec.evaluation.layouts.human_eval import HumanEval, HumanEvalRaw, HumanEvalVerbatim
-from specdec.evaluation.layouts.layout import ID_COLUMNS, Asked, Layout, Values, text
+from specdec.evaluation.layouts.layout import ID_COLUMNS, Asked, BlankError, Layout, Values, text
 from specdec.evaluation.layouts.messages import Messages
 from specdec.evaluation.layouts.prompt import PromptTurn, RawPrompt
 from specdec.evaluation.layouts.speed_bench import SpeedBench
@@ -26,7 +26,7 @@ LAYOUTS: tuple[Layout, ...] = (
     CNNDailyMail(),
 )
 
-__all__ = ["ID_COLUMNS", "LAYOUTS", "Asked", "Layout", "Values", "named", "recognise", "text"]
+__all__ = ["ID_COLUMNS", "LAYOUTS", "Asked", "BlankError", "Layout", "Values", "named", "recognise", "text"]
 
 
 def named(names: Sequence[str]) -> list[Layout]:

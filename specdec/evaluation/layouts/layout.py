@@ -44,21 +44,27 @@ class Layout:
         """What the row asks.
 
         Raises:
+            BlankError: a part of what it asks is blank.
             ValueError: the row is malformed; the message names ``place`` and the column.
         """
         raise TypeError(f"{type(self).__name__} must say what a row asks")
+
+
+class BlankError(ValueError):
+    """Nothing is said where something is asked: not a fault of the file, but a prompt that cannot be decoded."""
 
 
 def text(value: Any, what: str) -> str:
     """A string that is not blank.
 
     Raises:
+        BlankError: it is.
         ValueError: it is none; ``what`` is said to be wrong.
     """
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a string, not {type(value).__name__}")
     if not value.strip():
-        raise ValueError(f"{what} is empty")
+        raise BlankError(f"{what} is empty")
     if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ValueError(f"{what} holds half of a surrogate pair, which is no text")
     return value
