@@ -29,7 +29,7 @@ class Compiled(Generic[R]):
         what: for the log, since compilation takes long.
 
     Raises:
-        ValueError: it cannot be compiled, or a later call has other shapes.
+        ValueError: it cannot be compiled, or a later call has other shapes, strides, dtypes or devices.
     """
 
     def __init__(self, function: Callable[..., R], what: str, device: torch.device) -> None:
@@ -40,15 +40,15 @@ class Compiled(Generic[R]):
         code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
         own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
         self._call: Callable[..., R] = torch.compile(own, fullgraph=True, dynamic=False, options=options(device))
-        self._shapes: list[Any] | None = None
+        self._forms: list[Any] | None = None
 
     def __call__(self, *args: Any) -> R:
-        shapes = [_form(x) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
-        if shapes == self._shapes:
+        forms = [_form(x) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
+        if forms == self._forms:
             with small_products() if self.freezing else contextlib.nullcontext():  # attention; the rest is packed
                 return self._call(*args)
-        if self._shapes is not None:
-            raise ValueError(f"{self.what} was compiled for the shapes {self._shapes}, not {shapes}")
+        if self._forms is not None:
+            raise ValueError(f"{self.what} was compiled for {self._forms}, not {forms}")
         from specdec.decoding.inductor import compiling
 
         log.info("compiling %s, which may take a minute", self.what)
@@ -56,9 +56,10 @@ class Compiled(Generic[R]):
         with fast_products() if self.freezing else contextlib.nullcontext(), compiling(self.what, self.freezing):
             out = self._call(*args)
         log.info("compiled %s in %.0f s", self.what, time.perf_counter() - begin)
-        self._shapes = shapes
+        self._forms = forms
         return out
 
 
-def _form(x: Any) -> tuple[list[int], torch.dtype] | None:
-    return (list(x.shape), x.dtype) if isinstance(x, torch.Tensor) else None
+def _form(x: Any) -> tuple[list[int], tuple[int, ...], torch.dtype, torch.device] | None:
+    """What the graph relies on; nothing else checks it."""
+    return (list(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None

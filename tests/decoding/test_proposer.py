@@ -1,6 +1,7 @@
 """The drafter's rows: committed ones come from true features, guessed ones leave no trace."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -195,6 +196,25 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
     kept_first = [values[node] for node in range(1, len(tokens)) if parents[node] == 0]
     assert torch.allclose(torch.tensor(kept_first, dtype=torch.float64), first_level[: len(kept_first)])
     assert len(set(parents)) > 4
+
+
+def test_no_state_is_worked_out_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of committed rows the last one's alone; the others are there for their keys."""
+    drafter = tiny_drafter(presets()["eagle3"])
+    steps: list[int] = []
+    step = drafter.step
+
+    def watched(*args: Any) -> Any:
+        out = step(*args)
+        steps.append(out.h_BTH.shape[1])
+        return out
+
+    monkeypatch.setattr(drafter, "step", watched)
+    ids, aux = text(drafter)
+    proposer = Proposer(drafter, Chain(2), LENGTH)
+    proposer.prefill(0, ids[:, 1:12], aux[:, :11])
+    start = proposer.extend(torch.tensor([11]), ids[:, 12:15], aux[:, 11:14], torch.tensor([2]))
+    assert steps == [1, 1] and start.h_BKH.shape[1] == start.log_probs_BKD.shape[1] == 1
 
 
 @pytest.mark.parametrize("growth", [*GROWTHS, Chain(1), DynamicTree(depth=1, top_k=2, nodes=2)], ids=str)
