@@ -17,8 +17,8 @@ NOTES = """\
   a time gets one prompt. Every prompt goes to all systems before the next does, and the first one moves on.
 - **tokens/s** is pooled over prompts. *after the first*: without the time of a call that ends at the first token.
 - **Ratios** are of pooled time, above 1 is faster; intervals are 95 % bootstraps over prompts, paired.
-- **vLLM** is measured with `enforce_eager=True` and with its own compilation; the faster one counts. Engine in
-  process, one sequence, no prefix cache.
+- **vLLM** runs with `enforce_eager=True` and with its own compilation, and the faster one counts; one that was left out
+  is named above. Engine in process, one sequence, no prefix cache.
 - **transformers** is `generate` with its defaults; `transformers-lookup` and `transformers-assisted` propose so many
   tokens as the table says, or as its default heuristic does.
 - **Acceptance length**: tokens per pass of the target, the bonus token included; specdec's and vLLM's without the
