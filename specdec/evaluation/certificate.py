@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Growth, PlainDecoder, Request, Sampling, SpeculativeDecoder
+from specdec.decoding.decoder import GREEDY
 from specdec.drafter import Drafter
 from specdec.files import sha256, write_json
 from specdec.nn.view import View
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
 TOGETHER = 32
-GREEDY = Sampling()
 SUSPECT = 1e-6  # a p-value below it fails
 
 

@@ -111,7 +111,10 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
                 draft_ms=spec.made.draft_ms,
                 verify_ms=spec.made.verify_ms,
             )
-            assert all(0 < depth <= GROWTHS[growth].depth for depth in answer.drafted)
+            depth = GROWTHS[growth].depth
+            if isinstance(GROWTHS[growth], Chain):
+                assert answer.drafted == (depth,) * len(answer.accepted)
+            assert len(answer.drafted) == len(answer.accepted) and all(0 < one <= depth for one in answer.drafted)
             committed = [sum(a + 1 for a in answer.accepted[:i]) for i in range(len(answer.accepted))]
             assert answer.context == tuple(len(spec.prompt) + 1 + more for more in committed)
             inside = sum(answer.draft_ms) + sum(answer.verify_ms)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -117,7 +116,7 @@ def test_draws_are_made_as_the_evaluation_makes_them(asked: Sampling, temperatur
     drawn = [check for check in found["checks"] if check["check"] == "SampledCheck"]
     assert [check["sampling"]["rule"] for check in drawn] == ["one_hot", "with_replacement", "without_replacement"]
     for check in drawn:
-        assert check["sampling"] == asdict(asked) | {
+        assert check["sampling"] == dataclasses.asdict(asked) | {
             "temperature": temperature, "top_k": 3, "rule": check["sampling"]["rule"]
         }  # fmt: skip
 
