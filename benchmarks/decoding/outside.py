@@ -21,6 +21,7 @@ from specdec.decoding.growth import Growth
 from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import Drafter
+from specdec.nn.few_queries import additive
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 
@@ -59,7 +60,7 @@ class Stand:
     def __init__(self, like: Recorded, view: View) -> None:
         self.out = TargetOutput(like.out.aux_BTNH.clone(), like.out.final_BTH.clone())
         self.logits_BTV = like.logits_BTV.clone()
-        self.mask_B1TS, self.positions_BT = view.mask_B1TS.clone(), view.positions_BT.clone()
+        self.bias_B1TS, self.positions_BT = self._bias(view), view.positions_BT.clone()
 
     def say(self, recorded: Recorded) -> None:
         """What comes next."""
@@ -68,13 +69,16 @@ class Stand:
 
     def forward(self, ids_BT: Tensor, view: View, *args: Any) -> TargetOutput:
         """From memory."""
-        self.mask_B1TS.copy_(view.mask_B1TS)
+        self.bias_B1TS.copy_(self._bias(view))
         self.positions_BT.copy_(view.positions_BT)
         return self.out
 
     def logits(self, final_BTH: Tensor) -> Tensor:
         """From memory."""
         return self.logits_BTV
+
+    def _bias(self, view: View) -> Tensor:
+        return additive(view.mask_B1TS, self.logits_BTV.dtype)
 
 
 @torch.inference_mode()

@@ -43,7 +43,7 @@ class Bar:
 
 
 def greedy(tokens: dict[torch.dtype, int], steps: int, bars: dict[torch.dtype, Bar], console: Console) -> list[Case]:
-    """Every part in every dtype, growth and batch size."""
+    """Every part in every dtype and way."""
     cases = []
     for part in plan.PARTS:
         console.print(f"{part.name}: fitting a drafter", highlight=False)
@@ -51,11 +51,11 @@ def greedy(tokens: dict[torch.dtype, int], steps: int, bars: dict[torch.dtype, B
         for dtype, wanted_tokens in tokens.items():
             target = plan.load(part, dtype)
             target.prove()
-            drafter.to(dtype)
+            drafter.to(dtype)  # the narrowest comes last: what it loses is not needed again
             wanted = plain(target, drafter, plan.GROWTHS[0], plan.requests(part, target, wanted_tokens))
-            for growth in plan.GROWTHS:
-                for batch in plan.BATCHES:
-                    cases.append(check(part.name, target, drafter, growth, batch, wanted, bars[dtype]))
+            for how in plan.ways(dtype):
+                cases.append(check(part.name, target, drafter, how, wanted, bars[dtype]))
+                torch._dynamo.reset()  # graphs hold copies of weights
             done = sum(case.tokens for case in cases if case.dtype == bars[dtype].name)
             console.print(f"{part.name}: {done:,} tokens compared in {bars[dtype].name} so far", highlight=False)
     return cases
@@ -70,14 +70,17 @@ def main(argv: list[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results, or a path that ends in .md")
-    parser.add_argument("--tokens", type=int, default=100_000, help="compared in float32, at least")
-    parser.add_argument("--tokens64", type=int, default=40_000, help="compared in float64, at least")
+    parser.add_argument("--tokens", type=int, default=100_000, help="compared in float32, at least; 0 for none")
+    parser.add_argument("--tokens64", type=int, default=40_000, help="compared in float64, at least; 0 for none")
+    parser.add_argument("--tokens16", type=int, default=40_000, help="compared in bfloat16, at least; 0 for none")
     parser.add_argument("--draws", type=int, default=1_000_000, help="of every rule, growth and seed; 0 for none")
     parser.add_argument("--steps", type=int, default=150, help="of fitting a drafter; a third, embedded")
     parser.add_argument("--hardware", default="cpu", help="the machine's name in the file's name")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    asked = {"float32": args.tokens, "float64": args.tokens64}
+    tokens = {torch.float32: args.tokens, torch.float64: args.tokens64, torch.bfloat16: args.tokens16}
+    tokens = {dtype: wanted for dtype, wanted in tokens.items() if wanted}
+    asked = {str(dtype).removeprefix("torch."): wanted for dtype, wanted in tokens.items()}
     versions = {name: version(name) for name in ("torch", "transformers")}
     about: dict[str, Any] = {**machine(1), "versions": versions, "steps": args.steps, "asked": asked}
     out = args.out
@@ -86,8 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     console, begin = Console(stderr=True), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tokens = {torch.float32: args.tokens, torch.float64: args.tokens64}
-        bars = {dtype: Bar(progress, str(dtype)[6:], int(1.4 * wanted)) for dtype, wanted in tokens.items()}
+        bars = {
+            dtype: Bar(progress, str(dtype).removeprefix("torch."), int(1.4 * most)) for dtype, most in tokens.items()
+        }
         bar = Bar(progress, "draws", args.draws * len(CASES) * SEEDS)
         cases = greedy(tokens, args.steps, bars, console)
         counts = sampled(args.draws, bar)

@@ -1,4 +1,4 @@
-"""Which targets, growths, batches and prompts are decoded, and how many tokens of each.
+"""Which targets, ways of decoding and prompts there are, and how many tokens of each.
 
 Legend: T tokens.
 """
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.losslessness.greedy import Way
 from benchmarks.losslessness.targets import FAMILIES, SPECS, VOCAB, fitted, random_target, walks
 from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, Request, StaticTree
 from specdec.drafter import Drafter, DrafterSpec
@@ -19,8 +20,8 @@ from specdec.embedded.source import EMBEDDED, TargetSource
 from specdec.target import Target
 
 GROWTHS: tuple[Growth, ...] = (Chain(4), ConfidentChain(6, 0.2), StaticTree(), DynamicTree(depth=4, top_k=3, nodes=12))
-BATCHES = (1, 4)
-RUNS = len(GROWTHS) * len(BATCHES)
+EAGER = tuple(Way(growth, batch) for growth in GROWTHS for batch in (1, 4))
+COMPILED = tuple(Way(growth, batch, True) for growth, batch in zip(GROWTHS, (1, 4, 1, 4), strict=True))
 ENDED = 0.1  # tokens of the runs with an end token, over those without one: at least
 
 
@@ -59,14 +60,19 @@ def fit(part: Part, target: Target, steps: int) -> Drafter:
     return fitted(target, DrafterSpec(draft_vocab_size="all"), batches(), 2e-3)
 
 
+def ways(dtype: torch.dtype) -> tuple[Way, ...]:
+    """Nobody compiles for float64, which is there to leave out rounding."""
+    return EAGER if dtype == torch.float64 else (*EAGER, *COMPILED)
+
+
 def requests(part: Part, target: Target, tokens: int) -> list[Request]:
     """Prompts enough for ``tokens`` new tokens of all parts and runs together."""
     generator, found = torch.Generator().manual_seed(2), list[Request]()
-    most = target.config.max_position_embeddings
+    most, runs = target.config.max_position_embeddings, len(ways(target.dtype))
     if part.name == EMBEDDED:
         texts = [source.text for source in corpus(EmbeddedConfig().seed).held_out]
         stream_T = stream_rows(target.tokenizer, texts, 4096)[:, 1:].flatten()
-    while sum(request.max_new_tokens for request in found) * RUNS * (1 + ENDED) < tokens * part.share:
+    while sum(request.max_new_tokens for request in found) * runs * (1 + ENDED) < tokens * part.share:
         for length in part.lengths:
             if part.name == EMBEDDED:
                 at = int(torch.randint(len(stream_T) - length, (1,), generator=generator))

@@ -72,13 +72,14 @@ class World(NamedTuple):
 
 
 def count(rule: str, growth: Growth, seed: int, draws: int, told: Callable[[int], None]) -> Count:
-    """Draw ``draws`` texts, each from a seed of its own."""
+    """Draw ``draws`` texts, each from a seed of its own, which no other rule, growth or seed has."""
     world, sampling = World.random(seed), Sampling(temperature=1.0, rule=rule)  # type: ignore[arg-type]
     growth.prepare(torch.device("cpu"))
     growth.check_rule(sampling.acceptance)
     pairs, accepted, passes = torch.zeros(V * V, dtype=torch.float64), 0, 0
+    first_seed = (len(CASES) * seed + CASES.index((rule, growth))) * draws
     for start in range(0, draws, B):
-        seed_B = seed * draws + torch.arange(start, min(draws, start + B))
+        seed_B = first_seed + torch.arange(start, min(draws, start + B))
         first_B, second_B, taken = _round(world, sampling, growth, seed_B, torch.full_like(seed_B, V), PLACE)
         short = second_B < 0
         second_B[short], _, more = _round(world, sampling, growth, seed_B[short], first_B[short], PLACE + 1)

@@ -1,6 +1,7 @@
 """What torch's compiler is told. Importing it takes two seconds, so only what compiles imports this.
 
-Products of few rows take inductor's own C++ template, which packs the matrix and reads it once for several rows.
+Products of few rows take inductor's own C++ template, which packs the matrix and reads it once for several rows; its
+kernel for bfloat16 is :mod:`specdec.decoding.pairs` where the processor can.
 """
 
 import contextlib
@@ -18,8 +19,12 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.ir import ChoiceCaller, Layout
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 
-# rows by the template: in 16 bits the processor's own products, which the library takes, are faster for more
+from specdec.decoding import pairs
+
+# rows by the template, as tried on AMD's Zen 5: in 16 bits the library, which uses what the processor has for them, was
+# faster for more
 MOST = {torch.float32: 64, torch.bfloat16: 8, torch.float16: 8}
+MOST_PAIRS = 64  # likewise, of bfloat16 by pairs
 IN_REGISTERS = "-fno-tree-loop-distribute-patterns -fno-tree-ch"  # GCC's
 OFFER: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP,ATEN"}  # inductor's options
 
@@ -49,7 +54,11 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
     """
     try:
         # the option alone comes too late
-        with torch._inductor.config.patch(freezing=freezing), choosing() if freezing else contextlib.nullcontext():
+        with torch._inductor.config.patch(freezing=freezing), contextlib.ExitStack() as stack:
+            if freezing:
+                stack.enter_context(choosing())
+            if freezing and _pairs():
+                stack.enter_context(pairs.offered())
             yield
     except TorchDynamoException as error:
         reason = " ".join(str(error).split("\n\n")[0].split())
@@ -64,33 +73,47 @@ def _in_registers() -> dict[str, Any]:
     for the processor is the one that takes words of our own.
     """
     processor = torch._inductor.config.cpp.march
+    return {"cpp.march": f"{processor or 'native'} {IN_REGISTERS}"} if processor != "" and _gcc() else {}
+
+
+def _pairs() -> bool:
+    """Whether code is made for a processor that multiplies pairs."""
+    return torch._inductor.config.cpp.march in (None, "native") and _gcc() and pairs.able()
+
+
+def _gcc() -> bool:
     try:
-        heard = platform.machine() in ("x86_64", "AMD64") and processor != "" and is_gcc()
+        return platform.machine() in ("x86_64", "AMD64") and is_gcc()
     except InvalidCxxCompiler:  # compiling will say so
-        heard = False
-    return {"cpp.march": f"{processor or 'native'} {IN_REGISTERS}"} if heard else {}
+        return False
 
 
 class Rules(CustomGraphPass):
-    """Inductor's pass that leaves a graph as it is: torch's cache of kernels asks it by what rules they were chosen."""
+    """Inductor's pass that leaves a graph as it is: torch's cache of graphs asks it by what rules kernels were chosen.
+
+    Graphs whose weights a library packs are not in that cache.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
         """Nothing."""
 
     def uuid(self) -> bytes:
         """Of the file that decides."""
-        return get_hash_for_files((__file__,), str(MOST))
+        return get_hash_for_files((__file__, pairs.__file__), f"{MOST} {pairs.known()}")
 
 
 def choose(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
     """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike."""
     library: list[ChoiceCaller] = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
-    few = [choice for choice in choices if choice not in library and _few(choice.layout)]
+    few = [choice for choice in choices if choice not in library and _few(choice)]
     return (few or library or choices)[:1]
 
 
-def _few(out: Layout) -> bool:
-    return len(out.size) == 2 and int(out.size[0]) <= MOST.get(out.dtype, 0)
+def _few(choice: ChoiceCaller) -> bool:
+    out: Layout = choice.layout
+    by_pairs = getattr(choice, "category", None) == pairs.Pairs.__name__
+    most = MOST_PAIRS if by_pairs else MOST.get(out.dtype, 0)
+    return len(out.size) == 2 and int(out.size[0]) <= most
 
 
 @contextlib.contextmanager

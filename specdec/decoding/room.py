@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
@@ -29,19 +30,26 @@ class CompiledRoom(Room):
         self._weights = self._versions()
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
+        round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
+        round_.sequences.end(0)
+        for tensor in round_.tensors if device.type == "cuda" else ():  # no CUDA graph writes to other inputs
+            torch._dynamo.mark_static_address(tensor, guard=False)
+        draft = round_.draft
         if round_.drafts_fixed:
-            self.draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
+            draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
         judge = Compiled(lambda tree: round_.judge(tree), f"verification {where}", device)
         tidy = round_.tidy if round_.in_order else Compiled(lambda: round_.tidy(), f"tidying {where}", device)
+
+        def begin() -> DraftTree:
+            torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
+            return draft()
 
         def verify(tree: DraftTree) -> Tensor:
             report = judge(tree.padded(round_.nodes))
             tidy()
             return report
 
-        self.verify = verify
-        round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
-        round_.sequences.end(0)
+        self.draft, self.verify = begin if device.type == "cuda" else draft, verify
         for _ in range(2):  # the second must find all compiled
             self.verify(self.draft())
 

@@ -1,4 +1,4 @@
-"""One round of B sequences: propose, verify, accept, commit. No part of it waits for the device.
+"""One round of B sequences: propose, verify, accept, commit. Only a confident chain's drafting waits for the device.
 
 Legend: B sequences, N tree nodes with the root, P path nodes at most, V vocabulary.
 """
@@ -35,6 +35,11 @@ class PlainRound:
         self.modules: list[nn.Module] = [target.model]
         self.capacity = longest + self.nodes
         self.sequences = Sequences.empty(target, sampling, self.capacity, batch, self.path, len(self.layers))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What stays from round to round and is updated in place; a target's keys only once there are some."""
+        return self.sequences.tensors
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
@@ -108,6 +113,10 @@ class DraftedRound(PlainRound):
         self.modules.append(drafter)
         self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*super().tensors, *self.proposer.cache.tensors]
+
     def draft(self) -> DraftTree:
         sequences = self.sequences
         length_B, count_B = sequences.length_B, sequences.count_B
@@ -128,7 +137,7 @@ def _nodes_in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
     B, N = path_BN.shape
     P = len(order_P)
     order_N = torch.arange(N, device=path_BN.device)
-    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # a running sum would leave a compiled graph
+    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # cumsum would call a library in compiled code
     step_BN = torch.where(path_BN, place_BN, P)  # those off the path go to a column past the end
     rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
     nodes_BN = order_N.expand(B, N)

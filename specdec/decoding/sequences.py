@@ -56,6 +56,12 @@ class Sequences(NamedTuple):
             chance=Chance(sampling, zero_B.clone(), torch.zeros(batch, seen, dtype=torch.bool, device=device)),
         )
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that is updated in place."""
+        own = [x for x in self if isinstance(x, Tensor)]
+        return [*own, *self.cache.tensors, self.chance.seed_B, self.chance.seen_BV]
+
     def begin(self, b: int, length: int, root_1: Tensor, aux_1NH: Tensor) -> None:
         """Sequence ``b`` has been prefilled with ``length`` tokens, the last of them with these states."""
         self.live_B[b], self.length_B[b], self.count_B[b] = True, length, 1

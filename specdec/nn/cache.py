@@ -76,6 +76,11 @@ class StaticCache:
             for _ in range(2)
         )
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it keeps."""
+        return [*self.keys_BgSd, *self.values_BgSd]
+
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
         one = copy.copy(self)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# queries of the heads that share keys, up to which loops of a compiled graph beat a library's products
+# queries of the heads that share keys, up to which loops of a compiled graph beat a library's products (tried on Zen 5)
 LOOPS, LOOPS_FLOAT32 = 8, 2
+WIDE = 24  # likewise, up to which its products of numbers widened to float32 beat those in 16 bits
 MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
 
 
@@ -48,12 +49,19 @@ def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float
 
 def _times(rows: int, q_BhTd: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     most = LOOPS_FLOAT32 if q_BhTd.dtype == torch.float32 else LOOPS
-    loops = torch.compiler.is_compiling() and q_BhTd.device.type == "cpu" and 0 < rows <= most
-    return sums if loops else _product
+    if not torch.compiler.is_compiling() or q_BhTd.device.type != "cpu" or not rows:
+        return _product
+    if rows <= most:
+        return sums
+    return _wide_product if rows <= WIDE and q_BhTd.dtype.itemsize == 2 else _product
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w.transpose(-1, -2)
+
+
+def _wide_product(x: Tensor, w: Tensor) -> Tensor:
+    return _product(x.float(), w.float()).to(x.dtype)
 
 
 def sums(x_MK: Tensor, w_NK: Tensor) -> Tensor:

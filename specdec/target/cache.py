@@ -35,6 +35,11 @@ class TargetCache(Cache):
         self._slots_BT = torch.empty(0, dtype=torch.int64)
         self._columns = capacity
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it keeps, of all sequences; nothing before the first write."""
+        return [buffer for pair in self._buffers.values() for buffer in pair]
+
     def row(self, b: int) -> Self:
         """The cache of one sequence, in the same memory."""
         one = copy.copy(self)

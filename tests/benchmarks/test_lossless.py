@@ -1,20 +1,22 @@
 """The benchmark of losslessness in small: it passes what is right, and finds what is wrong."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from benchmarks.losslessness.greedy import Case, check, plain
+from benchmarks.losslessness.greedy import Case, Way, check, plain
 from benchmarks.losslessness.report import faults, markdown, to_json
 from benchmarks.losslessness.sampled import TREE, Count, count
 from benchmarks.losslessness.targets import FAMILIES, SPECS, fitted, random_target, walks
 from specdec.decoding import Chain, Generation, Request, SpeculativeDecoder
 from specdec.decoding.rules import Rule, WithoutReplacement
 from specdec.drafter import Drafter
-from specdec.evaluation.certificate import Difference
+from specdec.evaluation.greedy_check import Difference
 from specdec.target import Target
 
 REQUESTS = [Request([5], 40), Request(list(range(30)), 40)]
@@ -26,6 +28,14 @@ ABOUT = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def no_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
 @cache
 def pair() -> tuple[Target, Drafter]:
     generator = torch.Generator().manual_seed(0)
@@ -35,15 +45,13 @@ def pair() -> tuple[Target, Drafter]:
     return random_target("llama", torch.float64), drafter.double()
 
 
-def case(told: list[int], batch: int = 2) -> Case:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_right_passes_and_was_tested(compiled: bool) -> None:
+    told: list[int] = []
     target, drafter = pair()
     wanted = plain(target, drafter, Chain(3), REQUESTS)
-    return check("llama", target, drafter, Chain(3), batch, wanted, told.append)
-
-
-def test_what_is_right_passes_and_was_tested() -> None:
-    told: list[int] = []
-    found = case(told)
+    found = check("llama", target, drafter, Way(Chain(3), 2, compiled), wanted, told.append)
+    assert found.compiled == compiled and counters["stats"]["unique_graphs"] == (2 if compiled else 0)
     assert faults({"float64": 80}, [found], []) == [] and sum(told) == found.tokens > 80
     assert found.accepted > 0.2 * found.passes and found.ended_inside >= 1
 
@@ -64,7 +72,7 @@ def test_every_wrong_token_is_found_in_a_batch_too(monkeypatch: pytest.MonkeyPat
     wanted = plain(target, drafter, Chain(3), REQUESTS)._replace(ends=frozenset())
     wanted = wanted._replace(ended=wanted.whole)
     monkeypatch.setattr(SpeculativeDecoder, "generate_all", wrong)
-    found = check("llama", target, drafter, Chain(3), 2, wanted, lambda n: None)
+    found = check("llama", target, drafter, Way(Chain(3), 2), wanted, lambda n: None)
     assert [(one.prompt, one.position) for one in found.wrong] == [(1, 3), (1, 6)] * 2
     assert all(one.token == one.plain_token ^ 1 and one.gap > one.allowed for one in found.wrong)
     assert "wrong tokens" in faults({}, [found], [])[0]
@@ -88,7 +96,7 @@ def test_draws_tell_a_right_rule_from_a_wrong_one(monkeypatch: pytest.MonkeyPatc
 
 def test_the_report_names_every_fault() -> None:
     tie = Difference(0, 1, 2, 3, 0.0, 1e-5)
-    good = Case("t", "float64", "g", 1, 2, 60, 20, 30, 1, (), ())
+    good = Case("t", "float64", "g", 1, False, 2, 60, 20, 30, 1, (), ())
     bad = good._replace(near_ties=(tie,), wrong=(tie,), accepted=1, ended_inside=0)
     counts = [Count("r", "g", 0, 10, 0.5, 0.5, 1.0), Count("r", "g", 1, 10, 0.5, 1e-9, 1.0)]
     assert faults({"float64": 60}, [good], counts[:1]) == []

@@ -25,10 +25,10 @@ from specdec.decoding import (
 )  # fmt: skip
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import room_for
-from specdec.decoding.inductor import MOST, choose
+from specdec.decoding.inductor import MOST, MOST_PAIRS, _pairs, choose
 from specdec.drafter import Drafter
 from specdec.nn.cache import write
-from specdec.nn.few_queries import LOOPS, LOOPS_FLOAT32, additive, attend_few, sums
+from specdec.nn.few_queries import LOOPS, LOOPS_FLOAT32, WIDE, _wide_product, additive, attend_few, sums
 from specdec.nn.products import fast_products
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -36,6 +36,8 @@ from tests.tiny import presets
 
 PROMPTS = [[3, 4, 5], [17], list(range(40)), [9, 9, 2], [30, 1]]
 """Of a target so small that a graph takes seconds."""
+
+LIMITS = MOST | ({torch.bfloat16: MOST_PAIRS} if _pairs() else {})
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,7 @@ def graphs() -> int:
 def test_no_text_needs_another_graph(
     pair: tuple[Target, Drafter], growth: Growth, sampling: Sampling, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Graphs carry no guards: what a graph wrongly went on serving would show in the tokens."""
     target, drafter = pair
     decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=2, compiled=True)
     with caplog.at_level(logging.INFO, "specdec"):
@@ -138,7 +141,7 @@ def test_another_form_is_refused(other: Tensor, told: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "rows", "template"),
     [
-        *((dtype, rows, rows <= most) for dtype, most in MOST.items() for rows in (1, most, most + 1)),
+        *((dtype, rows, rows <= most) for dtype, most in LIMITS.items() for rows in (1, most, most + 1)),
         (torch.float64, 1, False),
     ],
 )
@@ -160,8 +163,10 @@ def test_few_rows_take_the_template(
     assert chosen or not template
 
 
-@pytest.mark.parametrize(("dtype", "loops"), [(torch.float32, LOOPS_FLOAT32), (torch.bfloat16, LOOPS)])
-@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 1), (1, 3), (2, 4), (3, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "loops"), [(torch.float32, LOOPS_FLOAT32), (torch.bfloat16, LOOPS), (torch.float16, LOOPS)]
+)
+@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 1), (1, 3), (2, 4), (3, 3), (3, 8), (5, 5)])
 def test_attention_is_compiled_to_the_same(
     heads: int, queries: int, dtype: torch.dtype, loops: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +177,12 @@ def test_attention_is_compiled_to_the_same(
         seen.append(x_MK.shape[-2])
         return sums(x_MK, w_NK)
 
+    def wide(x: Tensor, w: Tensor) -> Tensor:
+        widened.append(x.shape[-2])
+        return _wide_product(x, w)
+
+    widened: list[int] = []
+    monkeypatch.setattr("specdec.nn.few_queries._wide_product", wide)
     monkeypatch.setattr("specdec.nn.few_queries.sums", watched)
     generator = torch.Generator().manual_seed(queries)
     q, k, v = (
@@ -187,6 +198,7 @@ def test_attention_is_compiled_to_the_same(
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
     rows = heads * queries
     assert seen == ([rows] * 2 if rows <= loops else [])
+    assert widened == ([rows] * 2 if dtype != torch.float32 and loops < rows <= WIDE else [])
 
 
 def test_what_a_graph_leaves_to_the_library_takes_the_one_for_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:

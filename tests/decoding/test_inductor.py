@@ -11,7 +11,8 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.select_algorithm import get_algorithm_selector_cache
 from torch.nn import functional as F
 
-from specdec.decoding.inductor import IN_REGISTERS, MOST, Rules, choose, choosing, options
+from specdec.decoding.inductor import IN_REGISTERS, MOST, Rules, choose, choosing, compiling, options
+from specdec.decoding.pairs import known
 
 
 def test_nothing_imports_the_compiler_before_it_compiles() -> None:
@@ -66,6 +67,29 @@ def test_the_compiler_is_told_to_keep_sums_in_registers(
     with torch._inductor.config.patch({"cpp.march": processor}):
         assert options(torch.device("cpu")).get("cpp.march") == said
     assert "cpp.march" not in options(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "gcc", "processor", "able", "pairs"),
+    [
+        ("x86_64", True, None, True, True),
+        ("x86_64", True, "native", True, True),
+        ("x86_64", True, "icelake-server", True, False),  # code for another processor
+        ("x86_64", True, "", True, False),
+        ("x86_64", False, None, True, False),
+        ("x86_64", True, None, False, False),
+    ],
+)
+def test_pairs_are_for_code_of_this_processor(
+    machine: str, gcc: bool, processor: str | None, able: bool, pairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("specdec.decoding.inductor.is_gcc", lambda: gcc)
+    monkeypatch.setattr("specdec.decoding.pairs.able", lambda: able)
+    with torch._inductor.config.patch({"cpp.march": processor}), compiling("this", True):
+        assert known() == pairs
+    with compiling("this", False):  # on a GPU
+        assert not known()
 
 
 def test_without_a_compiler_compiling_is_left_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from specdec.decoding import Generation, Request, SpeculativeDecoder
+from specdec.drafter import Drafter
 from specdec.evaluation.record import Answer
+from specdec.target import Target
+from tests.perfect import markov_target, perfect_drafter
+from tests.tiny import presets
 
 
 def answer(prompt_id: str, accepted: tuple[int, ...], depth: int = 3, **changes: object) -> Answer:
@@ -54,3 +59,11 @@ def alter(patch: pytest.MonkeyPatch, change: Callable[[SpeculativeDecoder, Reque
             yield number, made._replace(ids=change(self, requests[number], made.ids))
 
     patch.setattr(SpeculativeDecoder, "generate_all", changed)
+
+
+def soft_target() -> tuple[Target, Drafter]:
+    """A target that leaves room for chance, and a drafter that knows it."""
+    target = markov_target()
+    with torch.no_grad():
+        target.model.get_output_embeddings().weight.mul_(0.1)
+    return target, perfect_drafter(target, presets()["eagle3_1"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
         (["--max_new_tokens", "999"], "positions"),
         (["--system", "Be brief."], "system"),
         (["--limit", "0"], "limit"),
+        (["--sampling.temperature", "-0.5"], "temperature"),
+        (["--growth", "static:file=TREE"], "lacks its parent"),
+        (["--baselines", "assisted"], "assisted:DIR"),
         (["--thinking", "true"], "thinking"),
         (["--thinking", "maybe"], "thinking"),
         (["--layouts", "mmlu"], "no 'mmlu'"),
@@ -88,7 +92,8 @@ def test_wrong_input_leaves_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
-    extra = [word.replace("SUMS", str(sums(tmp_path))) for word in extra]
+    (tmp_path / "tree.yaml").write_text("[[0], [1, 0]]")
+    extra = [word.replace("SUMS", str(sums(tmp_path))).replace("TREE", str(tmp_path / "tree.yaml")) for word in extra]
     assert main([*arguments, *extra, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
@@ -160,7 +165,7 @@ def test_a_suite_with_a_prompt_left_out(
 
 def test_a_certificate_on_demand(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "certified"
-    assert main([*arguments, "--out", str(out), "--certify", "40"]) == 0
+    assert main([*arguments, "--out", str(out), "--certify", "300"]) == 0
     stated, metrics = (json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json"))
     assert stated["holds"] is metrics["certified"] is True
     assert stated["target"] == metrics["target"] and stated["settings"] == metrics["settings"]
@@ -168,6 +173,20 @@ def test_a_certificate_on_demand(arguments: list[str], tmp_path: Path) -> None:
     greedy = [check for check in stated["checks"] if check["check"] == "GreedyCheck"]
     assert [check["growth"] for check in greedy] == [result["growth"] for result in metrics["results"]]
     assert all(check["tokens"] > 0 for check in greedy)
+
+
+@pytest.mark.timeout(600)  # graphs of a real decoder
+def test_compiled_by_default_and_certified_so(
+    arguments: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "compiled"
+    with caplog.at_level(logging.INFO, "specdec"):
+        assert main([*arguments[:-2], "--out", str(out), "--certify", "300"]) == 0
+    told = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("compiled verification for 1 x 64 tokens in") for text in told)
+    stated, metrics = (json.loads((out / name).read_text()) for name in ("certificate.json", "metrics.json"))
+    assert stated["holds"] and stated["greedy"] == {"compiled": True, "batch_size": 1}
+    assert metrics["settings"]["compiled"] is True and metrics["results"][0]["identical_outputs"] == 2
 
 
 def test_a_certificate_that_does_not_hold_ends_the_command_with_one(

@@ -1,0 +1,108 @@
+"""Sampled continuations counted against the target's exact law.
+
+Legend: B rows, T tokens, V vocabulary.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from specdec.decoding import Growth, Request, Sampling, SpeculativeDecoder
+from specdec.drafter import Drafter
+from specdec.evaluation.greedy_check import logits_after
+from specdec.target import Target
+
+LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
+TOGETHER = 32
+SUSPECT = 1e-6  # a p-value below it fails
+
+
+@dataclass(frozen=True)
+class SampledCheck:
+    """Sampled continuations counted against the target's exact law of them, by Pearson's chi-square."""
+
+    growth: str
+    rule: str
+    sampling: dict[str, Any]  # all of it, with the top-k of the check
+    runs: int
+    vocabulary: int  # tokens that the law leaves at each place
+    length: int  # tokens of a continuation
+    chi_square: float
+    degrees: int
+    p_value: float
+    impossible: int  # draws that the target's law excludes
+    accepted: int  # drafts that were taken
+    passes: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the draws could be the target's; not if they are too few to tell two continuations apart."""
+        return self.impossible == 0 and self.degrees > 0 and self.p_value > SUSPECT
+
+
+def check_sampled(
+    target: Target,
+    drafter: Drafter,
+    growth: Growth,
+    sampling: Sampling,
+    prompt: list[int],
+    runs: int,
+    vocabulary: int = 3,
+    length: int = 3,
+) -> SampledCheck:
+    """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed."""
+    sampling = replace(sampling, top_k=vocabulary, temperature=sampling.temperature or 1.0)
+    decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=min(runs, TOGETHER))
+    requests = [Request(prompt, length, sampling.seed + run) for run in range(runs)]
+    made = [one for _, one in decoder.generate_all(requests)]
+    counts = Counter(tuple(one.ids) for one in made)
+    law = _continuations(target, sampling, prompt, length)
+    cells = _cells([(counts[path], p * runs) for path, p in law.items()])
+    chi_square = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    halves = torch.tensor([max(1, len(cells) - 1) / 2, chi_square / 2], dtype=torch.float64)
+    return SampledCheck(
+        growth=growth.name,
+        rule=type(sampling.acceptance).__name__,
+        sampling=asdict(sampling),
+        runs=runs,
+        vocabulary=vocabulary,
+        length=length,
+        chi_square=chi_square,
+        degrees=len(cells) - 1,
+        p_value=float(torch.special.gammaincc(halves[0], halves[1])),
+        impossible=runs - sum(counts[path] for path in law),
+        accepted=sum(sum(one.accepted) for one in made),
+        passes=sum(len(one.accepted) for one in made),
+    )
+
+
+def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Pairs of draws and how many were expected, the rarest added up until each expects ``LEAST_EXPECTED``."""
+    cells = [(0, 0.0)]
+    for seen, wanted in sorted(pairs, key=lambda pair: pair[1]):
+        if cells[-1][1] >= LEAST_EXPECTED and wanted >= LEAST_EXPECTED:
+            cells.append((0, 0.0))
+        cells[-1] = cells[-1][0] + seen, cells[-1][1] + wanted
+    return cells
+
+
+@torch.inference_mode()
+def _continuations(target: Target, sampling: Sampling, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
+    """Every continuation that the warped target can say, with its probability."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        paths = list(found)
+        ids_BT = torch.tensor([[*prompt, *path] for path in paths])
+        seen_BV = None
+        if sampling.needs_seen:
+            seen_BV = torch.zeros(len(paths), target.vocab_size, dtype=torch.bool).scatter(1, ids_BT, True)
+        law_BV = sampling.law(logits_after(target, ids_BT).cpu(), seen_BV).double()
+        longer: dict[tuple[int, ...], float] = {}
+        for row, path in enumerate(paths):
+            for token in law_BV[row].nonzero().flatten().tolist():
+                longer[(*path, token)] = found[path] * float(law_BV[row, token])
+        found = longer
+    return found
