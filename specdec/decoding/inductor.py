@@ -8,6 +8,7 @@ import contextlib
 import platform
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch._inductor.config
@@ -16,6 +17,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import ChoiceCaller, Layout
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 
@@ -57,6 +59,7 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
         with torch._inductor.config.patch(freezing=freezing), contextlib.ExitStack() as stack:
             if freezing:
                 stack.enter_context(choosing())
+                stack.enter_context(repeatable())
             if freezing and _pairs():
                 stack.enter_context(pairs.offered())
             yield
@@ -125,3 +128,20 @@ def choosing() -> Iterator[None]:
         yield
     finally:
         functions.remove(choose)
+
+
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Inside, the C++ made of a graph is the same in every process, so that torch finds what it has compiled of it.
+
+    It writes every constant's address into a comment else. Constants are given to the code when it is loaded.
+    """
+    before = GraphLowering.allocate_non_dup_const_name
+
+    def allocate(graph: GraphLowering, name: str | None, data: torch.Tensor) -> str:
+        known = before(graph, name, data)
+        graph.constant_reprs[known] = f"{tuple(data.shape)}"
+        return known
+
+    with patch.object(GraphLowering, "allocate_non_dup_const_name", allocate):
+        yield

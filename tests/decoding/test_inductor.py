@@ -3,14 +3,17 @@
 import contextlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.select_algorithm import get_algorithm_selector_cache
+from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
+from specdec.decoding.compiled import Compiled
 from specdec.decoding.inductor import IN_REGISTERS, MOST, Rules, choose, choosing, compiling, options
 from specdec.decoding.pairs import known
 
@@ -22,6 +25,19 @@ def test_nothing_imports_the_compiler_before_it_compiles() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def compiled(layer: nn.Linear) -> Compiled[torch.Tensor]:
+    return Compiled(lambda x: layer(x), "a product", torch.device("cpu"))
+
+
+def test_code_for_other_weights_is_not_compiled_anew(tmp_path: Path) -> None:
+    """Nor is it in another process, which has its weights elsewhere in memory."""
+    x, layers = torch.randn(3, 64), [nn.Linear(64, 96, bias=False).requires_grad_(False) for _ in range(2)]
+    with fresh_cache(dir=str(tmp_path), delete=False), torch.inference_mode():
+        for layer in layers:
+            torch.testing.assert_close(compiled(layer)(x), layer(x))
+    assert len(list(tmp_path.rglob("*.main.so"))) == 1
 
 
 def test_choosing_leaves_no_trace() -> None:
