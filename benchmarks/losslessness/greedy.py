@@ -4,12 +4,12 @@ Legend: T tokens.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specdec.decoding import Generation, Growth, PlainDecoder, Request, SpeculativeDecoder
+from specdec.decoding import Growth, PlainDecoder, Request, SpeculativeDecoder
 from specdec.drafter import Drafter
-from specdec.evaluation.greedy_check import Difference
+from specdec.evaluation.greedy_check import Difference, compared
 from specdec.target import Target
 
 Told = Callable[[int], None]
@@ -84,9 +84,9 @@ def check(name: str, target: Target, drafter: Drafter, how: Way, wanted: Plain, 
     """Decode all prompts twice, without an end token and with one, and compare every token."""
     decoder = SpeculativeDecoder(target, drafter, how.growth, batch=how.batch, compiled=how.compiled)
     decoder.prepare(max(len(request.prompt) + request.max_new_tokens for request in wanted.requests))
-    found: list[Difference] = []
-    whole = _compared(decoder, wanted.requests, wanted.whole, (), found, told)
-    ended = _compared(decoder, wanted.requests, wanted.ended, wanted.ends, found, told)
+    whole, first = compared(decoder, wanted.requests, wanted.whole, (), told)
+    ended, second = compared(decoder, wanted.requests, wanted.ended, wanted.ends, told)
+    found = [*first, *second]
     inside = 0
     for cut, full in zip(ended, whole, strict=True):
         last = len(cut.accepted) - 1
@@ -107,38 +107,3 @@ def check(name: str, target: Target, drafter: Drafter, how: Way, wanted: Plain, 
         near_ties=tuple(one for one in found if one.near_tie),
         wrong=tuple(one for one in found if not one.near_tie),
     )
-
-
-def _compared(
-    decoder: SpeculativeDecoder,
-    requests: Sequence[Request],
-    wanted: Sequence[list[int]],
-    end: Collection[int],
-    found: list[Difference],
-    told: Told,
-) -> list[Generation]:
-    """The generations; behind a token that differs it goes on from plain decoding's text, so that all are compared."""
-    first: dict[int, Generation] = {}
-    open_, done = list(range(len(requests))), [0] * len(requests)
-    while open_:
-        rest = [
-            Request([*requests[n].prompt, *wanted[n][: done[n]]], requests[n].max_new_tokens - done[n]) for n in open_
-        ]
-        again = []
-        for index, made in decoder.generate_all(rest, end):
-            n = open_[index]
-            first.setdefault(n, made)
-            left = wanted[n][done[n] :]
-            agreed = next((i for i, token in enumerate(left) if made.ids[i : i + 1] != [token]), len(left))
-            told(min(agreed + 1, len(left)))
-            if agreed == len(left) == len(made.ids):
-                continue
-            done[n] += agreed
-            text = [*requests[n].prompt, *wanted[n][: done[n]]]
-            token, plain_token = (ids[0] if ids else -1 for ids in (made.ids[agreed:], wanted[n][done[n] :]))
-            found.append(Difference.of(decoder.target, n, text, done[n], token, plain_token))
-            done[n] += 1
-            if done[n] < len(wanted[n]):
-                again.append(n)
-        open_ = again
-    return [first[n] for n in range(len(requests))]

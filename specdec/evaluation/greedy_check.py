@@ -3,14 +3,14 @@
 Legend: B rows, T tokens, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from specdec.decoding import Growth, PlainDecoder, Request, SpeculativeDecoder
+from specdec.decoding import Generation, Growth, PlainDecoder, Request, SpeculativeDecoder
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
@@ -55,7 +55,7 @@ class GreedyCheck:
 
     growth: str
     tokens: int
-    accepted: int  # drafts that were taken
+    accepted: int  # drafts that were taken, without what was decoded again behind a difference
     passes: int
     near_ties: tuple[Difference, ...]  # within the tolerance: rounding decided
     wrong: tuple[Difference, ...]
@@ -81,30 +81,55 @@ def check_greedy(
     Plain decoding is the eager one; ``batch`` and ``compiled`` are speculative decoding's.
     """
     asked = [Request(prompt, max_new_tokens) for prompt in prompts]
-    plain = {number: made.ids for number, made in PlainDecoder(target, batch=batch).generate_all(asked)}
+    plain = dict(PlainDecoder(target, batch=batch).generate_all(asked))
+    wanted = [plain[number].ids for number in range(len(asked))]
     decoder = SpeculativeDecoder(target, drafter, growth, batch=batch, compiled=compiled)
-    ties, wrong = list[Difference](), list[Difference]()
-    accepted = passes = 0
-    left = [(number, 0) for number in range(len(prompts))]  # and how many tokens of it are compared
+    made, found = compared(decoder, asked, wanted)
+    passes = [count for one in made for count in one.accepted]
+    near_ties, wrong = (tuple(one for one in found if one.near_tie == near) for near in (True, False))
+    return GreedyCheck(growth.name, sum(map(len, wanted)), sum(passes), len(passes), near_ties, wrong)
+
+
+def compared(
+    decoder: SpeculativeDecoder,
+    requests: Sequence[Request],
+    wanted: Sequence[list[int]],
+    end: Collection[int] = (),
+    told: Callable[[int], None] = lambda tokens: None,
+) -> tuple[list[Generation], list[Difference]]:
+    """Decode every request; behind a token that differs it goes on from the wanted text, so that all are compared.
+
+    Args:
+        wanted: plain decoding's new tokens of each request.
+        end: the tokens that end a text.
+        told: called with how many more tokens have been compared.
+
+    Returns:
+        What was made of each request at first, and every difference.
+    """
+    first, found = dict[int, Generation](), list[Difference]()
+    left = [(number, 0) for number in range(len(requests))]  # and how many tokens of it are compared
     while left:
-        rest = [Request([*prompts[n], *plain[n][:done]], max_new_tokens - done) for n, done in left]
-        made = dict(decoder.generate_all(rest))
-        accepted += sum(sum(one.accepted) for one in made.values())
-        passes += sum(len(one.accepted) for one in made.values())
+        rest = [
+            Request([*requests[n].prompt, *wanted[n][:done]], requests[n].max_new_tokens - done) for n, done in left
+        ]
         further = []
-        for index, (number, done) in enumerate(left):
-            pairs = zip(made[index].ids, plain[number][done:], strict=True)
-            first = next((i for i, (token, wanted) in enumerate(pairs) if token != wanted), None)
-            if first is None:
+        for index, made in decoder.generate_all(rest, end):
+            number, done = left[index]
+            first.setdefault(number, made)
+            more = wanted[number][done:]
+            agreed = next((i for i, token in enumerate(more) if made.ids[i : i + 1] != [token]), len(more))
+            told(min(agreed + 1, len(more)))
+            if agreed == len(more) == len(made.ids):
                 continue
-            at = done + first
-            text = [*prompts[number], *plain[number][:at]]
-            found = Difference.of(target, number, text, at, made[index].ids[first], plain[number][at])
-            (ties if found.near_tie else wrong).append(found)
-            if at + 1 < max_new_tokens:
+            at = done + agreed
+            token, plain_token = (ids[0] if ids else -1 for ids in (made.ids[agreed:], more[agreed:]))
+            text = [*requests[number].prompt, *wanted[number][:at]]
+            found.append(Difference.of(decoder.target, number, text, at, token, plain_token))
+            if at + 1 < len(wanted[number]):
                 further.append((number, at + 1))
         left = further
-    return GreedyCheck(growth.name, len(prompts) * max_new_tokens, accepted, passes, tuple(ties), tuple(wrong))
+    return [first[number] for number in range(len(requests))], found
 
 
 def logits_after(target: Target, ids_BT: Tensor) -> Tensor:

@@ -52,6 +52,20 @@ class ResidualOfTheDrafter(WithoutReplacement):
         return _sum_one((q_BV - r_BV).clamp_min(0))
 
 
+class RepeatedWithoutResidual(WithReplacement):
+    """Refused children leave p as it was."""
+
+    def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
+        return r_BV
+
+
+class RepeatedWithHalfTheResidual(WithReplacement):
+    """Half of p is left as it was."""
+
+    def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
+        return _sum_one(super().residual(r_BV, q_BV) + r_BV)
+
+
 class ResidualNotNormalised(WithoutReplacement):
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
         return (r_BV - q_BV).clamp_min(0)
@@ -152,6 +166,11 @@ class OneHotWarmer(OneHot):
         return super().accept(drafts, _sum_one(p_BNV.sqrt()), noise)
 
 
+RIGHT: dict[str, Rule] = {
+    "most likely": OneHot(),
+    "distinct": WithoutReplacement(),
+    "repeatedly": WithReplacement(),
+}
 TWO = [0, 0, 0]
 WRONG = [
     (UpsideDown(), CHAIN, "distinct"),
@@ -164,6 +183,8 @@ WRONG = [
     (LeftNotNormalised(), TWO, "distinct"),
     (KeepsTheRefused(), PAIRS, "distinct"),
     (WithReplacement(), TWO, "distinct"),
+    (RepeatedWithoutResidual(), TWO, "repeatedly"),
+    (RepeatedWithHalfTheResidual(), TWO, "repeatedly"),
     (TargetColderHere(), CHAIN, "distinct"),
     (DrafterColderHere(), CHAIN, "distinct"),
     (TopPHere(), CHAIN, "distinct"),
@@ -183,7 +204,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("rule", "parents", "drawn"), WRONG, ids=ids)
 def test_the_same_check_fails_a_wrong_rule(rule: Rule, parents: list[int], drawn: str) -> None:
-    right = OneHot() if drawn == "most likely" else WithoutReplacement()
+    right = RIGHT[drawn]
     assert lossless(right, parents, drawn)
     assert not lossless(rule, parents, drawn)
     assert min(errors(rule, parents, drawn)) > 1e-3  # by far
