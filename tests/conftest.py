@@ -38,6 +38,17 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def no_graphs() -> Iterator[None]:
+    """No compiled graph is there before a test, none is counted, and none is left."""
+    from torch._dynamo.utils import counters  # two seconds, of the tests that compile alone
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of forty short functions."""

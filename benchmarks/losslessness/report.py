@@ -15,8 +15,7 @@ LEAST_ACCEPTED = 0.2  # accepted drafts per pass; with fewer a case tests nothin
 
 NOTES = f"""\
 - **Targets**: tiny random ones of four families, 256 positions, whose head makes every token's successor likely and
-  whose layers lead astray; and the embedded target. The same weights, rounded to each
-  dtype.
+  whose layers lead astray; and the embedded target. The same weights, rounded to each dtype.
 - **Drafters** are fitted by specdec's own objective for seconds, in float32: EAGLE-3.1 (llama, gemma3, embedded),
   EAGLE-3 with a cut vocabulary (qwen3) and EAGLE-1 (mixtral). They are right often and wrong often, see *acceptance*.
 - **Prompts** have from one token up to within 6 or 8 of the last position that the target has. Every prompt is decoded
@@ -26,10 +25,9 @@ NOTES = f"""\
 - **Compiled** decoding is compared with the same eager plain decoding as eager is.
 - **Near-tie**: a token that differs from plain decoding's, where the plain logits of both lie within
   {TOLERANCE[torch.float32]:g} (float32), {TOLERANCE[torch.float64]:g} (float64) or {TOLERANCE[torch.bfloat16]:g}
-  (bfloat16, which has eight binary digits) of the greatest logit's size below it, or of 1 if that is smaller. More
-  than {MOST_TIES:.0%} of a case's tokens are a fault.
-  *Wrong*: any other that differs. Behind either, decoding goes on from plain decoding's text, so that every token is
-  compared.
+  (bfloat16, which has eight binary digits) of the greatest logit's size below it, or of 1 if that is smaller. More than
+  {MOST_TIES:.0%} of a case's tokens are a fault. *Wrong*: any other that differs. Behind either, decoding goes on from
+  plain decoding's text, so that every token is compared.
 - **Draws**: texts of two tokens after a root, each from a seed of its own, by the rounds of decoding with its own
   growths, rules and noise; random laws over {V} tokens stand for the target and, over {D} of them, for the drafter.
   p-values are of Pearson's chi-square over all {V * V} pairs, and over the first tokens; a failure is one below

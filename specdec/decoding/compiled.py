@@ -21,8 +21,8 @@ _number = itertools.count()
 class Compiled(Generic[R]):
     """A function that is compiled at its first call, for the shapes it has there, and never again.
 
-    Torch keeps the kernels it built in its own cache on disk; a later process builds them faster. The weights must not
-    change afterwards: on a CPU the graph holds copies of them, packed.
+    Torch keeps what the C++ compiler made in its cache on disk, for later processes; the graph is made in each. The
+    weights must not change afterwards: on a CPU the graph holds copies of them, packed.
 
     Args:
         function: of tensors, and of tuples of tensors or None.

@@ -1,6 +1,5 @@
 """The benchmark of losslessness in small: it passes what is right, and finds what is wrong."""
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,8 @@ from specdec.drafter import Drafter
 from specdec.evaluation.greedy_check import Difference
 from specdec.target import Target
 
+pytestmark = pytest.mark.usefixtures("no_graphs")
+
 REQUESTS = [Request([5], 40), Request(list(range(30)), 40)]
 ABOUT = {
     "date": "2026-01-01", "command": "x", "cpu": "c", "cores": 1, "threads": 1, "memory_gb": 1, "platform": "p",
@@ -26,14 +27,6 @@ ABOUT = {
     "versions": {"torch": "9.9"},
     "asked": {"float64": 50},
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_graphs() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @cache

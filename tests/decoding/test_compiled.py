@@ -1,7 +1,7 @@
 """Compiled rounds: the same tokens, and not one graph more than were announced."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -34,6 +34,8 @@ from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
+pytestmark = pytest.mark.usefixtures("no_graphs")
+
 PROMPTS = [[3, 4, 5], [17], list(range(40)), [9, 9, 2], [30, 1]]
 """Of a target so small that a graph takes seconds."""
 
@@ -45,14 +47,6 @@ def pair() -> tuple[Target, Drafter]:
     """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
     target = markov_target(context=0.45)
     return target, disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0), 0.8)
-
-
-@pytest.fixture(autouse=True)
-def from_nothing() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def graphs() -> int:

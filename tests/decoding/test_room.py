@@ -52,6 +52,7 @@ def test_a_round_names_all_that_it_writes_to(growth: Growth, monkeypatch: pytest
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.usefixtures("no_graphs")
 def test_a_gpu_runs_cuda_graphs() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.cudagraph_trees import get_container
@@ -61,8 +62,6 @@ def test_a_gpu_runs_cuda_graphs() -> None:
     target = markov_target(context=0.45)
     drafter = perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0).cuda()
     target.model.cuda()
-    torch._dynamo.reset()
-    counters.clear()
     wanted = PlainDecoder(target).generate([3, 4, 5], 60).ids
     for growth in (Chain(3), DynamicTree(depth=3, top_k=2, nodes=6)):
         assert SpeculativeDecoder(target, drafter, growth, compiled=True).generate([3, 4, 5], 60).ids == wanted
