@@ -8,9 +8,8 @@ import torch
 from benchmarks.losslessness.greedy import Case
 from benchmarks.losslessness.sampled import SUSPECT, Count, D, V
 from benchmarks.report import conditions
-from specdec.evaluation.greedy_check import TOLERANCE
+from specdec.evaluation.greedy_check import MOST_TIES, TOLERANCE
 
-MOST_TIES = 0.02
 LEAST_ACCEPTED = 0.2  # accepted drafts per pass; with fewer a case tests nothing
 
 NOTES = f"""\

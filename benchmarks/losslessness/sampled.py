@@ -120,8 +120,9 @@ def _round(
 def p_value(counts: Tensor, expected: Tensor) -> float:
     """Of Pearson's chi-square; what is expected less than ``SMALLEST`` times is one cell."""
     rare = expected < SMALLEST
-    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
-    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    if rare.any():
+        counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+        expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
     statistic = ((counts - expected) ** 2 / expected.clamp_min(1e-9)).sum()
     freedom = torch.tensor(len(counts) - 1.0, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))

@@ -10,7 +10,7 @@ from specdec.decoding import Growth, Sampling
 from specdec.decoding.decoder import GREEDY
 from specdec.drafter import Drafter
 from specdec.evaluation.greedy_check import TOLERANCE, GreedyCheck, check_greedy
-from specdec.evaluation.sampled_check import TOGETHER, SampledCheck, check_sampled
+from specdec.evaluation.sampled_check import TOGETHER, SampledCheck, check_sampled, most_open
 from specdec.files import sha256, write_json
 from specdec.target import Target
 
@@ -30,36 +30,43 @@ def certify(
     compiled: bool = False,
     on_check: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Check every growth greedily on all prompts, and sampled, by every rule that can judge it, after the first one.
+    """Check every growth greedily on all prompts, and sampled, by every rule that can judge it, after one of them.
 
-    The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side.
+    The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side, where they tell most.
 
     Args:
         sampling: how draws are made but for the rule and the top-k; at temperature 1 if it is greedy.
 
     Returns:
         The statement, JSON-ready: ``holds``, and what every check found.
+
+    Raises:
+        ValueError: no prompt leaves room for the draws.
     """
     checks: list[GreedyCheck | SampledCheck] = []
+    sampling = replace(sampling, temperature=sampling.temperature or 1.0)
+    place = most_open(
+        target, replace(sampling, rule="one_hot"), prompts, runs, max(g.nodes_drafted for g in growths) + 1
+    )
     for growth in growths:
         on_check(f"{growth.name}, greedy")
         checks.append(check_greedy(target, drafter, growth, prompts, max_new_tokens, batch=batch, compiled=compiled))
         for rule in ("one_hot", "with_replacement", "without_replacement"):
-            drawn = replace(sampling, temperature=sampling.temperature or 1.0, rule=rule)
+            drawn = replace(sampling, rule=rule)
             try:
                 growth.check_rule(drawn.acceptance)
             except ValueError:
                 continue  # the rule is not for this growth, and decoding would refuse it
             on_check(f"{growth.name}, {rule}")
-            checks.append(check_sampled(target, drafter, growth, drawn, prompts[0], runs))
+            checks.append(check_sampled(target, drafter, growth, drawn, prompts[place], runs))
     return {
         "statement": "what speculative decoding says is what the target says",
-        "holds": all(check.holds for check in checks),
-        "checks": [{"check": type(check).__name__, "holds": check.holds, **_plain(check)} for check in checks],
+        "holds": not any(check.fault for check in checks),
+        "checks": [{"check": type(check).__name__, "fault": check.fault, **_plain(check)} for check in checks],
         "tolerance": {str(dtype).removeprefix("torch."): value for dtype, value in TOLERANCE.items()},
         "dtype": str(target.dtype).removeprefix("torch."),
         "greedy": {"compiled": compiled, "batch_size": batch},
-        "sampled": {"compiled": False, "batch_size": TOGETHER},
+        "sampled": {"compiled": False, "batch_size": TOGETHER, "prompt": place},
         "seed": sampling.seed,
     }
 
@@ -70,7 +77,8 @@ def write_certificate(path: Path, statement: dict[str, Any], drafter_directory: 
     about = {name: context[name] for name in ("target", "settings", "provenance")}
     write_json(path, {**statement, "drafter_sha256": weights, **about})
     if not statement["holds"]:
-        log.error("the certificate does not hold: see %s", path)
+        faults = "; ".join(f"{one['growth']}: {one['fault']}" for one in statement["checks"] if one["fault"])
+        log.error("the certificate does not hold (%s): see %s", faults, path)
 
 
 def _plain(check: GreedyCheck | SampledCheck) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
 from specdec.evaluation.summary import baseline_summary, summary
 from specdec.files import read_json, staged
 from specdec.imports import flags
+from specdec.nn.products import fast_products
 from specdec.provenance import provenance
 from specdec.target import Target
 
@@ -123,7 +124,7 @@ def evaluate(
         What ``metrics.json`` holds.
 
     Raises:
-        ValueError: something given is wrong; nothing is written then.
+        ValueError: something given is wrong; nothing is written then, but for an evaluation that cannot be certified.
     """
     for name in FILES:
         if (out / name).exists():
@@ -172,21 +173,23 @@ def evaluate(
             "skipped": [one._asdict() for one in skipped],
             "provenance": provenance(command),
         }
-        if certify_runs:
-            left_out = {one.prompt_id for one in skipped}
-            asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
-            statement = certify(
-                target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
-                max_new_tokens=max_new_tokens, runs=certify_runs, sampling=sampling, batch=batch, compiled=compiled,
-                on_check=lambda check: log.info("certifying: %s", check),
-            )  # fmt: skip
-            context["certified"] = statement["holds"]
-            write_certificate(out / CERTIFICATE, statement, drafter_directory, context)
         metrics = {"results": results, **context}
         write_answers(out / ANSWERS, [growth.name for growth in chosen], answers)
         plot(metrics, out / PLOT)
         write_report(out, metrics, PLOT)
         write_metrics(out, results, **context)  # last: where it stands, the evaluation is whole
+    if certify_runs:  # decodes everything again; whatever becomes of it, the evaluation stays
+        left_out = {one.prompt_id for one in skipped}
+        asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
+        with fast_products():
+            statement = certify(
+                target, drafter, chosen, [conversation.next_ids() or [] for conversation in asked],
+                max_new_tokens=max_new_tokens, runs=certify_runs, sampling=sampling, batch=batch, compiled=compiled,
+                on_check=lambda check: log.info("certifying: %s", check),
+            )  # fmt: skip
+        write_certificate(out / CERTIFICATE, statement, drafter_directory, context)
+        metrics["certified"] = statement["holds"]
+        write_metrics(out, **metrics)
     print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
     return metrics
 

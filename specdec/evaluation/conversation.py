@@ -24,6 +24,9 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
+BLANK = "it is empty, or a part of it is"
+
+
 class Conversation:
     """One prompt as token ids, turn by turn::
 
@@ -86,7 +89,7 @@ class Conversation:
         if self._done:
             return None
         if self.prompt.text == "":
-            raise ValueError(f"prompt {self.prompt.prompt_id}: it is empty, or a part of it is")
+            raise ValueError(f"prompt {self.prompt.prompt_id}: {BLANK}")
         if self.prompt.text is not None:
             ids = self.tokenizer.encode(self.prompt.text, add_special_tokens=True)
         else:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import lightning.pytorch as pl
 
 from specdec.data import TokenData
-from specdec.decoding import check_length
 from specdec.evaluation.beginnings import beginnings
 from specdec.evaluation.conversation import Conversation
 from specdec.evaluation.prompts import Prompt
+from specdec.evaluation.skipping import Skipped, next_ids
 from specdec.training.module import DrafterModule
 
 
@@ -39,11 +39,9 @@ def fixed_prompts(
         return [(f"validation-{number}", ids) for number, ids in enumerate(found)]
     made: list[tuple[str, list[int]]] = []
     for prompt in prompts:
-        ids = Conversation(prompt, module.tokenizer).next_ids()
+        ids = next_ids(Conversation(prompt, module.tokenizer), module.target, max_new_tokens)
+        if isinstance(ids, Skipped):
+            raise ValueError(f"{who}.prompts: prompt {prompt.prompt_id}: {ids.reason}")
         assert ids is not None
-        try:
-            check_length(module.target, ids, max_new_tokens)
-        except ValueError as error:
-            raise ValueError(f"{who}.prompts: prompt {prompt.prompt_id}: {error}") from error
         made.append((prompt.prompt_id, ids))
     return made

@@ -18,6 +18,7 @@ from specdec.target import Target
 # of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to, some units of
 # each format's last place, the more as layers add up
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+MOST_TIES = 0.02  # of all tokens: rounding does not decide more often
 
 
 class Difference(NamedTuple):
@@ -61,9 +62,13 @@ class GreedyCheck:
     wrong: tuple[Difference, ...]
 
     @property
-    def holds(self) -> bool:
-        """Whether nothing but rounding made a difference."""
-        return not self.wrong
+    def fault(self) -> str | None:
+        """What else than rounding made a difference."""
+        if self.wrong:
+            return f"{len(self.wrong)} of {self.tokens} tokens are wrong"
+        if len(self.near_ties) > max(1, MOST_TIES * self.tokens):
+            return f"{len(self.near_ties)} near-ties in {self.tokens} tokens: rounding is not that rough"
+        return None
 
 
 def check_greedy(

@@ -66,7 +66,7 @@ class AcceptedDrafts(AnswerMetric):
 
 
 class DraftAcceptanceRate(AnswerMetric):
-    """Drafts accepted over drafts that could have been: the longest path, of a tree too."""
+    """Drafts accepted over those of every pass's longest path."""
 
     def compute(self) -> Interval | None:
         passes = self.every_pass()

@@ -3,6 +3,7 @@
 Legend: B rows, T tokens, V vocabulary.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,13 +11,15 @@ from typing import Any
 
 import torch
 
-from specdec.decoding import Growth, Request, Sampling, SpeculativeDecoder
+from specdec.decoding import Growth, Request, Sampling, SpeculativeDecoder, check_length
 from specdec.drafter import Drafter
 from specdec.evaluation.greedy_check import logits_after
 from specdec.target import Target
 
 LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
 TOGETHER = 32
+TOP_K, LENGTH = 3, 3  # tokens that the law leaves at each place; tokens of a continuation
+LOOKED_AT = 16  # prompts, for the one after which most can be told
 SUSPECT = 1e-6  # a p-value below it fails
 
 
@@ -28,8 +31,9 @@ class SampledCheck:
     rule: str
     sampling: dict[str, Any]  # all of it, with the top-k of the check
     runs: int
-    vocabulary: int  # tokens that the law leaves at each place
+    vocabulary: int  # tokens that the law leaves at each place: ``TOP_K``
     length: int  # tokens of a continuation
+    continuations: int  # that the law allows
     chi_square: float
     degrees: int
     p_value: float
@@ -38,9 +42,15 @@ class SampledCheck:
     passes: int
 
     @property
-    def holds(self) -> bool:
-        """Whether the draws could be the target's; not if they are too few to tell two continuations apart."""
-        return self.impossible == 0 and self.degrees > 0 and self.p_value > SUSPECT
+    def fault(self) -> str | None:
+        """Why the draws cannot be the target's, or are too few to tell."""
+        if self.impossible:
+            return f"{self.impossible} of {self.runs} draws are such as the target never makes"
+        if self.continuations > 1 and not self.degrees:
+            return (
+                f"{self.runs} draws tell no two continuations apart, of which the likeliest has nearly all: draw more"
+            )
+        return f"p-value {self.p_value:.1e}" if self.p_value <= SUSPECT else None
 
 
 def check_sampled(
@@ -50,16 +60,14 @@ def check_sampled(
     sampling: Sampling,
     prompt: list[int],
     runs: int,
-    vocabulary: int = 3,
-    length: int = 3,
 ) -> SampledCheck:
     """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed."""
-    sampling = replace(sampling, top_k=vocabulary, temperature=sampling.temperature or 1.0)
+    sampling = replace(sampling, top_k=TOP_K)
     decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=min(runs, TOGETHER))
-    requests = [Request(prompt, length, sampling.seed + run) for run in range(runs)]
+    requests = [Request(prompt, LENGTH, sampling.seed + run) for run in range(runs)]
     made = [one for _, one in decoder.generate_all(requests)]
     counts = Counter(tuple(one.ids) for one in made)
-    law = _continuations(target, sampling, prompt, length)
+    law = _continuations(target, sampling, prompt)
     cells = _cells([(counts[path], p * runs) for path, p in law.items()])
     chi_square = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
     halves = torch.tensor([max(1, len(cells) - 1) / 2, chi_square / 2], dtype=torch.float64)
@@ -68,8 +76,9 @@ def check_sampled(
         rule=type(sampling.acceptance).__name__,
         sampling=asdict(sampling),
         runs=runs,
-        vocabulary=vocabulary,
-        length=length,
+        vocabulary=TOP_K,
+        length=LENGTH,
+        continuations=len(law),
         chi_square=chi_square,
         degrees=len(cells) - 1,
         p_value=float(torch.special.gammaincc(halves[0], halves[1])),
@@ -79,8 +88,31 @@ def check_sampled(
     )
 
 
+def most_open(target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int) -> int:
+    """Of the first :data:`LOOKED_AT` prompts with room for it, the number of the one whose draws tell most.
+
+    Args:
+        nodes: of a growth, as of :func:`~specdec.decoding.check_length`.
+
+    Raises:
+        ValueError: none has room.
+    """
+    sampling = replace(sampling, top_k=TOP_K)
+    cells = dict[int, int]()
+    for number, prompt in enumerate(prompts):
+        with contextlib.suppress(ValueError):
+            check_length(target, prompt, LENGTH, nodes)
+            law = _continuations(target, sampling, prompt)
+            cells[number] = len(_cells([(0, p * runs) for p in law.values()]))
+        if len(cells) == LOOKED_AT:
+            break
+    if not cells:
+        raise ValueError(f"certify: no prompt leaves room for {LENGTH} more tokens in the target's positions")
+    return max(cells, key=lambda number: cells[number])
+
+
 def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Pairs of draws and how many were expected, the rarest added up until each expects ``LEAST_EXPECTED``."""
+    """Pairs of draws and how many were expected; those that expect less than ``LEAST_EXPECTED`` are one together."""
     cells = [(0, 0.0)]
     for seen, wanted in sorted(pairs, key=lambda pair: pair[1]):
         if cells[-1][1] >= LEAST_EXPECTED and wanted >= LEAST_EXPECTED:
@@ -90,10 +122,10 @@ def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 @torch.inference_mode()
-def _continuations(target: Target, sampling: Sampling, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
+def _continuations(target: Target, sampling: Sampling, prompt: list[int]) -> dict[tuple[int, ...], float]:
     """Every continuation that the warped target can say, with its probability."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
+    for _ in range(LENGTH):
         paths = list(found)
         ids_BT = torch.tensor([[*prompt, *path] for path in paths])
         seen_BV = None

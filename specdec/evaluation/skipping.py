@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specdec.decoding import check_length
-from specdec.evaluation.conversation import Conversation
+from specdec.evaluation.conversation import BLANK, Conversation
 from specdec.evaluation.prompts import Prompt
 from specdec.target import Target
 
@@ -42,6 +42,16 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
         raise ValueError(f"prompt {name}: {reason}" + (f"; none of {prompts} can be decoded" if prompts > 1 else ""))
     names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
     log.warning("%d of %d prompts were left out (%s); %s: %s", len(skipped), prompts, names, name, reason)
+
+
+def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those that can be asked of whoever renders them itself.
+
+    Raises:
+        ValueError: none is left.
+    """
+    check_skipped([Skipped(prompt.prompt_id, BLANK) for prompt in prompts if prompt.text == ""], len(prompts))
+    return [prompt for prompt in prompts if prompt.text != ""]
 
 
 def first_turns(

@@ -93,6 +93,8 @@ def test_the_report_names_every_fault() -> None:
     bad = good._replace(near_ties=(tie,), wrong=(tie,), accepted=1, ended_inside=0)
     counts = [Count("r", "g", 0, 10, 0.5, 0.5, 1.0), Count("r", "g", 1, 10, 0.5, 1e-9, 1.0)]
     assert faults({"float64": 60}, [good], counts[:1]) == []
+    rough = [good._replace(dtype="float32", near_ties=(tie,) * ties) for ties in (1, 2)]  # of 60 tokens
+    assert ["rounding is not that rough" in fault for fault in faults({}, rough, [])] == [True]
     told = faults({"float64": 61}, [bad], counts)
     assert len(told) == 6, told
     text = markdown(ABOUT, [good, bad], counts)

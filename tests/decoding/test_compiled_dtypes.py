@@ -19,7 +19,7 @@ from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
-pytestmark = pytest.mark.usefixtures("no_graphs")
+pytestmark = [pytest.mark.usefixtures("no_graphs"), pytest.mark.timeout(600)]  # several graphs a test
 
 REQUESTS = [Request(prompt, 50, seed) for seed, prompt in enumerate(([3, 4, 5], [17], list(range(30)), [9, 2]))]
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))

@@ -180,6 +180,7 @@ def test_prompts_may_come_from_a_file(
         (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
         (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
         (["--acceptance.prompts", "LONG"], "prompt line-1: a prompt of"),
+        (["--acceptance.prompts", "BLANK"], "acceptance.prompts: prompt void: it is empty"),
         (["--acceptance.prompts", "/nowhere.txt"], "/nowhere.txt"),
         (["--acceptance.max_new_tokens", "250"], "no validation document can be made a prompt"),
     ],
@@ -188,7 +189,9 @@ def test_wrong_input_is_told_before_training(
     base: list[str], tmp_path: Path, override: list[str], message: str
 ) -> None:
     (tmp_path / "long.txt").write_text("word " * 300)
-    override = [str(tmp_path / "long.txt") if word == "LONG" else word for word in override]
+    (tmp_path / "blank.jsonl").write_text(json.dumps({"prompt_id": "void", "prompt": " "}))
+    files = {"LONG": str(tmp_path / "long.txt"), "BLANK": str(tmp_path / "blank.jsonl")}
+    override = [files.get(word, word) for word in override]
     with pytest.raises(ValueError, match=message) as error:
         run("fit", [*base, *override, "--out", str(tmp_path / "run")])
     assert "\n" not in str(error.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import main
+from specdec.evaluation.command import FILES
 from specdec.evaluation.record import read_answers
 from specdec.evaluation.summary import summary
 
@@ -196,5 +197,12 @@ def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
     out = tmp_path / "refuted"
     assert main([*arguments, "--out", str(out), "--certify", "1"]) == 1
     assert json.loads((out / "certificate.json").read_text())["holds"] is False
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise ValueError("no prompt leaves room")
+
+    monkeypatch.setattr("specdec.evaluation.command.certify", interrupted)
+    assert main([*arguments, "--out", str(tmp_path / "kept"), "--certify", "1"]) == 2
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {*FILES} - {"certificate.json"}
     assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
     assert "certify must be a number of draws" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -1,5 +1,7 @@
 """Greedy tokens compared with plain decoding's: none of the real decoders' is wrong, all of broken ones' are found."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -16,7 +18,12 @@ TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
 def test_greedy_decoding_says_what_the_target_says(growth: Growth) -> None:
     found = check_greedy(TARGET, DRAFTER, growth, PROMPTS, 20)
-    assert found.holds and found.tokens == 60 and found.near_ties == found.wrong == () and found.growth == growth.name
+    assert (
+        found.fault is None
+        and found.tokens == 60
+        and found.near_ties == found.wrong == ()
+        and found.growth == growth.name
+    )
 
 
 def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +35,8 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
 
     alter(monkeypatch, wrong)
     found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:1], 20)
-    assert [(d.prompt, d.position) for d in found.wrong] == [(0, 4), (0, 9)] and not found.holds
+    assert [(d.prompt, d.position) for d in found.wrong] == [(0, 4), (0, 9)]
+    assert found.fault == "2 of 20 tokens are wrong"
     for difference in found.wrong:
         assert difference.token == difference.plain_token ^ 1
         assert difference.gap > difference.allowed > 0
@@ -46,5 +54,7 @@ def test_a_near_tie_is_no_fault_and_a_third_token_is_one(other: int, fault: bool
         alter(patch, lambda decoder, asked, ids: [ids[0] ^ other, *ids[1:]])
         found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], 6)
     told, untold = (found.wrong, found.near_ties) if fault else (found.near_ties, found.wrong)
-    assert found.holds != fault and len(told) == 6 and not untold
+    assert len(told) == 6 and not untold and found.fault is not None
+    few = dataclasses.replace(found, near_ties=found.near_ties[:1], wrong=found.wrong[:1])
+    assert (few.fault is not None) == fault
     assert told[0].gap > told[0].allowed if fault else told[0].gap == 0

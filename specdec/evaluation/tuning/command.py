@@ -25,6 +25,7 @@ from specdec.evaluation.tuning.report import print_tuning, report
 from specdec.evaluation.tuning.results import told_break_even, told_profile
 from specdec.files import staged_directory, write_json, write_text
 from specdec.imports import flags
+from specdec.nn.products import fast_products
 from specdec.provenance import provenance
 
 PLOT = "tune.png"
@@ -93,7 +94,7 @@ def tune(
     target, drafter, _ = load_pair(source, drafter_directory, device)
     largest = max(shape.nodes for shape in ladder(compiled, drafter.config.draft_vocab_size))
     asked, skipped = first_turns(target, prompts, max_new_tokens, largest + 1)
-    with staged_directory(out) as folder:
+    with staged_directory(out) as folder, fast_products():
         profile, tuned = measure(target, drafter, asked, sizes, compiled, max_new_tokens, repeats)
         best = {one.costs.batch: one.predictions[0].speedup for one in tuned}
         found: dict[str, Any] = {

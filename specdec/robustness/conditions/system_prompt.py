@@ -38,4 +38,4 @@ class SystemPrompt(Condition):
         return setting.clean(without_system(prompt), system=text)
 
     def note(self, setting: Setting) -> str:
-        return "raw text: put in front" if any(prompt.text is not None for prompt in setting.prompts) else ""
+        return "raw text: put in front" if any(prompt.text for prompt in setting.prompts) else ""

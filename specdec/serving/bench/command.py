@@ -17,6 +17,7 @@ from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.prompts import load_prompts
+from specdec.evaluation.skipping import without_blank
 from specdec.files import staged_directory, write_json
 from specdec.imports import flags
 from specdec.provenance import provenance
@@ -60,7 +61,7 @@ def main(argv: list[str]) -> int:
     arguments = parser()
     args = parse(arguments, target_shorthand(ours))
     work = Work(
-        load_prompts(args.prompts, args.limit, args.layouts),
+        without_blank(load_prompts(args.prompts, args.limit, args.layouts)),
         _checked(args.concurrency), args.max_new_tokens, args.temperature, args.ignore_eos,
     )  # fmt: skip
     work.asking("")

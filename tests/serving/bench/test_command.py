@@ -94,6 +94,17 @@ def test_one_server_alone(prompts: str, served: Servers, tmp_path: Path) -> None
     assert level["baseline"] is level["ratio"] is None and level["served"]["requests"] == 8
 
 
+def test_a_blank_prompt_is_left_out_by_name(
+    prompts: str, served: Servers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Path(prompts).open("a") as file:
+        file.write(json.dumps({"question_id": "void", "turns": ["hello", " "]}) + "\n")
+    assert bench(prompts, tmp_path / "out", "--url", served(False).url, "--concurrency", "1") == 0
+    level = json.loads((tmp_path / "out" / "bench.json").read_text())["levels"][0]
+    assert level["served"]["requests"] == 4
+    assert "1 of 5 prompts were left out (void); void: it is empty, or a part of it is" in caplog.text
+
+
 def test_a_drafter_is_served_and_then_its_target_alone(
     prompts: str, fake: str, target_directory: Path, drafter_directory: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
