@@ -7,6 +7,7 @@ behind it as ``.json``; it exits with 1 if a token is wrong, a law is not the ta
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,16 @@ class Bar:
         self.progress.update(self.task, advance=more, rate=f"{self.done:,}, {rate:,.0f}/s")
 
 
-def greedy(tokens: dict[torch.dtype, int], steps: int, bars: dict[torch.dtype, Bar], console: Console) -> list[Case]:
-    """Every part in every dtype and way."""
-    cases = []
-    for part in plan.PARTS:
+def greedy(
+    parts: Sequence[plan.Part],
+    tokens: dict[torch.dtype, int],
+    steps: int,
+    bars: dict[torch.dtype, Bar],
+    console: Console,
+) -> Iterator[list[Case]]:
+    """Every part in every dtype and way; all that there is, after each part."""
+    cases = list[Case]()
+    for part in parts if tokens else ():
         console.print(f"{part.name}: fitting a drafter", highlight=False)
         drafter = plan.fit(part, plan.load(part, torch.float32), steps)
         for dtype, wanted_tokens in tokens.items():
@@ -58,12 +65,19 @@ def greedy(tokens: dict[torch.dtype, int], steps: int, bars: dict[torch.dtype, B
                 torch._dynamo.reset()  # graphs hold copies of weights
             done = sum(case.tokens for case in cases if case.dtype == bars[dtype].name)
             console.print(f"{part.name}: {done:,} tokens compared in {bars[dtype].name} so far", highlight=False)
-    return cases
+        yield cases
 
 
 def sampled(draws: int, bar: Bar) -> list[Count]:
     """Every case and seed."""
     return [count(rule, growth, seed, draws, bar) for rule, growth in CASES for seed in range(SEEDS)] if draws else []
+
+
+def _write(out: Path, about: dict[str, Any], begin: float, cases: list[Case], counts: list[Count]) -> None:
+    """What there is so far; of a part of the run it says so by its faults."""
+    about |= {"seconds": round(time.monotonic() - begin), "load_at_end": load()}
+    write_json(out.with_suffix(".json"), to_json(about, cases, counts))
+    write_text(out, markdown(about, cases, counts))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens16", type=int, default=40_000, help="compared in bfloat16, at least; 0 for none")
     parser.add_argument("--draws", type=int, default=1_000_000, help="of every rule, growth and seed; 0 for none")
     parser.add_argument("--steps", type=int, default=150, help="of fitting a drafter; a third, embedded")
+    names = [part.name.split()[-1] for part in plan.PARTS]
+    parser.add_argument("--targets", nargs="+", choices=names, default=names, help="only some of them")
     parser.add_argument("--hardware", default="cpu", help="the machine's name in the file's name")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -82,6 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     tokens = {dtype: wanted for dtype, wanted in tokens.items() if wanted}
     asked = {str(dtype).removeprefix("torch."): wanted for dtype, wanted in tokens.items()}
     versions = {name: version(name) for name in ("torch", "transformers")}
+    parts = plan.chosen(args.targets)
     about: dict[str, Any] = {**machine(1), "versions": versions, "steps": args.steps, "asked": asked}
     out = args.out
     if out.suffix != ".md":
@@ -93,11 +110,10 @@ def main(argv: list[str] | None = None) -> int:
             dtype: Bar(progress, str(dtype).removeprefix("torch."), int(1.4 * most)) for dtype, most in tokens.items()
         }
         bar = Bar(progress, "draws", args.draws * len(CASES) * SEEDS)
-        cases = greedy(tokens, args.steps, bars, console)
-        counts = sampled(args.draws, bar)
-    about |= {"seconds": round(time.monotonic() - begin), "load_at_end": load()}
-    write_json(out.with_suffix(".json"), to_json(about, cases, counts))
-    write_text(out, markdown(about, cases, counts))
+        counts, cases = sampled(args.draws, bar), list[Case]()
+        for cases in greedy(parts, tokens, args.steps, bars, console):
+            _write(out, about, begin, cases, counts)
+    _write(out, about, begin, cases, counts)
     print(out.read_text())
     found = faults(asked, cases, counts)
     for fault in found:

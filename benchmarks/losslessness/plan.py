@@ -3,7 +3,7 @@
 Legend: T tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,13 @@ class Part(NamedTuple):
 
 RANDOM = tuple(Part(f"random {family}", 0.23, (1, 2, 17, 90, 200, 250), 128) for family in FAMILIES)
 PARTS = (*RANDOM, Part(EMBEDDED, 0.08, (1, 30, 300, 2040), 96))
+
+
+def chosen(names: Collection[str]) -> list[Part]:
+    """The parts of these targets, with shares that add up to one again."""
+    some = [part for part in PARTS if part.name.split()[-1] in names]
+    whole = sum(part.share for part in some)
+    return [part._replace(share=part.share / whole) for part in some]
 
 
 def load(part: Part, dtype: torch.dtype) -> Target:
