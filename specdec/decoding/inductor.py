@@ -12,10 +12,8 @@ from unittest.mock import patch
 
 import torch
 import torch._inductor.config
-from torch import fx
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.cpp_builder import is_gcc
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import ChoiceCaller, Layout
@@ -43,7 +41,7 @@ def options(device: torch.device) -> dict[str, Any]:
     own: dict[str, Any] = {"triton.cudagraphs": True}
     if device.type == "cpu":
         own = {"freezing": True, "cpp_wrapper": True, "cpp.enable_concat_linear": True, "realize_opcount_threshold": 16}
-        own |= {**OFFER, "pre_grad_custom_pass": Rules(), "size_asserts": False, **_in_registers()}
+        own |= {**OFFER, "size_asserts": False, **_in_registers()}
     return {**own, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
 
 
@@ -91,22 +89,12 @@ def _gcc() -> bool:
         return False
 
 
-class Rules(CustomGraphPass):
-    """Inductor's pass that leaves a graph as it is: torch's cache of graphs asks it by what rules kernels were chosen.
-
-    Graphs whose weights a library packs are not in that cache.
-    """
-
-    def __call__(self, graph: fx.Graph) -> None:
-        """Nothing."""
-
-    def uuid(self) -> bytes:
-        """Of the file that decides."""
-        return get_hash_for_files((__file__, pairs.__file__), f"{MOST} {pairs.known()}")
-
-
 def choose(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
-    """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike."""
+    """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike.
+
+    Torch's cache of graphs knows nothing of this choice, and need not: it takes no graph with weights packed for a
+    library, as all are that there is a choice for.
+    """
     library: list[ChoiceCaller] = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
     few = [choice for choice in choices if choice not in library and _few(choice)]
     return (few or library or choices)[:1]

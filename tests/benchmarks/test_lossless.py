@@ -33,9 +33,9 @@ ABOUT = {
 def pair() -> tuple[Target, Drafter]:
     generator = torch.Generator().manual_seed(0)
     drafter = fitted(
-        random_target("llama", torch.float32), SPECS["llama"], (walks(8, 48, generator) for _ in range(30))
+        random_target("mixtral", torch.float32), SPECS["mixtral"], (walks(8, 48, generator) for _ in range(30))
     )
-    return random_target("llama", torch.float64), drafter.double()
+    return random_target("mixtral", torch.float64), drafter.double()
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -43,7 +43,7 @@ def test_what_is_right_passes_and_was_tested(compiled: bool) -> None:
     told: list[int] = []
     target, drafter = pair()
     wanted = plain(target, drafter, Chain(3), REQUESTS)
-    found = check("llama", target, drafter, Way(Chain(3), 2, compiled), wanted, told.append)
+    found = check("mixtral", target, drafter, Way(Chain(3), 2, compiled), wanted, told.append)
     assert found.compiled == compiled and counters["stats"]["unique_graphs"] == (2 if compiled else 0)
     assert faults({"float64": 80}, [found], []) == [] and sum(told) == found.tokens > 80
     assert found.accepted > 0.2 * found.passes and found.ended_inside >= 1

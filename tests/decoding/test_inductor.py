@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.select_algorithm import get_algorithm_selector_cache
 from torch._inductor.utils import fresh_cache
-from torch.nn import functional as F
 
 from specdec.decoding.compiled import Compiled
-from specdec.decoding.inductor import IN_REGISTERS, MOST, Rules, choose, choosing, compiling, options
+from specdec.decoding.inductor import IN_REGISTERS, choose, choosing, compiling, options
 from specdec.decoding.pairs import known
 
 
@@ -48,22 +47,6 @@ def test_choosing_leaves_no_trace() -> None:
         assert functions == [*before, choose]
         raise KeyError
     assert functions == before
-
-
-def test_another_limit_is_another_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or torch would take a graph out of its cache that was made with the old one."""
-    before = Rules().uuid()
-    assert Rules().uuid() == before
-    monkeypatch.setitem(MOST, torch.float32, MOST[torch.float32] + 1)
-    assert Rules().uuid() != before
-
-
-def test_the_pass_leaves_a_graph_alone() -> None:
-    graph = fx.Graph()
-    graph.output(graph.call_function(F.linear, (graph.placeholder("x"), graph.placeholder("a"))))
-    before = str(graph)
-    Rules()(graph)
-    assert str(graph) == before
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
 from torch._inductor.utils import fresh_inductor_cache, run_and_get_cpp_code
 
 from specdec.decoding.compiled import Compiled
-from specdec.decoding.inductor import MOST_PAIRS, Rules, _pairs
+from specdec.decoding.inductor import MOST_PAIRS, _pairs
 from specdec.decoding.pairs import COLUMNS, ROWS, Pairs, able, known, offered
 
 needs_pairs = pytest.mark.skipif(not _pairs(), reason="no code is made that multiplies pairs of bfloat16")
@@ -51,12 +51,11 @@ def test_products_are_those_of_wider_numbers(rows: int, inputs: int, outputs: in
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)  # rounded once, at the end
 
 
-def test_the_kernel_is_offered_for_a_while_and_caches_know() -> None:
-    before = Rules().uuid()
+def test_the_kernel_is_offered_for_a_while() -> None:
     with contextlib.suppress(ZeroDivisionError), offered():
-        assert known() and Rules().uuid() != before
+        assert known()
         raise ZeroDivisionError
-    assert not known() and Pairs not in micro_gemm_configs and Rules().uuid() == before
+    assert not known() and Pairs not in micro_gemm_configs
 
 
 def test_a_matrix_that_nobody_packed_is_refused() -> None:
