@@ -50,8 +50,9 @@ def greedy(
     bars: dict[torch.dtype, Bar],
     console: Console,
 ) -> Iterator[list[Case]]:
-    """Every part in every dtype and way; all that there is, after each part."""
+    """Every part in every dtype and way; all that there is, before the first part and after each."""
     cases = list[Case]()
+    yield cases
     for part in parts if tokens else ():
         console.print(f"{part.name}: fitting a drafter", highlight=False)
         drafter = plan.fit(part, plan.load(part, torch.float32), steps)
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens16", type=int, default=40_000, help="compared in bfloat16, at least; 0 for none")
     parser.add_argument("--draws", type=int, default=1_000_000, help="of every rule, growth and seed; 0 for none")
     parser.add_argument("--steps", type=int, default=150, help="of fitting a drafter; a third, embedded")
-    names = [part.name.split()[-1] for part in plan.PARTS]
+    names = [part.family for part in plan.PARTS]
     parser.add_argument("--targets", nargs="+", choices=names, default=names, help="only some of them")
     parser.add_argument("--hardware", default="cpu", help="the machine's name in the file's name")
     args = parser.parse_args(argv)
@@ -113,7 +114,6 @@ def main(argv: list[str] | None = None) -> int:
         counts, cases = sampled(args.draws, bar), list[Case]()
         for cases in greedy(parts, tokens, args.steps, bars, console):
             _write(out, about, begin, cases, counts)
-    _write(out, about, begin, cases, counts)
     print(out.read_text())
     found = faults(asked, cases, counts)
     for fault in found:

@@ -33,6 +33,11 @@ class Part(NamedTuple):
     lengths: tuple[int, ...]  # of a set of prompts; the last ends just before the target's last position
     most: int  # new tokens of a prompt
 
+    @property
+    def family(self) -> str:
+        """The name's last word."""
+        return self.name.split()[-1]
+
 
 RANDOM = tuple(Part(f"random {family}", 0.23, (1, 2, 17, 90, 200, 250), 128) for family in FAMILIES)
 PARTS = (*RANDOM, Part(EMBEDDED, 0.08, (1, 30, 300, 2040), 96))
@@ -40,7 +45,7 @@ PARTS = (*RANDOM, Part(EMBEDDED, 0.08, (1, 30, 300, 2040), 96))
 
 def chosen(names: Collection[str]) -> list[Part]:
     """The parts of these targets, with shares that add up to one again."""
-    some = [part for part in PARTS if part.name.split()[-1] in names]
+    some = [part for part in PARTS if part.family in names]
     whole = sum(part.share for part in some)
     return [part._replace(share=part.share / whole) for part in some]
 
@@ -49,14 +54,14 @@ def load(part: Part, dtype: torch.dtype) -> Target:
     """The target."""
     if part.name == EMBEDDED:
         return TargetSource(dtype=str(dtype).removeprefix("torch.")).load()
-    return random_target(part.name.split()[1], dtype)
+    return random_target(part.family, dtype)
 
 
 def fit(part: Part, target: Target, steps: int) -> Drafter:
     """A drafter, fitted to the float32 target."""
     generator = torch.Generator().manual_seed(1)
     if part.name != EMBEDDED:
-        return fitted(target, SPECS[part.name.split()[1]], (walks(8, 64, generator) for _ in range(steps)))
+        return fitted(target, SPECS[part.family], (walks(8, 64, generator) for _ in range(steps)))
     texts = [source.text for source in corpus(EmbeddedConfig().seed).train[:200]]
     rows_RT = stream_rows(target.tokenizer, texts, 256)
 

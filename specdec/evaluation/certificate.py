@@ -9,7 +9,7 @@ from typing import Any
 from specdec.decoding import Growth, Sampling
 from specdec.decoding.decoder import GREEDY
 from specdec.drafter import Drafter
-from specdec.evaluation.greedy_check import TOLERANCE, GreedyCheck, check_greedy
+from specdec.evaluation.greedy_check import TOLERANCE, GreedyCheck, check_greedy, plain_tokens
 from specdec.evaluation.sampled_check import TOGETHER, SampledCheck, check_sampled, most_open
 from specdec.files import sha256, write_json
 from specdec.target import Target
@@ -45,12 +45,12 @@ def certify(
     """
     checks: list[GreedyCheck | SampledCheck] = []
     sampling = replace(sampling, temperature=sampling.temperature or 1.0)
-    place = most_open(
-        target, replace(sampling, rule="one_hot"), prompts, runs, max(g.nodes_drafted for g in growths) + 1
-    )
+    nodes = 1 + max(growth.nodes_drafted for growth in growths)
+    place = most_open(target, replace(sampling, rule="one_hot"), prompts, runs, nodes)
+    wanted = plain_tokens(target, prompts, max_new_tokens, batch)
     for growth in growths:
         on_check(f"{growth.name}, greedy")
-        checks.append(check_greedy(target, drafter, growth, prompts, max_new_tokens, batch=batch, compiled=compiled))
+        checks.append(check_greedy(target, drafter, growth, prompts, wanted, batch=batch, compiled=compiled))
         for rule in ("one_hot", "with_replacement", "without_replacement"):
             drawn = replace(sampling, rule=rule)
             try:

@@ -71,23 +71,29 @@ class GreedyCheck:
         return None
 
 
+def plain_tokens(target: Target, prompts: Sequence[list[int]], max_new_tokens: int, batch: int = 1) -> list[list[int]]:
+    """What eager plain decoding makes of every prompt, without an end token."""
+    asked = [Request(prompt, max_new_tokens) for prompt in prompts]
+    made = dict(PlainDecoder(target, batch=batch).generate_all(asked))
+    return [made[number].ids for number in range(len(asked))]
+
+
 def check_greedy(
     target: Target,
     drafter: Drafter,
     growth: Growth,
     prompts: Sequence[list[int]],
-    max_new_tokens: int,
+    wanted: Sequence[list[int]],
     *,
     batch: int = 1,
     compiled: bool = False,
 ) -> GreedyCheck:
-    """Decode every prompt plainly and speculatively, without an end token, and compare all tokens.
+    """Decode every prompt speculatively, without an end token, and compare all tokens.
 
-    Plain decoding is the eager one; ``batch`` and ``compiled`` are speculative decoding's.
+    Args:
+        wanted: plain decoding's, see :func:`plain_tokens`.
     """
-    asked = [Request(prompt, max_new_tokens) for prompt in prompts]
-    plain = dict(PlainDecoder(target, batch=batch).generate_all(asked))
-    wanted = [plain[number].ids for number in range(len(asked))]
+    asked = [Request(prompt, len(ids)) for prompt, ids in zip(prompts, wanted, strict=True)]
     decoder = SpeculativeDecoder(target, drafter, growth, batch=batch, compiled=compiled)
     made, found = compared(decoder, asked, wanted)
     passes = [count for one in made for count in one.accepted]

@@ -48,7 +48,7 @@ class SampledCheck:
             return f"{self.impossible} of {self.runs} draws are such as the target never makes"
         if self.continuations > 1 and not self.degrees:
             return (
-                f"{self.runs} draws tell no two continuations apart, of which the likeliest has nearly all: draw more"
+                f"{self.runs} draws are too few to tell any two of {self.continuations} continuations apart: draw more"
             )
         return f"p-value {self.p_value:.1e}" if self.p_value <= SUSPECT else None
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.decoding import Chain, DynamicTree, Growth, Request, SpeculativeDecoder, StaticTree
-from specdec.evaluation.greedy_check import check_greedy
+from specdec.evaluation.greedy_check import check_greedy, plain_tokens
 from tests.evaluation.made import alter
 from tests.tiny import presets, tiny_drafter, tiny_target
 
@@ -17,13 +17,9 @@ TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
 def test_greedy_decoding_says_what_the_target_says(growth: Growth) -> None:
-    found = check_greedy(TARGET, DRAFTER, growth, PROMPTS, 20)
-    assert (
-        found.fault is None
-        and found.tokens == 60
-        and found.near_ties == found.wrong == ()
-        and found.growth == growth.name
-    )
+    found = check_greedy(TARGET, DRAFTER, growth, PROMPTS, plain_tokens(TARGET, PROMPTS, 20))
+    assert found.fault is None and found.near_ties == found.wrong == ()
+    assert found.tokens == 60 and found.growth == growth.name
 
 
 def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +30,7 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
         return [token ^ 1 if i in at else token for i, token in enumerate(ids)]
 
     alter(monkeypatch, wrong)
-    found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:1], 20)
+    found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:1], plain_tokens(TARGET, PROMPTS[:1], 20))
     assert [(d.prompt, d.position) for d in found.wrong] == [(0, 4), (0, 9)]
     assert found.fault == "2 of 20 tokens are wrong"
     for difference in found.wrong:
@@ -52,7 +48,7 @@ def test_a_near_tie_is_no_fault_and_a_third_token_is_one(other: int, fault: bool
         rows[60:] = 0
     with pytest.MonkeyPatch.context() as patch:
         alter(patch, lambda decoder, asked, ids: [ids[0] ^ other, *ids[1:]])
-        found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], 6)
+        found = check_greedy(target, DRAFTER, Chain(2), PROMPTS[1:2], plain_tokens(target, PROMPTS[1:2], 6))
     told, untold = (found.wrong, found.near_ties) if fault else (found.near_ties, found.wrong)
     assert len(told) == 6 and not untold and found.fault is not None
     few = dataclasses.replace(found, near_ties=found.near_ties[:1], wrong=found.wrong[:1])
