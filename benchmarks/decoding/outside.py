@@ -2,7 +2,7 @@
 
 Inside a decoder all but the moving of a tree's keys is part of the target's graph and cannot be timed there. So rounds
 are recorded eagerly and then replayed by the round's own ``judge`` and ``tidy``, compiled, with a target that returns
-what was recorded.
+what was recorded. They look at all key slots, a decoder's only at those in use.
 
 Legend: B sequences, T nodes, N asked boundaries, H hidden, V vocabulary, S key columns.
 """

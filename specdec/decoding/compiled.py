@@ -27,15 +27,17 @@ class Compiled(Generic[R]):
     Args:
         function: of tensors, and of tuples of tensors or None.
         what: for the log, since compilation takes long.
+        varying: whether the last argument is a vector that may have another length in every call, and serves for that
+            alone.
 
     Raises:
         ValueError: it cannot be compiled, or a later call has other shapes, strides, dtypes or devices.
     """
 
-    def __init__(self, function: Callable[..., R], what: str, device: torch.device) -> None:
+    def __init__(self, function: Callable[..., R], what: str, device: torch.device, varying: bool = False) -> None:
         from specdec.decoding.inductor import options
 
-        self.what, self.freezing = what, device.type == "cpu"
+        self.what, self.freezing, self.varying = what, device.type == "cpu", varying
         # torch counts graphs by code object, so that each function needs one of its own
         code = function.__code__.replace(co_name=f"{function.__name__}_{next(_number)}")
         own = types.FunctionType(code, function.__globals__, code.co_name, None, function.__closure__)
@@ -43,7 +45,8 @@ class Compiled(Generic[R]):
         self._forms: list[Any] | None = None
 
     def __call__(self, *args: Any) -> R:
-        forms = [_form(x) for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
+        fixed = args[:-1] if self.varying else args
+        forms = [_form(x) for arg in fixed for x in (arg if isinstance(arg, tuple) else (arg,))]
         if forms == self._forms:
             with small_products() if self.freezing else contextlib.nullcontext():  # attention; the rest is packed
                 return self._call(*args)
@@ -51,6 +54,8 @@ class Compiled(Generic[R]):
             raise ValueError(f"{self.what} was compiled for {self._forms}, not {forms}")
         from specdec.decoding.inductor import compiling
 
+        if self.varying:
+            torch._dynamo.mark_dynamic(args[-1], 0)
         log.info("compiling %s, which may take a minute", self.what)
         begin = time.perf_counter()
         with fast_products() if self.freezing else contextlib.nullcontext(), compiling(self.what, self.freezing):

@@ -9,6 +9,8 @@ from specdec.decoding.compiled import Compiled
 from specdec.decoding.round import PlainRound
 from specdec.decoding.tree import DraftTree
 
+MANY = 32  # graphs look at a multiple of so many key slots
+
 
 class Room:
     """A round with room for texts of some length."""
@@ -22,8 +24,34 @@ class Room:
         """Raise ValueError if it cannot be used any more."""
 
 
+class Slots:
+    """The first key slots of a cache, as many as the longest sequence needs now; all on a GPU, whose graphs are fixed.
+
+    Given as a vector of so many numbers, which nobody reads.
+
+    Args:
+        length_B: of the sequences, updated in place.
+        beyond: slots that may be in use behind each.
+    """
+
+    def __init__(self, length_B: Tensor, capacity: int, beyond: int) -> None:
+        self.length_B, self.capacity, self.beyond = length_B, capacity, beyond
+        self.varying = length_B.device.type == "cpu"
+        self._all_S = torch.arange(capacity, device=length_B.device)
+
+    def __call__(self, first: bool = False) -> Tensor:
+        """Those of now; for the call that compiles nearly all, since torch takes all for a case of its own."""
+        if not self.varying:
+            return self._all_S
+        needed = int(self.length_B.max()) + self.beyond
+        return self._all_S[: self.capacity - 1 if first else min(self.capacity, -(-needed // MANY) * MANY)]
+
+
 class CompiledRoom(Room):
-    """The same as graphs, compiled when it is made. A tree's keys are tidied by a graph of their own."""
+    """The same as graphs, compiled when it is made. A tree's keys are tidied by a graph of their own.
+
+    On a CPU they look only at key slots that a sequence has come to.
+    """
 
     def __init__(self, round_: PlainRound) -> None:
         super().__init__(round_)
@@ -34,24 +62,29 @@ class CompiledRoom(Room):
         round_.sequences.end(0)
         for tensor in round_.tensors if device.type == "cuda" else ():  # no CUDA graph writes to other inputs
             torch._dynamo.mark_static_address(tensor, guard=False)
-        draft = round_.draft
+        of_target = Slots(round_.sequences.length_B, round_.capacity, round_.nodes)
+        of_drafter = Slots(round_.sequences.length_B, *round_.drafter_slots)
+        propose: Callable[[Tensor], DraftTree] = lambda slots_S: round_.draft(len(slots_S))  # noqa: E731
         if round_.drafts_fixed:
-            draft = Compiled(lambda: round_.draft(), f"drafting {where}", device)
-        judge = Compiled(lambda tree: round_.judge(tree), f"verification {where}", device)
+            propose = Compiled(propose, f"drafting {where}", device, varying=of_drafter.varying)
+        judge = Compiled(
+            lambda tree, slots_S: round_.judge(tree, len(slots_S)), f"verification {where}", device, of_target.varying
+        )
         tidy = round_.tidy if round_.in_order else Compiled(lambda: round_.tidy(), f"tidying {where}", device)
 
-        def begin() -> DraftTree:
-            torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
-            return draft()
+        def draft(first: bool = False) -> DraftTree:
+            if device.type == "cuda":
+                torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
+            return propose(of_drafter(first))
 
-        def verify(tree: DraftTree) -> Tensor:
-            report = judge(tree.padded(round_.nodes))
+        def verify(tree: DraftTree, first: bool = False) -> Tensor:
+            report = judge(tree.padded(round_.nodes), of_target(first))
             tidy()
             return report
 
-        self.draft, self.verify = begin if device.type == "cuda" else draft, verify
-        for _ in range(2):  # the second must find all compiled
-            self.verify(self.draft())
+        self.draft, self.verify = draft, verify
+        for first in (True, False):  # the second must find all compiled
+            verify(draft(first), first)
 
     def check(self) -> None:
         """Raise ValueError if weights have changed: the graphs hold copies of them."""

@@ -27,6 +27,7 @@ class PlainRound:
     nodes, path = 1, 1
     drafts_fixed = False  # whether drafting has the same shape in every round, and is worth a graph
     in_order = True  # whether paths are the first nodes of their trees
+    drafter_slots = (0, 0)  # key slots of the drafter's cache, and how many beyond a sequence may be in use
     layers: tuple[int, ...] = ()
     final_norm = False
 
@@ -58,8 +59,13 @@ class PlainRound:
         self._prefill_drafter(b, ids_1T[:, 1:], out.aux_BTNH[:, :-1])
         return root_1
 
-    def draft(self) -> DraftTree:
-        """What to verify."""
+    def draft(self, columns: int | None = None) -> DraftTree:
+        """What to verify.
+
+        Args:
+            columns: how many of the drafter's key slots to look at: no sequence has any use for the others yet. None
+                for all.
+        """
         return DraftTree.of_roots(self.sequences.root_B.clone())  # the roots change while the tree is verified
 
     def verify(self, tree: DraftTree) -> Tensor:
@@ -73,13 +79,17 @@ class PlainRound:
         if not self.in_order:
             self.sequences.tidy()
 
-    def judge(self, tree: DraftTree) -> Tensor:
-        """Verification without the tidying after it."""
+    def judge(self, tree: DraftTree, columns: int | None = None) -> Tensor:
+        """Verification without the tidying after it.
+
+        Args:
+            columns: of the target's key slots; as in :meth:`draft`.
+        """
         sequences = self.sequences
         length_B, tokens_BN = sequences.length_B, tree.tokens_BN
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # 0 of padding
-        view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, sequences.cache)
+        view = View.append(length_B, ancestors_BNN, depth_BN, columns or self.capacity, sequences.cache)
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
         logits_BNV = self.target.logits(out.final_BTH)
         verdict = sequences.chance.judge(self._drafts(tree), ancestors_BNN, self.path, logits_BNV, length_B)
@@ -112,17 +122,18 @@ class DraftedRound(PlainRound):
         super().__init__(target, sampling, longest, batch)
         self.modules.append(drafter)
         self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
+        self.drafter_slots = (self.proposer.capacity, self.proposer.beyond)
 
     @property
     def tensors(self) -> list[Tensor]:
         return [*super().tensors, *self.proposer.cache.tensors]
 
-    def draft(self) -> DraftTree:
+    def draft(self, columns: int | None = None) -> DraftTree:
         sequences = self.sequences
         length_B, count_B = sequences.length_B, sequences.count_B
-        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPNH, count_B)
+        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPNH, count_B, columns)
         children = sequences.chance.sampling.children(sequences.chance.seed_B, length_B)
-        return self.proposer.propose(length_B, sequences.root_B, start, children)
+        return self.proposer.propose(length_B, sequences.root_B, start, children, columns)
 
     def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         if ids_1M.shape[1]:

@@ -92,11 +92,12 @@ class StaticCache:
     def attend(
         self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
     ) -> Tensor:
-        """Write the new keys into ``slots_BT`` and attend to every slot in sight."""
+        """Write the new keys into ``slots_BT`` and attend to every slot in sight, of the first that have a column."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
+        keys_BgSd, values_BgSd = (x_BgSd.narrow(2, 0, sight.columns) for x_BgSd in (keys_BgSd, values_BgSd))
         if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":
             return attend(q_BhTd, keys_BgSd, values_BgSd, sight)
         bias_B1TS = additive(sight.mask_B1TS, q_BhTd.dtype)

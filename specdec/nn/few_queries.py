@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# queries of the heads that share keys, up to which loops of a compiled graph beat a library's products (tried on Zen 5)
-LOOPS, LOOPS_FLOAT32 = 8, 2
-WIDE = 24  # likewise, up to which its products of numbers widened to float32 beat those in 16 bits
+# queries of the heads that share keys, up to which a compiled graph's loops beat a library's products (tried on Zen 4)
+LOOPS = 2
+WIDE = 24  # likewise, up to which the library's products of float32 beat those of 16 bits
 MOST = 64  # queries of a head up to which two plain products beat a fused kernel on a CPU, at any number of keys
 
 
@@ -26,10 +26,13 @@ def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor
     Args:
         bias_B1TS: added to the scaled products.
     """
+    dtype, (B, h, T, _) = v_BgSd.dtype, q_BhTd.shape
+    g, S = k_BgSd.shape[1:3]
+    if _compiled(q_BhTd) and LOOPS < h // g * T <= WIDE and dtype.itemsize == 2:
+        q_BhTd, k_BgSd, v_BgSd = q_BhTd.float(), k_BgSd.float(), v_BgSd.float()
     weights = weigh(q_BhTd, k_BgSd, bias_B1TS, scale).to(v_BgSd.dtype)
-    B, g, r, T, S = weights.shape
-    out = _times(r * T, q_BhTd)(weights.view(B, g, r * T, S), v_BgSd.transpose(-1, -2))
-    return out.reshape(B, g * r, T, -1)  # values may be narrower than keys
+    out = _times(q_BhTd, h // g * T)(weights.view(B, g, h // g * T, S), v_BgSd.transpose(-1, -2))
+    return out.reshape(B, h, T, -1).to(dtype)  # values may be narrower than keys
 
 
 def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
@@ -41,27 +44,22 @@ def weigh(q_BhTd: Tensor, k_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)
-    scores = _times(h // g * T, q_BhTd)(grouped, k_BgSd).view(B, g, h // g, T, -1)
+    scores = _times(q_BhTd, h // g * T)(grouped, k_BgSd).view(B, g, h // g, T, -1)
     if bias_B1TS is not None:
         scores = scores + bias_B1TS[:, :, None]
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
-def _times(rows: int, q_BhTd: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    most = LOOPS_FLOAT32 if q_BhTd.dtype == torch.float32 else LOOPS
-    if not torch.compiler.is_compiling() or q_BhTd.device.type != "cpu" or not rows:
-        return _product
-    if rows <= most:
-        return sums
-    return _wide_product if rows <= WIDE and q_BhTd.dtype.itemsize == 2 else _product
+def _compiled(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() and x.device.type == "cpu"
+
+
+def _times(x: Tensor, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
+    return sums if _compiled(x) and 0 < rows <= LOOPS else _product
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     return x @ w.transpose(-1, -2)
-
-
-def _wide_product(x: Tensor, w: Tensor) -> Tensor:
-    return _product(x.float(), w.float()).to(x.dtype)
 
 
 def sums(x_MK: Tensor, w_NK: Tensor) -> Tensor:

@@ -17,6 +17,11 @@ class Sight(Protocol):
         """bool, True where the node sees the key."""
         ...
 
+    @property
+    def columns(self) -> int:
+        """S."""
+        ...
+
     def part(self, rows: slice, keys: slice) -> Tensor:
         """This part of the mask, (B, 1, rows, keys)."""
         ...
@@ -94,6 +99,11 @@ class Pairs(NamedTuple):
     """Any sight at all, pair by pair: that of a draft tree."""
 
     mask_B1TS: Tensor  # bool, True where the node sees the key
+
+    @property
+    def columns(self) -> int:
+        """See :class:`Sight`."""
+        return self.mask_B1TS.shape[-1]
 
     def part(self, rows: slice, keys: slice) -> Tensor:
         """See :class:`Sight`."""

@@ -50,22 +50,22 @@ class TargetCache(Cache):
         """Aim the next forward's keys at ``view.slots_BT``; returns how many key columns it has to look at.
 
         A view sees nothing beyond its last slot, so on the CPU the empty rest is cut off. Elsewhere, and in compiled
-        code, knowing the last slot would stall the device: all S columns stay, and shapes stay fixed.
+        code, knowing the last slot would stall the device: all columns of the view stay.
 
         Raises:
-            ValueError: the view was made for another capacity, without slots, or does not fit (CPU).
+            ValueError: the view was made for a larger cache, without slots, or has no column for one of them (CPU).
         """
-        if view.slots_BT is None or view.columns != self.capacity:
+        if view.slots_BT is None or view.columns > self.capacity:
             raise ValueError(
                 f"the view has {view.columns} key columns and the cache {self.capacity} slots: "
-                "make the view with View.append or View.chain and the cache's capacity"
+                "make the view with View.append or View.chain and the cache's capacity, or less"
             )
         self._slots_BT = view.slots_BT
-        self._columns = self.capacity
+        self._columns = view.columns
         if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
             self._columns = int(view.slots_BT.max()) + 1
-            if self._columns > self.capacity:
-                raise ValueError(f"slot {self._columns - 1} is beyond the cache's {self.capacity} slots")
+            if self._columns > view.columns:
+                raise ValueError(f"slot {self._columns - 1} is beyond the view's {view.columns} key columns")
         return self._columns
 
     def update(
@@ -78,7 +78,7 @@ class TargetCache(Cache):
         slots_BT = self._slots_BT.to(key_states.device)  # a layer may lie on another device
         write(keys_BgSd, key_states, slots_BT)
         write(values_BgSd, value_states, slots_BT)
-        return keys_BgSd[:, :, : self._columns], values_BgSd[:, :, : self._columns]
+        return keys_BgSd.narrow(2, 0, self._columns), values_BgSd.narrow(2, 0, self._columns)
 
     def _own(self, buffer: Tensor) -> Tensor:
         # not even a slice of all rows: compiled code would copy the buffer at every write

@@ -101,15 +101,17 @@ def test_a_batch_looks_at_the_columns_of_its_longest() -> None:
 
 def test_views_that_do_not_fit_are_refused() -> None:
     cache = TargetCache(8)
-    with pytest.raises(ValueError, match="7 key columns and the cache 8 slots"):
-        cache.place(View.chain(0, 2, 7, cache))
+    with pytest.raises(ValueError, match="9 key columns and the cache 8 slots"):
+        cache.place(View.chain(0, 2, 9, cache))
     with pytest.raises(ValueError, match=r"View\.append"):
         cache.place(View.packed(torch.zeros(1, 8, dtype=torch.int64)))
-    with pytest.raises(ValueError, match="slot 8 is beyond the cache's 8 slots"):
+    with pytest.raises(ValueError, match="slot 8 is beyond the view's 8 key columns"):
         cache.place(View.chain(6, 3, 8, cache))
+    with pytest.raises(ValueError, match="slot 5 is beyond the view's 5 key columns"):
+        cache.place(View.chain(3, 3, 5, cache))
     with pytest.raises(ValueError, match="at least one slot"):
         TargetCache(0)
     with pytest.raises(ValueError, match="one sequence, not 8 and 0"):
         TargetCache(8, 0)
-    with pytest.raises(ValueError, match="slot 9 is beyond the cache's 8 slots"):
+    with pytest.raises(ValueError, match="slot 9 is beyond the view's 8 key columns"):
         TargetCache(8, 2).place(View.chain(torch.tensor([7, 0]), 3, 8))

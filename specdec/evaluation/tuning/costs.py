@@ -138,14 +138,11 @@ def measure_costs(
 
 
 def timed_requests(
-    prompts: Sequence[list[int]], answers: Sequence[list[int]], batch: int, max_new_tokens: int, compiled: bool
+    prompts: Sequence[list[int]], answers: Sequence[list[int]], batch: int, max_new_tokens: int
 ) -> list[Request]:
-    """Texts to time a batch on: prompts from short to long, for one sequence the middle one, with a part of the answer.
-
-    That part is half of it; all but the tokens that are timed where the room is what counts, which is compiled.
-    """
+    """Texts to time a batch on, from short prompts to long, of one the middle one; with half of the answer."""
     timed = min(TIMED_TOKENS, max_new_tokens)
-    given = (max_new_tokens - timed) // (1 if compiled else 2)
+    given = (max_new_tokens - timed) // 2
     texts = sorted(
         (prompt + answer[:given] for prompt, answer in zip(prompts, answers, strict=True)), key=lambda ids: len(ids)
     )

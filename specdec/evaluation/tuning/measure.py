@@ -54,7 +54,7 @@ def measure(
             plain = PlainDecoder(target, batch=batch, compiled=compiled)
             calls = (repeats + 1) * (1 + len(order))
             done = bar(f"batch size {batch}: {'compiled ' if compiled else ''}passes of every shape", calls)
-            requests = timed_requests(prompts, answers, batch, max_new_tokens, compiled)
+            requests = timed_requests(prompts, answers, batch, max_new_tokens)
             costs = measure_costs(target, drafter, requests, plain, repeats, functools.partial(done, 1), longest)
             predictions = predict(costs, widths, length)
             best = predictions[0]

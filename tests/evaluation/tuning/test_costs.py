@@ -71,18 +71,19 @@ def test_the_ladder_covers_the_candidates() -> None:
 
 def test_texts_to_time_on_are_in_the_middle_of_their_answers() -> None:
     prompts, answers = [[0] * 9, [1] * 3, [2] * 6], [[5] * 107] * 3
-    (one,) = timed_requests(prompts, answers, 1, 100, compiled=False)
+    (one,) = timed_requests(prompts, answers, 1, 100)
     assert one.prompt == [2] * 6 + [5] * ((100 - TIMED_TOKENS) // 2) and one.max_new_tokens == TIMED_TOKENS
-    found = timed_requests(prompts, answers, 6, 100, compiled=True)
+    found = timed_requests(prompts, answers, 6, 100)
     assert [request.prompt[0] for request in found] == [1, 1, 2, 2, 0, 0]
-    assert {len(request.prompt) + request.max_new_tokens for request in found} == {103, 106, 109}
-    (short,) = timed_requests(prompts, answers, 1, 4, compiled=True)
+    given = (100 - TIMED_TOKENS) // 2 + TIMED_TOKENS
+    assert {len(request.prompt) + request.max_new_tokens for request in found} == {3 + given, 6 + given, 9 + given}
+    (short,) = timed_requests(prompts, answers, 1, 4)
     assert short.prompt == [2] * 6 and short.max_new_tokens == 4
 
 
 def test_every_shape_is_timed() -> None:
     target, drafter = tiny_target(), tiny_drafter(presets()["eagle3_1"])
-    requests = timed_requests([[1, 2, 3], [4, 5]], [[], []], 2, 4, compiled=False)
+    requests = timed_requests([[1, 2, 3], [4, 5]], [[], []], 2, 4)
     calls: list[None] = []
     costs = measure_costs(target, drafter, requests, PlainDecoder(target, batch=2), 1, lambda: calls.append(None))
     order = ladder(False, 40)
