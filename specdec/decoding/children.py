@@ -28,11 +28,11 @@ class Children:
     seed_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009  read only
     place_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009
 
-    def law(self, log_probs_BKD: Tensor) -> Tensor:
+    def law(self, logits_BKD: Tensor) -> Tensor:
         """What children are found from, and what the rule must be told if they are drawn."""
         if not self.rule.sampled:
-            return log_probs_BKD
-        return (log_probs_BKD / self.temperature).softmax(-1)
+            return logits_BKD  # in the law's order
+        return (logits_BKD / self.temperature).softmax(-1)
 
     def find(self, law_BKD: Tensor, width: int, level: int) -> Tensor:
         """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids."""

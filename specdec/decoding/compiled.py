@@ -1,4 +1,6 @@
-"""Functions of fixed shapes, compiled once. With the pieces of training, the only calls of ``torch.compile``."""
+"""Functions of fixed shapes, one dimension apart, compiled once. With the pieces of training, the only calls of
+``torch.compile``.
+"""
 
 import contextlib
 import itertools
@@ -31,7 +33,8 @@ class Compiled(Generic[R]):
             alone.
 
     Raises:
-        ValueError: it cannot be compiled, or a later call has other shapes, strides, dtypes or devices.
+        ValueError: it cannot be compiled, or a later call has other shapes, strides, dtypes or devices; the argument
+            that varies is not looked at.
     """
 
     def __init__(self, function: Callable[..., R], what: str, device: torch.device, varying: bool = False) -> None:

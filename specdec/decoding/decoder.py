@@ -34,8 +34,8 @@ class PlainDecoder:
 
     Args:
         batch: B, sequences decoded side by side. Each has its own length, and its tokens are those it has alone.
-        compiled: whether rounds run as compiled graphs of fixed shape. The first call compiles, and each call does
-            that needs more room than any before; weights must not change afterwards.
+        compiled: whether rounds run as compiled graphs, with room for some length. The first call compiles, and each
+            call does that needs more room than any before; weights must not change afterwards.
 
     Raises:
         ValueError: the batch is smaller than one.

@@ -1,4 +1,4 @@
-"""Drawing tokens with noise that somebody else made, without waiting for the device.
+"""Tokens of a law: drawn with noise that somebody else made, or the likeliest; without waiting for the device.
 
 Legend: V vocabulary, R draws.
 """
@@ -34,3 +34,13 @@ def draw_distinct(law_V: Tensor, race_V: Tensor, count: int) -> Tensor:
 def draw_repeatedly(law_V: Tensor, race_RV: Tensor) -> Tensor:
     """R independent tokens, (..., R) int64, from a law (..., V) and races (..., R, V)."""
     return draw(law_V[..., None, :], race_RV)
+
+
+def likeliest(law_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest numbers of a law or its logarithm in order, and their tokens, (..., count) each.
+
+    A single one is the first of its equals; compiled code works it out with what stands around it, but calls a library
+    for more.
+    """
+    values, tokens = law_V.max(-1, keepdim=True) if count == 1 else law_V.topk(count)
+    return values, tokens

@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.children import Children
+from specdec.decoding.draws import likeliest
 from specdec.decoding.rules import Rule
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import DraftVocab
 
 
 class Frontier(NamedTuple):
-    """What the drafter says at K nodes: the next features and the law of the next token."""
+    """What the drafter says at K nodes: the next features, and the next token's logits."""
 
     h_BKH: Tensor
-    log_probs_BKD: Tensor  # float32 at least
+    logits_BKD: Tensor  # float32 at least
+
+    @property
+    def log_probs_BKD(self) -> Tensor:  # noqa: N802  shapes are part of names
+        """Their law's logarithm."""
+        return self.logits_BKD.log_softmax(-1)
 
 
 Expand = Callable[[Tensor, Tensor, Tensor, Tensor], Frontier]
@@ -107,7 +113,7 @@ class Chain(Growth):
         order = torch.arange(self.depth + 1, device=root_B.device)
         tokens, frontier, laws, chosen, overs = [root_B], start, [], [], []
         for level in range(self.depth):
-            laws.append(children.law(frontier.log_probs_BKD))
+            laws.append(children.law(frontier.logits_BKD))
             chosen.append((frontier.log_probs_BKD[:, 0], children.find(laws[-1], 1, level)[:, 0, 0]))
             tokens.append(vocab.to_target(chosen[-1][1]))
             if (over_B := self.over(chosen)) is not None:
@@ -171,8 +177,8 @@ class DynamicTree(Growth):
 
     def grow(self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: Children) -> DraftTree:
         k, device = self.top_k, root_B.device
-        first = start.log_probs_BKD[:, 0].topk(k)
-        value_BK, ids_BK, h_BKH = first.values, vocab.to_target(first.indices), start.h_BKH.expand(-1, k, -1)
+        value_BK, best_BK = likeliest(start.log_probs_BKD[:, 0], k)
+        ids_BK, h_BKH = vocab.to_target(best_BK), start.h_BKH.expand(-1, k, -1)
         candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)
         eye_BKK = torch.eye(k, dtype=torch.bool, device=device).expand(len(root_B), k, k)
         seen_BKQ = eye_BKK
@@ -180,9 +186,9 @@ class DynamicTree(Growth):
         for level in range(self.depth - 1):
             depth_Q = torch.arange(k * (level + 1), device=device) // k
             frontier = expand(ids_BK, h_BKH, seen_BKQ, depth_Q)
-            best = frontier.log_probs_BKD.topk(k)
-            value_BC = (best.values + value_BK[..., None]).flatten(1)
-            ids_BC = vocab.to_target(best.indices).flatten(1)
+            own_BKL, best_BKL = likeliest(frontier.log_probs_BKD, k)
+            value_BC = (own_BKL + value_BK[..., None]).flatten(1)
+            ids_BC = vocab.to_target(best_BKL).flatten(1)
             offset = k + level * k * k
             tokens.append(ids_BC)
             values.append(value_BC)

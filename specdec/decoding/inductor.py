@@ -18,6 +18,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import ChoiceCaller, Layout
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.decoding import pairs
 
@@ -30,13 +31,13 @@ OFFER: dict[str, Any] = {"max_autotune_gemm": True, "max_autotune_gemm_backends"
 
 
 def options(device: torch.device) -> dict[str, Any]:
-    """``torch.compile``'s, for a graph of fixed shapes.
+    """``torch.compile``'s, for a graph of shapes that are fixed, but for the number of keys on a CPU.
 
     On a CPU weights are packed for their products, those that meet the same input in one, few rows take kernels of
     their own, what is long to compute (the mask) is not computed again wherever it is used, and the graph runs
     without Python. On a GPU CUDA graphs are asked for.
 
-    Shapes are fixed by construction, and checking them and a thousand other things takes a tenth of a small round.
+    That is so by construction, and checking it and a thousand other things takes a tenth of a small round.
     """
     own: dict[str, Any] = {"triton.cudagraphs": True}
     if device.type == "cpu":
@@ -61,7 +62,7 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
             if freezing and _pairs():
                 stack.enter_context(pairs.offered())
             yield
-    except TorchDynamoException as error:
+    except (TorchDynamoException, ConstraintViolationError) as error:
         reason = " ".join(str(error).split("\n\n")[0].split())
         raise ValueError(f"{what} cannot be compiled: {reason}; use --compile off") from error
 

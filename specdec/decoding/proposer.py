@@ -20,19 +20,20 @@ class Proposer:
     Row i of a sequence holds the pair of the target's true feature i and token i + 1.
 
     Args:
-        capacity: the longest sequence, drafts excluded.
+        longest: tokens of the longest sequence, drafts excluded.
 
     Attributes:
-        capacity: key slots of a sequence; ``beyond`` of them may be in use behind the committed rows.
+        beyond: how many key slots may be in use behind a sequence's committed rows.
+        capacity: key slots of a sequence.
     """
 
-    def __init__(self, drafter: Drafter, growth: Growth, capacity: int, batch: int = 1) -> None:
+    def __init__(self, drafter: Drafter, growth: Growth, longest: int, batch: int = 1) -> None:
         config, weight = drafter.config, drafter.lm_head.weight
         growth.check(config.draft_vocab_size)
         growth.prepare(weight.device)
         self.drafter, self.growth = drafter, growth
         self.beyond = max(growth.slots, growth.depth)  # the latter for padding behind the new rows
-        self.capacity = capacity + self.beyond
+        self.capacity = longest + self.beyond
         self.cache = StaticCache(
             config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device,
             batch,
@@ -95,4 +96,4 @@ class Proposer:
     def _frontier(self, step: Step) -> Frontier:
         logits_BKD = self.drafter.logits(step.normed_BTH)
         wide = torch.promote_types(logits_BKD.dtype, torch.float32)
-        return Frontier(step.h_BTH, logits_BKD.log_softmax(-1, dtype=wide))
+        return Frontier(step.h_BTH, logits_BKD.to(wide))

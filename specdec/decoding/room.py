@@ -9,7 +9,7 @@ from specdec.decoding.compiled import Compiled
 from specdec.decoding.round import PlainRound
 from specdec.decoding.tree import DraftTree
 
-MANY = 32  # graphs look at a multiple of so many key slots
+STEP = 32  # graphs look at a multiple of so many key slots
 
 
 class Room:
@@ -43,8 +43,8 @@ class Slots:
         """Those of now; for the call that compiles nearly all, since torch takes all for a case of its own."""
         if not self.varying:
             return self._all_S
-        needed = int(self.length_B.max()) + self.beyond
-        return self._all_S[: self.capacity - 1 if first else min(self.capacity, -(-needed // MANY) * MANY)]
+        needed = max(int(self.length_B.max()), 1) + self.beyond  # a sequence that has ended counts from a first slot
+        return self._all_S[: self.capacity - 1 if first else min(self.capacity, -(-needed // STEP) * STEP)]
 
 
 class CompiledRoom(Room):

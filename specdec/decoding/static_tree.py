@@ -87,10 +87,10 @@ class StaticTree(Growth):
         parents_N, levels = self._plans[root_B.device]
         tokens, frontier, q_BND = [root_B[:, None]], start, None
         if children.rule.sampled:
-            law_B1D = start.log_probs_BKD
+            law_B1D = start.logits_BKD
             q_BND = law_B1D.new_zeros(len(root_B), len(parents_N), law_B1D.shape[-1])
         for depth, level in enumerate(levels):
-            law_BKD = children.law(frontier.log_probs_BKD)
+            law_BKD = children.law(frontier.logits_BKD)
             if q_BND is not None:
                 q_BND[:, level.expanded_K] = law_BKD
             best_BKR = children.find(law_BKD, level.ranks, depth)

@@ -98,7 +98,7 @@ class Trunk:
             for level in range(depths):
                 sees, depth_Q = branches.seen(level, level + 1), branches.depth(level + 1)
                 frontier = self.proposer.expand(prefix_1, ids_1A, h_1AH, sees, depth_Q[None])
-                law_1AD = LIKELIEST.law(frontier.log_probs_BKD)
+                law_1AD = LIKELIEST.law(frontier.logits_BKD)
                 ids_1A = self.drafter.vocab.to_target(LIKELIEST.find(law_1AD, 1, level)[..., 0])
                 h_1AH = frontier.h_BKH
                 assert seen.out_BTH is not None

@@ -47,7 +47,8 @@ class _Witness:
         """See :class:`specdec.nn.cache.KVCache`."""
         out = self.cache.attend(layer, q_BhTd, k_BgTd, v_BgTd, sight, slots_BT)
         bias_B1TS = additive(sight.mask_B1TS, q_BhTd.dtype)
-        weights = weigh(q_BhTd, self.cache.keys_BgSd[layer], bias_B1TS, q_BhTd.shape[-1] ** -0.5)
+        keys_BgSd = self.cache.keys_BgSd[layer].narrow(2, 0, sight.columns)
+        weights = weigh(q_BhTd, keys_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)
         self.observed.weights_BhTS[layer] = weights.flatten(1, 2)
         return out
 

@@ -92,9 +92,16 @@ class StaticCache:
     def attend(
         self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
     ) -> Tensor:
-        """Write the new keys into ``slots_BT`` and attend to every slot in sight, of the first that have a column."""
+        """Write the new keys into ``slots_BT`` and attend to every slot in sight.
+
+        Raises:
+            ValueError: the sight has no column for a new key (on a CPU; compiled code does not look).
+        """
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
+        eager = slots_BT.device.type == "cpu" and not torch.compiler.is_compiling()
+        if eager and (last := int(slots_BT.max())) >= sight.columns:
+            raise ValueError(f"slot {last} is beyond the view's {sight.columns} key columns")
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
         keys_BgSd, values_BgSd = (x_BgSd.narrow(2, 0, sight.columns) for x_BgSd in (keys_BgSd, values_BgSd))

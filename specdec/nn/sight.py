@@ -90,7 +90,9 @@ class Spans(NamedTuple):
 
     def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
         """See :class:`Sight`."""
-        last_position_BT = key_positions_BS.take_along_dim(self.last_BT.clamp(0, self.columns - 1), dim=1)
+        last_BT = self.last_BT.clamp(0, self.columns - 1)
+        # no take_along_dim, with which torch compiles for a single number of keys
+        last_position_BT = key_positions_BS.expand(len(last_BT), -1).gather(1, last_BT)
         nearest_BT = self.last_BT - last_position_BT + positions_BT - window + 1
         return self._replace(first_BT=torch.maximum(self.first_BT, nearest_BT))
 

@@ -70,7 +70,8 @@ class View(NamedTuple):
                 new nodes are the last T columns; column ``j`` lives in slot ``prefix + j``. As for the next, a first
                 dimension of one, or none, stands for all sequences.
             depth_BQ: int64, depth of each drafted node; a node of depth d stands at position ``prefix + d``.
-            capacity: S, the number of slots of the cache.
+            capacity: S, how many of the cache's slots to look at: all, or the first that hold every node in sight and
+                the new ones.
         """
         new, drafted = seen_BTQ.shape[-2:]
         device = seen_BTQ.device

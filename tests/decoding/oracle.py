@@ -19,6 +19,14 @@ Law = Callable[[Path], Tensor]
 ROOT = 7  # of the first sequence; one more for each of the next
 
 
+class Said(Frontier):
+    """Logarithms that need not be those of a law."""
+
+    @property
+    def log_probs_BKD(self) -> Tensor:  # noqa: N802
+        return self.logits_BKD
+
+
 class Oracle:
     """A drafter whose log-probabilities are any function of the path, one for each sequence.
 
@@ -43,7 +51,7 @@ class Oracle:
         self.paths += [path for own in paths for path in own]
         numbers = torch.arange(first, len(self.paths), dtype=torch.float64).view(len(paths), -1, 1)
         said = [torch.stack([law(path) for path in own]) for law, own in zip(self.laws, paths, strict=True)]
-        return Frontier(numbers, torch.stack(said))
+        return Said(numbers, torch.stack(said))
 
     def __call__(self, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
         B, (K, Q) = len(self.laws), seen_BKQ.shape[-2:]

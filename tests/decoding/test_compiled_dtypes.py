@@ -1,5 +1,7 @@
 """Compiled decoding in the dtypes it is used in, over growths, families and drawn drafts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,7 +30,8 @@ TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 def pair(family: str, dtype: torch.dtype) -> tuple[Target, Drafter]:
     """Drafts are taken now and then."""
     wide = markov_target(family, {"llama": 0.35, "mistral": 0.42, "gemma2": 0.9}[family])
-    drafter = disturb(perfect_drafter(wide, presets()["eagle3_1"], sharpness=2.0), 0.8)
+    spec = replace(presets()["eagle3_1"], attention_window=16 if family == "mistral" else "full")
+    drafter = disturb(perfect_drafter(wide, spec, sharpness=2.0), 0.8)
     return Target(wide.model.to(dtype)), drafter.to(dtype)
 
 

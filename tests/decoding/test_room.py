@@ -1,16 +1,21 @@
 """Rounds at work."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from specdec.decoding import Chain, DynamicTree, Growth, Sampling
-from specdec.decoding.room import MANY, CompiledRoom
+import specdec.decoding.room as room_module
+from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, Sampling, StaticTree
+from specdec.decoding.room import STEP, CompiledRoom
 from specdec.decoding.round import DraftedRound
-from tests.perfect import markov_target, perfect_drafter
+from specdec.nn.cache import StaticCache
+from specdec.nn.sight import Sight
+from specdec.nn.view import View
+from specdec.target.cache import TargetCache
+from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
 
@@ -51,35 +56,51 @@ def test_a_round_names_all_that_it_writes_to(growth: Growth, monkeypatch: pytest
     assert len(changed) > 10 and {id(x) for x in changed} <= told
 
 
+@pytest.mark.parametrize("step", [1, STEP])
+@pytest.mark.parametrize(
+    "growth",
+    [Chain(3), ConfidentChain(4, 0.3), StaticTree(((0,), (1,), (0, 0), (0, 1))), DynamicTree(4, top_k=3, nodes=6)],
+    ids=lambda growth: type(growth).__name__,
+)
 @torch.inference_mode()
-def test_graphs_look_at_the_slots_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the longest sequence; and draft what all slots would have them draft."""
+def test_graphs_look_at_the_slots_in_use(growth: Growth, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the longest sequence, with a step of one exactly; and draft and verify as those that look at all slots do."""
     target = markov_target(context=0.45)
-    drafter = perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0)
-    alone, round_ = (DraftedRound(target, drafter, Chain(3), Sampling(), 120, batch=2) for _ in range(2))
-    looked: list[int] = []
+    drafter = disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0), 0.8)
+    alone, round_ = (DraftedRound(target, drafter, growth, Sampling(), 120, batch=2) for _ in range(2))
+    looked: set[tuple[str, int]] = set()
+    attend, place = StaticCache.attend, TargetCache.place
 
-    def compiled(function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            looked.append(len(args[-1]))
-            return function(*args)
+    def attended(self: StaticCache, layer: int, q: Any, k: Any, v: Any, sight: Sight, slots: Any) -> Tensor:
+        looked.add(("drafter", sight.columns))
+        return attend(self, layer, q, k, v, sight, slots)
 
-        return call
+    def placed(self: TargetCache, view: View) -> int:
+        looked.add(("target", view.columns))
+        return place(self, view)
 
-    monkeypatch.setattr("specdec.decoding.room.Compiled", compiled)
+    monkeypatch.setattr(room_module, "Compiled", lambda function, *_, **__: function)
+    monkeypatch.setattr(room_module, "STEP", step)
     room = CompiledRoom(round_)
-    assert looked == [round_.proposer.capacity - 1, round_.capacity - 1, MANY, MANY]
     for each in (alone, round_):
         each.prefill(0, [3, 4, 5], 1)
         each.prefill(1, [5] * 40, 2)
+    drafts = 0
     while (length := int(round_.sequences.length_B.max())) < 120:
-        looked.clear()
-        tree, wanted = room.draft(), alone.draft()
-        assert torch.equal(tree.tokens_BN, wanted.tokens_BN)
-        assert torch.equal(room.verify(tree), alone.verify(wanted))
-        whole = [round_.proposer.capacity, round_.capacity]
-        assert looked == [min(-(-(length + n) // MANY) * MANY, most) for n, most in zip((3, 4), whole, strict=True)]
-    assert looked[1] == round_.capacity
+        wanted = alone.draft()
+        report = alone.verify(wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(StaticCache, "attend", attended)
+            patch.setattr(TargetCache, "place", placed)
+            looked.clear()
+            tree = room.draft()
+            assert torch.equal(tree.tokens_BN, wanted.tokens_BN)
+            assert torch.equal(room.verify(tree), report)
+        drafts += int(report[:, 0].sum()) - 2
+        most = {"drafter": round_.proposer.capacity, "target": round_.capacity}
+        beyond = {"drafter": round_.proposer.beyond, "target": round_.nodes}
+        assert looked == {(x, min(-(-(length + beyond[x]) // step) * step, most[x])) for x in most}
+    assert drafts > 5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -153,7 +153,7 @@ def test_static_cache_shape_dtype_and_slots() -> None:
 
 def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
     cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
-    with pytest.raises(IndexError, match="index 4 is out of bounds"):
+    with pytest.raises(ValueError, match="slot 4 is beyond the view's 4 key columns"):
         cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.sight, view.slots_BT)
 
 

@@ -164,10 +164,12 @@ def test_the_drafter_is_handed_the_features_of_training(
         handed.append((ids_1M[0], aux_1MNH))
         original_prefill(self, b, ids_1M, aux_1MNH)
 
-    def extend(self: Proposer, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor) -> Frontier:
+    def extend(
+        self: Proposer, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor, *rest: None
+    ) -> Frontier:
         assert length_B.tolist() == [sum(len(ids) for ids, _ in handed)]
         handed.append((ids_BM[0, : int(count_B)].clone(), aux_BMNH[:, : int(count_B)].clone()))
-        return original_extend(self, length_B, ids_BM, aux_BMNH, count_B)
+        return original_extend(self, length_B, ids_BM, aux_BMNH, count_B, *rest)
 
     def advance(self: Sequences, nodes_BP: Tensor, *args: Tensor) -> None:
         paths.append(nodes_BP[0].tolist())

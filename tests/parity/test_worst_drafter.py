@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.decoding import (
     Chain,
-    Children,
     ConfidentChain,
     DraftTree,
     DynamicTree,
@@ -23,8 +22,6 @@ from specdec.decoding import (
     SpeculativeDecoder,
     StaticTree,
 )
-from specdec.decoding.children import LIKELIEST
-from specdec.decoding.growth import Frontier
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
@@ -47,8 +44,8 @@ class Contrary(Proposer):
     truths: list[list[int]]  # the texts, as plain decoding says them
     replaced = 0
 
-    def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
-        tree = super().propose(length_B, root_B, start, children)
+    def propose(self, length_B: Tensor, root_B: Tensor, *rest: Any) -> DraftTree:
+        tree = super().propose(length_B, root_B, *rest)
         tokens_BN = tree.tokens_BN.clone()
         for b, (length, root) in enumerate(zip(length_B.tolist(), root_B.tolist(), strict=True)):
             fitting = {text[length + 1] for text in self.truths if length + 1 < len(text) and text[length] == root}

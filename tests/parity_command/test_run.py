@@ -126,8 +126,8 @@ def test_a_cache_that_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """Decoding alone is wrong: the export is what was trained."""
     original = Proposer.expand
 
-    def expand(self: Proposer, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any) -> Any:
-        return original(self, length_B, ids, h, seen, torch.zeros_like(depth_Q))
+    def expand(self: Proposer, length_B: Any, ids: Any, h: Any, seen: Any, depth_Q: Any, *rest: Any) -> Any:
+        return original(self, length_B, ids, h, seen, torch.zeros_like(depth_Q), *rest)
 
     monkeypatch.setattr(Proposer, "expand", expand)
     found = compared("eagle3_1", exported("eagle3_1", tmp_path / "out"))

@@ -8,6 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.decoding.draws import likeliest
+
 
 class Drafts(NamedTuple):
     """A batch of draft trees of N nodes each, and, if the drafts were drawn, from what.
@@ -58,10 +60,10 @@ class Rule:
 
         Args:
             law_BD: the drafter's law, its own temperature and cuts applied; sampled children are drawn from it, and it
-                is what ``Drafts.q_BND`` must then hold.
+                is what ``Drafts.q_BND`` must then hold. For children that are not drawn anything of the same order.
             race_BRD: Exp(1) noise, R at least ``races(width)``.
         """
-        return law_BD.topk(width).indices
+        return likeliest(law_BD, width)[1]
 
     def accept(self, drafts: Drafts, p_BNV: Tensor, noise: Noise) -> Verdict:
         """Judge the drafts.
