@@ -41,7 +41,7 @@ class Slots:
 
     def __call__(self, first: bool = False) -> Tensor:
         """Those of now; for the call that compiles nearly all, since torch takes all for a case of its own."""
-        if not self.varying:
+        if not (self.varying and self.capacity):  # plain decoding has no drafter's
             return self._all_S
         needed = max(int(self.length_B.max()), 1) + self.beyond  # a sequence that has ended counts from a first slot
         return self._all_S[: self.capacity - 1 if first else min(self.capacity, -(-needed // STEP) * STEP)]

@@ -87,8 +87,8 @@ class StaticTree(Growth):
         parents_N, levels = self._plans[root_B.device]
         tokens, frontier, q_BND = [root_B[:, None]], start, None
         if children.rule.sampled:
-            law_B1D = start.logits_BKD
-            q_BND = law_B1D.new_zeros(len(root_B), len(parents_N), law_B1D.shape[-1])
+            D = start.logits_BKD.shape[-1]
+            q_BND = start.logits_BKD.new_zeros(len(root_B), len(parents_N), D)
         for depth, level in enumerate(levels):
             law_BKD = children.law(frontier.logits_BKD)
             if q_BND is not None:
