@@ -20,7 +20,7 @@ from torch._inductor.ir import ChoiceCaller, Layout
 from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-from specdec.decoding import pairs
+from specdec.decoding import few_queries, pairs
 
 # rows by the template, as tried on AMD's Zen 5: in 16 bits the library, which uses what the processor has for them, was
 # faster for more
@@ -59,6 +59,7 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
             if freezing:
                 stack.enter_context(choosing())
                 stack.enter_context(repeatable())
+                stack.enter_context(few_queries.offered())
             if freezing and _pairs():
                 stack.enter_context(pairs.offered())
             yield

@@ -47,6 +47,20 @@ def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
     buffer_BgSd.index_put_((sequences_B[:, None, None], heads_g[:, None], slots_BT[:, None]), new_BgTd)
 
 
+def last_slot(slots_BT: Tensor, columns: int) -> int | None:
+    """The last slot that new keys go to; None on other devices than a CPU and in compiled code, which it would stall.
+
+    Raises:
+        ValueError: the view has no column for it.
+    """
+    if slots_BT.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    last = int(slots_BT.max())
+    if last >= columns:
+        raise ValueError(f"slot {last} is beyond the view's {columns} key columns")
+    return last
+
+
 class StaticCache:
     """Fixed slots, written in place: the cache of decoding.
 
@@ -99,9 +113,7 @@ class StaticCache:
         """
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
-        eager = slots_BT.device.type == "cpu" and not torch.compiler.is_compiling()
-        if eager and (last := int(slots_BT.max())) >= sight.columns:
-            raise ValueError(f"slot {last} is beyond the view's {sight.columns} key columns")
+        last_slot(slots_BT, sight.columns)
         write(keys_BgSd, k_BgTd, slots_BT)
         write(values_BgSd, v_BgTd, slots_BT)
         keys_BgSd, values_BgSd = (x_BgSd.narrow(2, 0, sight.columns) for x_BgSd in (keys_BgSd, values_BgSd))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specdec.nn.cache import write
+from specdec.nn.cache import last_slot, write
 from specdec.nn.view import View
 
 
@@ -61,11 +61,8 @@ class TargetCache(Cache):
                 "make the view with View.append or View.chain and the cache's capacity, or less"
             )
         self._slots_BT = view.slots_BT
-        self._columns = view.columns
-        if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
-            self._columns = int(view.slots_BT.max()) + 1
-            if self._columns > view.columns:
-                raise ValueError(f"slot {self._columns - 1} is beyond the view's {view.columns} key columns")
+        last = last_slot(view.slots_BT, view.columns)
+        self._columns = view.columns if last is None else last + 1
         return self._columns
 
     def update(

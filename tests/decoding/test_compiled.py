@@ -28,7 +28,6 @@ from specdec.decoding.decoder import room_for
 from specdec.decoding.inductor import MOST, MOST_PAIRS, _pairs, choose
 from specdec.drafter import Drafter
 from specdec.nn.cache import write
-from specdec.nn.few_queries import LOOPS, WIDE, _product, additive, attend_few, sums
 from specdec.nn.products import fast_products
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -157,48 +156,11 @@ def test_few_rows_take_the_template(
     assert chosen or not template
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("heads", "queries"), [(1, 1), (2, 1), (1, 3), (2, 4), (3, 3), (3, 8), (5, 5)])
-def test_attention_is_compiled_to_the_same(
-    heads: int, queries: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As loops, or as products of what is widened or not; of as many keys as there are at each call."""
-    seen: list[tuple[str, int, torch.dtype]] = []
-
-    def watched(x_MK: Tensor, w_NK: Tensor) -> Tensor:
-        seen.append(("loops", x_MK.shape[-2], w_NK.dtype))
-        return sums(x_MK, w_NK)
-
-    def product(x: Tensor, w: Tensor) -> Tensor:
-        seen.append(("product", x.shape[-2], w.dtype))
-        return _product(x, w)
-
-    monkeypatch.setattr("specdec.nn.few_queries._product", product)
-    monkeypatch.setattr("specdec.nn.few_queries.sums", watched)
-    generator = torch.Generator().manual_seed(queries)
-    q, k, v = (
-        torch.randn(2, n, t, 6, generator=generator).to(dtype) for n, t in ((2 * heads, queries), (2, 90), (2, 90))
-    )
-    allowed = torch.rand(2, 1, queries, 90, generator=generator) < 0.5
-    allowed[..., 0] = True
-
-    def few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slots_S: Tensor) -> Tensor:
-        S = len(slots_S)
-        return attend_few(q, k.narrow(2, 0, S), v.narrow(2, 0, S), bias[..., :S], 0.4)
-
-    attention = Compiled(few, "attention", q.device, varying=True)
-    rows, slots = heads * queries, torch.arange(90)
-    for columns in (89, 16, 3, 90, 33):
-        near = additive(allowed[..., :columns], torch.float64)
-        with torch.inference_mode():
-            got = attention(q, k, v, additive(allowed, dtype), slots[:columns])
-            if columns == 89:
-                how = "loops" if rows <= LOOPS else "product"
-                wide = dtype if rows <= LOOPS or rows > WIDE else torch.float32
-                assert seen == [(how, rows, wide)] * 2
-            want = attend_few(q.double(), k[:, :, :columns].double(), v[:, :, :columns].double(), near, 0.4)
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.03)
+def test_a_length_that_cannot_vary_is_said_in_a_line() -> None:
+    """Where torch would compile for one length alone."""
+    compiled = Compiled(lambda x, slots_S: x + x[: len(slots_S)], "a sum", torch.device("cpu"), varying=True)
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"a sum cannot be compiled: .*--compile off"):
+        compiled(torch.ones(8), torch.arange(8))
 
 
 def test_what_a_graph_leaves_to_the_library_takes_the_one_for_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:

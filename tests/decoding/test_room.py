@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import specdec.decoding.room as room_module
 from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, Sampling, StaticTree
 from specdec.decoding.room import STEP, CompiledRoom
 from specdec.decoding.round import DraftedRound
@@ -79,8 +78,8 @@ def test_graphs_look_at_the_slots_in_use(growth: Growth, step: int, monkeypatch:
         looked.add(("target", view.columns))
         return place(self, view)
 
-    monkeypatch.setattr(room_module, "Compiled", lambda function, *_, **__: function)
-    monkeypatch.setattr(room_module, "STEP", step)
+    monkeypatch.setattr("specdec.decoding.room.Compiled", lambda function, *_, **__: function)
+    monkeypatch.setattr("specdec.decoding.room.STEP", step)
     room = CompiledRoom(round_)
     for each in (alone, round_):
         each.prefill(0, [3, 4, 5], 1)
