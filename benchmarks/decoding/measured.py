@@ -21,6 +21,7 @@ class Round(NamedTuple):
     draft: float
     verify: float  # the target's pass with acceptance and commit
     accept: float | None  # of that, all but the model; None where it was not measured
+    call: float | None  # of a graph that does nothing; likewise
     host: float  # neither drafting nor verifying
 
     @property
@@ -47,7 +48,6 @@ class Measured:
     entry: Entry
     about: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, list[list[dict[str, Any]]]] = field(default_factory=dict)  # by set and prompt, of every repeat
-    accept: dict[str, float] | None = None
 
     def add(self, name: str, prompt: int, answer: dict[str, Any]) -> None:
         """An answer to a prompt of a set; prompts come in order."""
@@ -86,8 +86,8 @@ class Measured:
             return None
         wall = sum(1e3 * a["seconds"] - a["prompt_ms"] for a in every) / count
         draft, verify = (sum(a[part] for a in every) / count for part in ("draft_ms", "verify_ms"))
-        accept = None if self.accept is None else self.accept["accept_ms"]
-        return Round(count, wall, draft, verify, accept, wall - draft - verify)
+        outside = (statistics.fmean(a[k] for a in every) if k in every[0] else None for k in ("accept_ms", "call_ms"))
+        return Round(count, wall, draft, verify, *outside, wall - draft - verify)
 
     def disturbed(self, name: str) -> int:
         """Answers during which others used more than ``OTHERS`` of the machine."""
@@ -110,7 +110,7 @@ class Measured:
                 "equal_tokens": equal_tokens(self.ids(name), reference.ids(name)),
                 "answers": raw,
             }
-        return {**self.entry._asdict(), "about": self.about, "outside": self.accept, "sets": sets}
+        return {**self.entry._asdict(), "about": self.about, "sets": sets}
 
 
 def equal_tokens(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> list[int]:

@@ -4,7 +4,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.decoding.outside import outside
+from benchmarks.decoding.outside import Outside
 from benchmarks.decoding.worker import Job, Made, System
 from specdec.decoding import Generation, PlainDecoder, SpeculativeDecoder, parse_growth
 from specdec.decoding.decoder import Request
@@ -30,6 +30,7 @@ class Measured(System):
 
         self._prefill = timed
         self.compiled = bool(job.options["compiled"])
+        self.outside: Outside | None = None
         self.target, self.drafter, self.growth = Target.load(job.target, dtype=job.dtype), None, None
         self.decoder = PlainDecoder(self.target, compiled=self.compiled)
         if "growth" in job.options:
@@ -53,4 +54,8 @@ class Measured(System):
         next(self.decoder.generate_all(requests))
 
     def accept(self, prompt: list[int], tokens: int) -> dict[str, float] | None:
-        return outside(self.target, self.drafter, self.growth, prompt, tokens) if self.compiled else None
+        if not self.compiled:
+            return None
+        if self.outside is None:
+            self.outside = Outside(self.target, self.drafter, self.growth, prompt, tokens)
+        return self.outside.measure()

@@ -2,14 +2,14 @@
 
 Inside a decoder all but the moving of a tree's keys is part of the target's graph and cannot be timed there. So rounds
 are recorded eagerly and then replayed by the round's own ``judge`` and ``tidy``, compiled, with a target that returns
-what was recorded. They look at all key slots, a decoder's only at those in use.
+what was recorded, and look at the key slots in use, as a decoder does.
 
 Legend: B sequences, T nodes, N asked boundaries, H hidden, V vocabulary, S key columns.
 """
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.decoder import GREEDY, room_for
 from specdec.decoding.growth import Growth
+from specdec.decoding.room import Slots
 from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.decoding.tree import DraftTree
 from specdec.drafter import Drafter
@@ -25,7 +26,7 @@ from specdec.nn.few_queries import additive
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 
-REPLAYS = 7
+REPLAYS = 3
 
 
 class Recorded(NamedTuple):
@@ -69,7 +70,7 @@ class Stand:
 
     def forward(self, ids_BT: Tensor, view: View, *args: Any) -> TargetOutput:
         """From memory."""
-        self.bias_B1TS.copy_(self._bias(view))
+        self.bias_B1TS[..., : view.columns].copy_(self._bias(view))
         self.positions_BT.copy_(view.positions_BT)
         return self.out
 
@@ -81,46 +82,67 @@ class Stand:
         return additive(view.mask_B1TS, self.logits_BTV.dtype)
 
 
-@torch.inference_mode()
-def outside(
-    target: Target, drafter: Drafter | None, growth: Growth | None, prompt: list[int], tokens: int
-) -> dict[str, float]:
-    """Milliseconds a round: ``accept_ms``, the call of its graph included, and ``call_ms``, a graph that does nothing.
+class Outside:
+    """The rounds of one text, to be replayed whenever the machine is as it was for the decoder.
 
-    Raises:
-        ValueError: the replay commits other tokens than the recorded rounds did.
+    Args:
+        prompt: of the text, which ends after so many tokens or 64 rounds.
     """
-    round_ = _round(target, drafter, growth, len(prompt) + tokens)
-    recorded = _record(round_, prompt, tokens)
-    round_.target = stand = Stand(recorded[0], _a_view(round_, recorded[0]))
-    judge = Compiled(lambda tree: round_.judge(tree), "acceptance", target.device)
-    tidy = Compiled(lambda: round_.tidy(), "tidying", target.device)
-    draft = round_.draft
-    if round_.drafts_fixed:
-        draft = Compiled(lambda: round_.draft(), "drafting", target.device)
-    times: list[list[float]] = []
-    for _ in range(REPLAYS + 1):
-        times.append([])
-        _begin(round_, recorded, prompt)
-        for one in recorded:
-            draft()  # so that caches are no warmer than in a decoder
-            stand.say(one)
+
+    @torch.inference_mode()
+    def __init__(
+        self, target: Target, drafter: Drafter | None, growth: Growth | None, prompt: list[int], tokens: int
+    ) -> None:
+        self.prompt, device = prompt, target.device
+        self.round = _round(target, drafter, growth, len(prompt) + tokens)
+        self.recorded = _record(self.round, prompt, tokens)
+        self.round.target = self.stand = Stand(self.recorded[0], _a_view(self.round, self.recorded[0]))
+        length_B = self.round.sequences.length_B
+        self.of_target = Slots(length_B, self.round.capacity, self.round.nodes)
+        self.of_drafter = Slots(length_B, *self.round.drafter_slots)
+        judge: Callable[[DraftTree, Tensor], Tensor] = lambda tree, slots_S: self.round.judge(tree, len(slots_S))  # noqa: E731
+        draft: Callable[[Tensor], DraftTree] = lambda slots_S: self.round.draft(len(slots_S))  # noqa: E731
+        self.judge = Compiled(judge, "acceptance", device, self.of_target.varying)
+        self.tidy = Compiled(lambda: self.round.tidy(), "tidying", device)
+        self.draft = Compiled(draft, "drafting", device, self.of_drafter.varying) if self.round.drafts_fixed else draft
+        self.counter, self.nothing = torch.zeros(1), Compiled(lambda x: x.add_(1), "nothing", device)
+        self._replay(first=True)
+        self.nothing(self.counter)
+
+    @torch.inference_mode()
+    def measure(self) -> dict[str, float]:
+        """Milliseconds a round: ``accept_ms``, its graph's call included, and ``call_ms``, a graph that does nothing.
+
+        Raises:
+            ValueError: the replay commits other tokens than the recorded rounds did.
+        """
+        times = [self._replay() for _ in range(REPLAYS)]
+        calls = [_seconds(lambda: self.nothing(self.counter)) for _ in range(len(self.recorded))]
+        accept = statistics.fmean(map(statistics.median, zip(*times, strict=True)))
+        return {"accept_ms": 1e3 * accept, "call_ms": 1e3 * statistics.median(calls)}
+
+    def _replay(self, first: bool = False) -> list[float]:
+        """Seconds of every round; the first time it compiles."""
+        times = []
+        _begin(self.round, self.recorded, self.prompt)
+        for one in self.recorded:
+            self.draft(self.of_drafter(first))  # so that caches are no warmer than in a decoder
+            self.stand.say(one)
+            slots_S = self.of_target(first)
             begin = time.perf_counter()
-            report = judge(one.tree)
-            if not round_.in_order:
-                tidy()
-            times[-1].append(time.perf_counter() - begin)
+            report = self.judge(one.tree, slots_S)
+            if not self.round.in_order:
+                self.tidy()
+            times.append(time.perf_counter() - begin)
             if not torch.equal(report, one.report):
                 raise ValueError("acceptance measured alone commits other tokens than it did in the round")
-    counter = torch.zeros(1)
-    nothing = Compiled(lambda x: x.add_(1), "nothing", target.device)
-    calls = []
-    for _ in range(200):
-        begin = time.perf_counter()
-        nothing(counter)
-        calls.append(time.perf_counter() - begin)
-    accept = statistics.fmean(map(statistics.median, zip(*times[1:], strict=True)))  # the first compiles
-    return {"accept_ms": 1e3 * accept, "call_ms": 1e3 * statistics.median(calls)}
+        return times
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
 
 
 def _round(target: Target, drafter: Drafter | None, growth: Growth | None, longest: int) -> Any:

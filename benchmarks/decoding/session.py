@@ -81,6 +81,8 @@ def run(
             for _ in range(settings.warm_up):
                 worker.do("generate", prompts.warm_up, settings.tokens)
                 one.about.setdefault("first_text_seconds", time.perf_counter() - begin)
+            if entry.ours:
+                worker.do("accept", prompts.warm_up, settings.tokens)  # compiles
             out.append(one)
             workers.append(worker)
         for each in prompts.sets:
@@ -89,9 +91,7 @@ def run(
                     told(f"{each.name} prompts, {prompt + 1} of {len(each.prompts)}")
                 time.sleep(PAUSE)
                 answer = workers[i].do("generate", each.prompts[prompt], settings.tokens)
+                if entries[i].ours:
+                    answer |= workers[i].do("accept", prompts.warm_up, settings.tokens) or {}
                 out[i].add(each.name, prompt, answer)
-        for one, worker in zip(out, workers, strict=True):
-            if one.entry.ours:
-                told(f"{one.entry.key}: what a round costs outside the models")
-                one.accept = worker.do("accept", prompts.sets[0].prompts[0], settings.tokens)
     return out

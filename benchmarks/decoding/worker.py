@@ -63,7 +63,8 @@ class System:
         self.generate(prompt, 1)
 
     def accept(self, prompt: list[int], tokens: int) -> dict[str, float] | None:
-        """What a round costs outside the models, in ms; None where that is not known."""
+        """What a round costs outside the models now, in ms, on the text after the first such prompt; None where that
+        is not known."""
         return None
 
 
