@@ -21,13 +21,18 @@ class Round(NamedTuple):
     draft: float
     verify: float  # the target's pass with acceptance and commit
     accept: float | None  # of that, all but the model; None where it was not measured
-    call: float | None  # of a graph that does nothing; likewise
+    call: float | None  # of a graph, as one that does nothing takes; likewise
     host: float  # neither drafting nor verifying
 
     @property
     def overhead(self) -> float | None:
-        """Share of the round outside the two models."""
+        """Share of the round outside the two models' graphs, and so without the calls of these."""
         return None if self.accept is None else (self.accept + self.host) / self.wall
+
+    @property
+    def with_calls(self) -> float | None:
+        """The same with both."""
+        return None if self.overhead is None or self.call is None else self.overhead + 2 * self.call / self.wall
 
 
 class Ratio(NamedTuple):
@@ -86,8 +91,10 @@ class Measured:
             return None
         wall = sum(1e3 * a["seconds"] - a["prompt_ms"] for a in every) / count
         draft, verify = (sum(a[part] for a in every) / count for part in ("draft_ms", "verify_ms"))
-        outside = (statistics.fmean(a[k] for a in every) if k in every[0] else None for k in ("accept_ms", "call_ms"))
-        return Round(count, wall, draft, verify, *outside, wall - draft - verify)
+        accept, call = (
+            statistics.fmean(a[k] for a in every) if k in every[0] else None for k in ("accept_ms", "call_ms")
+        )
+        return Round(count, wall, draft, verify, accept, call, wall - draft - verify)
 
     def disturbed(self, name: str) -> int:
         """Answers during which others used more than ``OTHERS`` of the machine."""

@@ -77,9 +77,8 @@ class Results(NamedTuple):
             if found is None:
                 continue
             accept, overhead, calls = "-", "-", "-"
-            if found.accept is not None and found.overhead is not None and found.call is not None:
-                accept, overhead = f"{found.accept:.3f}", f"{found.overhead:.1%}"
-                calls = f"{found.overhead + found.call / found.wall:.1%}"
+            if found.accept is not None and found.overhead is not None and found.with_calls is not None:
+                accept, overhead, calls = f"{found.accept:.3f}", f"{found.overhead:.1%}", f"{found.with_calls:.1%}"
             figures = [f"{x:.3f}" for x in (found.wall, found.draft, found.verify)]
             out.append([m.entry.key, str(found.count), *figures, accept, f"{found.host:.3f}", overhead, calls])
         return out

@@ -1,7 +1,5 @@
 """The compiled kernel against attention in float64."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,14 +13,6 @@ pytestmark = pytest.mark.usefixtures("no_graphs")
 
 B, G, SLOTS, SCALE = 2, 2, 90, 0.4
 KERNEL = "_product(rows, queries"
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def parts(heads: int, queries: int, width: int = STEP, value_width: int = STEP) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,17 +39,18 @@ def exact(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, S: int) -> Te
     return attend_few(q.double(), k[:, :, :S].double(), v[:, :, :S].double(), bias, SCALE)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("heads", "queries", "width", "value_width", "batch"),
-    [(1, 1, 16, 16, B), (2, 6, 64, 64, 1), (3, 6, 48, 16, 0), (2, ROWS + 1, 16, 32, B)],
+    ("heads", "queries", "width", "value_width", "batch", "threads"),
+    [(1, 1, 16, 16, B, 2), (2, 6, 64, 64, 1, 1), (3, 6, 48, 16, 0, 2), (2, ROWS + 1, 16, 32, B, 2)],
     ids=["one query", "a chain", "narrow values, no mask", "several blocks"],
 )
 def test_it_is_attention(
-    heads: int, queries: int, width: int, value_width: int, batch: int, dtype: torch.dtype
-) -> None:
+    heads: int, queries: int, width: int, value_width: int, batch: int, threads: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Of as many keys as there are at each call."""
+    monkeypatch.setattr("specdec.decoding.few_queries.parallel_num_threads", lambda: threads)
     q, k, v = (x.to(dtype) for x in parts(heads, queries, width, value_width))
     allowed = seen(batch, queries) if batch else None
     bias = None if allowed is None else additive(allowed, dtype)
