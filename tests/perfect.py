@@ -46,16 +46,16 @@ def embeddings(seed: int = 0) -> Tensor:
     return out
 
 
-def _dimensions() -> dict[str, object]:
+def _dimensions(head_dim: int) -> dict[str, object]:
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id")
-    config = llama_config()
+    config = llama_config(head_dim=head_dim)
     return {name: getattr(config, name) for name in (*names, *more)} | {"pad_token_id": None}
 
 
-def _gemma2() -> PreTrainedModel:
+def _gemma2(head_dim: int) -> PreTrainedModel:
     config = Gemma2Config(
-        **_dimensions(),
+        **_dimensions(head_dim),
         sliding_window=WINDOW,
         layer_types=MIXED,
         tie_word_embeddings=False,
@@ -64,21 +64,21 @@ def _gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(llama_config()),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_dimensions(), sliding_window=WINDOW)),
+FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
+    "llama": lambda head_dim: LlamaForCausalLM(llama_config(head_dim=head_dim)),
+    "mistral": lambda head_dim: MistralForCausalLM(MistralConfig(**_dimensions(head_dim), sliding_window=WINDOW)),
     "gemma2": _gemma2,
 }
 
 
 @torch.no_grad()
-def markov_target(family: str = "llama", context: float = 0.0, seed: int = 0) -> Target:
+def markov_target(family: str = "llama", context: float = 0.0, seed: int = 0, head_dim: int = 12) -> Target:
     """A float64 target whose next token is the last one's successor; always so with ``context`` 0.
 
     The sliding families look back ``WINDOW`` tokens.
     """
     torch.manual_seed(seed)
-    model = FAMILIES[family]().double()
+    model = FAMILIES[family](head_dim).double()
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=0.2)
@@ -98,7 +98,7 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     Entry Narrow copies the embedding through. Entry Wide reaches it by attention alone: each node attends to itself,
     the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
     """
-    config = tiny_config(spec)
+    config = tiny_config(spec, head_dim=target.config.head_dim)
     size = config.draft_vocab_size
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
     drafter = Drafter(config, ids).double().requires_grad_(False)
@@ -113,7 +113,7 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     else:
         at, width = "layers.layers.0.attention", config.head_dim
         w[f"{at}.q_proj.weight"][:, 0] = w[f"{at}.k_proj.weight"][:, 0] = sharpness
-        w[f"{at}.v_proj.weight"] = torch.cat([eye, -eye], dim=1)[:RANK]
+        w[f"{at}.v_proj.weight"][:RANK] = torch.cat([eye, -eye], dim=1)[:RANK]
         per_group = config.num_attention_heads // config.num_key_value_heads * width
         for channel in range(RANK):
             w[f"{at}.o_proj.weight"][channel, channel // width * per_group + channel % width] = 1

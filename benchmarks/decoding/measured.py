@@ -23,6 +23,7 @@ class Round(NamedTuple):
     accept: float | None  # of that, all but the model; None where it was not measured
     call: float | None  # of a graph, as one that does nothing takes; likewise
     host: float  # neither drafting nor verifying
+    graphs: int  # drafting, if there is any, and verification
 
     @property
     def overhead(self) -> float | None:
@@ -31,8 +32,10 @@ class Round(NamedTuple):
 
     @property
     def with_calls(self) -> float | None:
-        """The same with both."""
-        return None if self.overhead is None or self.call is None else self.overhead + 2 * self.call / self.wall
+        """The same with them."""
+        return (
+            None if self.overhead is None or self.call is None else self.overhead + self.graphs * self.call / self.wall
+        )
 
 
 class Ratio(NamedTuple):
@@ -94,7 +97,8 @@ class Measured:
         accept, call = (
             statistics.fmean(a[k] for a in every) if k in every[0] else None for k in ("accept_ms", "call_ms")
         )
-        return Round(count, wall, draft, verify, accept, call, wall - draft - verify)
+        graphs = 1 + ("growth" in self.entry.options)
+        return Round(count, wall, draft, verify, accept, call, wall - draft - verify, graphs)
 
     def disturbed(self, name: str) -> int:
         """Answers during which others used more than ``OTHERS`` of the machine."""

@@ -107,7 +107,6 @@ class Outside:
         self.draft = Compiled(draft, "drafting", device, self.of_drafter.varying) if self.round.drafts_fixed else draft
         self.counter, self.nothing = torch.zeros(1), Compiled(lambda x: x.add_(1), "nothing", device)
         self._replay(first=True)
-        self.nothing(self.counter)
 
     @torch.inference_mode()
     def measure(self) -> dict[str, float]:
@@ -117,13 +116,15 @@ class Outside:
         Raises:
             ValueError: the replay commits other tokens than the recorded rounds did.
         """
-        times = [self._replay() for _ in range(REPLAYS)]
-        call = statistics.median(_seconds(lambda: self.nothing(self.counter)) for _ in self.recorded)
-        accept = statistics.fmean(map(statistics.median, zip(*times, strict=True)))
-        return {"accept_ms": 1e3 * (accept - call), "call_ms": 1e3 * call}
+        rounds = list(zip(*(self._replay() for _ in range(REPLAYS)), strict=True))
+        accept = statistics.fmean(statistics.median(judging - call for judging, call in times) for times in rounds)
+        return {
+            "accept_ms": 1e3 * accept,
+            "call_ms": 1e3 * statistics.median(call for times in rounds for _, call in times),
+        }
 
-    def _replay(self, first: bool = False) -> list[float]:
-        """Seconds of every round; the first time it compiles."""
+    def _replay(self, first: bool = False) -> list[tuple[float, float]]:
+        """Seconds of every round, and of a call of nothing after it; the first time it compiles."""
         times = []
         _begin(self.round, self.recorded, self.prompt)
         for one in self.recorded:
@@ -134,16 +135,12 @@ class Outside:
             report = self.judge(one.tree, slots_S)
             if not self.round.in_order:
                 self.tidy()
-            times.append(time.perf_counter() - begin)
+            judged = time.perf_counter()
+            self.nothing(self.counter)
+            times.append((judged - begin, time.perf_counter() - judged))
             if not torch.equal(report, one.report):
                 raise ValueError("acceptance measured alone commits other tokens than it did in the round")
         return times
-
-
-def _seconds(function: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
 
 
 def _round(target: Target, drafter: Drafter | None, growth: Growth | None, longest: int) -> Any:

@@ -30,7 +30,8 @@ NOTES = """\
   (the tree's mask, judging, path, moving keys): the round's own code as graphs of its own, replayed on the logits of
   the warm-up text in the same process after every text, less the call of a graph that does nothing.
   *host* is the rest: the whole call less the prompt's pass, draft and verify. *overhead* = (accept + host) / round.
-  *with calls* adds the calls of the two graphs of a round, as long as that of one that does nothing.
+  *with calls* adds the calls of a round's graphs (drafting, if there is any, and verification), as long as that of
+  one that does nothing.
 - **Repetition** of a set: the share of the new tokens that end a 4-gram which stands earlier in the text, prompt
   included; mean over the texts of plain decoding.
 """

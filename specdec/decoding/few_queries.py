@@ -13,12 +13,11 @@ from unittest.mock import patch
 
 import torch
 import torch._inductor.lowering  # before what follows, which imports it in a circle
-from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
-from torch._inductor.ir import ExternKernel, FixedLayout, TensorBox
+from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.ir import CppTemplateBuffer, ExternKernel, FixedLayout, TensorBox
 from torch._inductor.utils import parallel_num_threads
-from torch._inductor.virtualized import V
 
 import specdec.nn.few_queries  # noqa: F401 (brings the operation)
 
@@ -28,13 +27,12 @@ SOURCE = r"""
 {{template.header().getvalue()}}
 #include <memory>
 
-using Vec = at::vec::Vectorized<float>;
-constexpr int64_t W = Vec::size();
+using {{name}}_vec = at::vec::Vectorized<float>;
 
 template <typename T>
-inline Vec {{name}}_load(const T* from) {
-    if constexpr (std::is_same_v<T, float>) return Vec::loadu(from);
-    else return at::vec::convert<float>(at::vec::Vectorized<T>::loadu(from, W));
+inline {{name}}_vec {{name}}_load(const T* from) {
+    if constexpr (std::is_same_v<T, float>) return {{name}}_vec::loadu(from);
+    else return at::vec::convert<float>(at::vec::Vectorized<T>::loadu(from, {{name}}_vec::size()));
 }
 
 // W columns of a (rows, inputs) times b
@@ -42,6 +40,7 @@ template <int64_t rows, typename T>
 inline void {{name}}_rows(
     const float* a, int64_t lda, const T* b, int64_t ldb, int64_t inputs, float* c, int64_t ldc
 ) {
+    using Vec = {{name}}_vec;
     Vec sums[rows];
     #pragma GCC unroll 16
     for (int64_t row = 0; row < rows; ++row) sums[row] = Vec(0.0f);
@@ -69,7 +68,8 @@ inline void {{name}}_product(
 extern "C"
 {{kernel.def_kernel(inputs=inputs, outputs={"out": out})}} {
     {{kernel.maybe_codegen_profile()}}
-    constexpr int64_t T = {{T}}, R = {{r}}, D = {{d}}, E = {{e}};
+    using Vec = {{name}}_vec;
+    constexpr int64_t W = Vec::size(), T = {{T}}, R = {{r}}, D = {{d}}, E = {{e}};
     const int64_t S = {{kernel.size(k, 2)}}, padded = (S + W - 1) / W * W;
     constexpr int64_t blocks = (R * T + {{rows}} - 1) / {{rows}}, block = (R * T + blocks - 1) / blocks;
     #pragma omp parallel for num_threads({{threads}})
@@ -168,26 +168,26 @@ class FewQueries(CppTemplate):
         return str(self._template_from_string(SOURCE).render(**named, **shapes, **own, **code))
 
 
-class Apart(InductorChoices):
-    """What is joined to one kernel: all that would be else, but nothing with this one, which does not write it."""
-
-    @staticmethod
-    def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        own = isinstance(getattr(node1.node, "template", None), FewQueries)
-        return not own and InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score)
-
-
 def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scale: float) -> TensorBox:
     """``attend_fused`` in inductor's terms; in memory the heads of a query stand side by side."""
-    inputs = [ExternKernel.require_stride1(ExternKernel.realize_input(x)) for x in (q, k, v, bias) if x is not None]
+    inputs = [_in_order(x) for x in (q, k, v, bias) if x is not None]
     (B, h, T, _), e = q.get_size(), v.get_size()[3]
     layout = FixedLayout(q.get_device_or_error(), v.get_dtype(), [B, h, T, e], [T * h * e, e, h * e, 1])
-    return FewQueries(inputs, layout, scale).generate().output_node()
+    choice = FewQueries(inputs, layout, scale).generate()
+    out = CppTemplateBuffer(layout, inputs, choice.make_kernel_render, choice.template, choice)
+    out.allow_epilogue_fusion = False  # what follows it would be left to the kernel, which does not write it
+    return TensorBox.create(out)
+
+
+def _in_order(x: TensorBox) -> Any:
+    """In memory, its last dimension without gaps."""
+    realized = ExternKernel.realize_input(x)
+    return realized if realized.get_stride()[-1] == 1 else ExternKernel.require_contiguous(realized)
 
 
 @contextlib.contextmanager
 def offered() -> Iterator[None]:
-    """Inside, compilation makes the kernel of every ``attend_fused``."""
-    lowered = {torch.ops.specdec.attend_fused.default: lower}
-    with patch.dict(torch._inductor.lowering.lowerings, lowered), V.set_choices_handler(Apart()):
+    """Inside, compilation makes the kernel of every ``attend_fused``, where there are vectors."""
+    lowered = {torch.ops.specdec.attend_fused.default: lower} if pick_vec_isa() else {}
+    with patch.dict(torch._inductor.lowering.lowerings, lowered):
         yield

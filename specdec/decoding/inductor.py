@@ -57,6 +57,8 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
         # the option alone comes too late
         with torch._inductor.config.patch(freezing=freezing), contextlib.ExitStack() as stack:
             if freezing:
+                # no key of torch's cache of graphs tells of what follows
+                stack.enter_context(torch._inductor.config.patch(fx_graph_cache=False))
                 stack.enter_context(choosing())
                 stack.enter_context(repeatable())
                 stack.enter_context(few_queries.offered())
@@ -92,11 +94,7 @@ def _gcc() -> bool:
 
 
 def choose(choices: list[ChoiceCaller]) -> list[ChoiceCaller]:
-    """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike.
-
-    Torch's cache of graphs knows nothing of this choice, and need not: it takes no graph with weights packed for a
-    library, as all are that there is a choice for.
-    """
+    """One kernel of those that ``OFFER`` brings: they would race else, and not always end alike."""
     library: list[ChoiceCaller] = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
     few = [choice for choice in choices if choice not in library and _few(choice)]
     return (few or library or choices)[:1]

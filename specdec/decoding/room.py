@@ -55,12 +55,6 @@ class CompiledRoom(Room):
 
     def __init__(self, round_: PlainRound) -> None:
         super().__init__(round_)
-        parts = [part for module in round_.modules for part in module.modules()]
-        self._places = [  # looking for them takes a millisecond
-            (part, name)
-            for part in parts
-            for name, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
-        ]
         self._weights = self._versions()
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
@@ -98,5 +92,6 @@ class CompiledRoom(Room):
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _versions(self) -> list[tuple[int, int]]:
-        weights = (getattr(part, name) for part, name in self._places)
+        modules = self.round.modules
+        weights = (weight for module in modules for weight in (*module.parameters(), *module.buffers()))
         return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]

@@ -19,12 +19,13 @@ def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
 def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
     """Scaled dot-product attention, (B, h, T, d); the heads of a group share their keys' pass.
 
-    Two products, or in compiled code on a CPU one kernel (:mod:`specdec.decoding.few_queries`).
+    Two products, or in a compiled round on a CPU one kernel (:mod:`specdec.decoding.few_queries`), if widths and dtypes
+    suit it.
 
     Args:
         bias_B1TS: added to the scaled products.
     """
-    attend = attend_fused if _fusible(q_BhTd, v_BgSd) else by_products
+    attend = attend_fused if _fusible(q_BhTd, k_BgSd, v_BgSd, bias_B1TS) else by_products
     return attend(q_BhTd, k_BgSd, v_BgSd, bias_B1TS, scale)
 
 
@@ -63,7 +64,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Ten
     return v.new_empty(B, T, h, v.shape[-1]).transpose(1, 2)
 
 
-def _fusible(q: Tensor, v: Tensor) -> bool:
-    if not torch.compiler.is_compiling() or torch.is_grad_enabled():
+def _fusible(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
+    if not torch.compiler.is_compiling() or torch.is_grad_enabled() or q.device.type != "cpu":
         return False
-    return q.device.type == "cpu" and q.dtype in FUSED and q.shape[-1] % STEP == 0 == v.shape[-1] % STEP
+    given = [x for x in (q, k, v, bias) if x is not None]
+    suits = all(x.dtype in FUSED for x in given) and q.shape[-1] % STEP == 0 == v.shape[-1] % STEP
+    return suits and (bias is None or bias.shape[1] == 1)
