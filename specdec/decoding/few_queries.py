@@ -16,7 +16,7 @@ import torch._inductor.lowering  # before what follows, which imports it in a ci
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
 from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._inductor.ir import CppTemplateBuffer, ExternKernel, FixedLayout, TensorBox
+from torch._inductor.ir import CppTemplateBuffer, ExternKernel, FixedLayout, TensorBox, as_storage_and_layout
 from torch._inductor.utils import parallel_num_threads
 
 import specdec.nn.few_queries  # noqa: F401 (brings the operation)
@@ -182,6 +182,7 @@ def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scal
 def _in_order(x: TensorBox) -> Any:
     """In memory, its last dimension without gaps."""
     realized = ExternKernel.realize_input(x)
+    as_storage_and_layout(realized, freeze=True)  # its strides could still change
     return realized if realized.get_stride()[-1] == 1 else ExternKernel.require_contiguous(realized)
 
 
