@@ -38,7 +38,7 @@ from tests.perfect import MIXED, WINDOW, disturb, markov_target, perfect_drafter
 from tests.tiny import llama_config, presets
 
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-MORE = ("num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id")
+MORE = ("num_key_value_heads", "bos_token_id", "eos_token_id")
 LIMIT = 128
 SIZES: dict[str, Any] = {name: getattr(llama_config(), name) for name in (*NAMES, *MORE)} | {
     "max_position_embeddings": LIMIT,
@@ -47,10 +47,10 @@ SIZES: dict[str, Any] = {name: getattr(llama_config(), name) for name in (*NAMES
 }
 SLIDING = {"sliding_window": WINDOW, "layer_types": MIXED}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}  # others lack float64
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **SLIDING)),
-    "mixtral": lambda: MixtralForCausalLM(MixtralConfig(**SIZES, **EXPERTS)),
+FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
+    "qwen3": lambda d: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=d)),
+    "gemma3": lambda d: Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, **SLIDING, head_dim=d)),
+    "mixtral": lambda d: MixtralForCausalLM(MixtralConfig(**SIZES, **EXPERTS, head_dim=d)),
 }
 CONTEXT = {"qwen3": 0.45, "gemma3": 2.5, "mixtral": 0.25}  # how far the context leads astray: often, not always
 PRESETS = {"qwen3": "eagle3_1", "gemma3": "eagle1", "mixtral": "eagle3"}
