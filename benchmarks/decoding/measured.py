@@ -33,9 +33,9 @@ class Round(NamedTuple):
     @property
     def with_calls(self) -> float | None:
         """The same with them."""
-        return (
-            None if self.overhead is None or self.call is None else self.overhead + self.graphs * self.call / self.wall
-        )
+        if self.overhead is None or self.call is None:
+            return None
+        return self.overhead + self.graphs * self.call / self.wall
 
 
 class Ratio(NamedTuple):

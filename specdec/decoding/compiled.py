@@ -51,9 +51,8 @@ class Compiled(Generic[R]):
         fixed = args[:-1] if self.varying else args
         forms = [_form(x) for arg in fixed for x in (arg if isinstance(arg, tuple) else (arg,))]
         if forms == self._forms:
-            with (
-                small_products() if self.freezing else contextlib.nullcontext()
-            ):  # attention of odd widths; the rest is packed
+            # attention that no kernel is made for; the rest is packed
+            with small_products() if self.freezing else contextlib.nullcontext():
                 return self._call(*args)
         if self._forms is not None:
             raise ValueError(f"{self.what} was compiled for {self._forms}, not {forms}")

@@ -1,7 +1,8 @@
 """What torch's compiler is told. Importing it takes two seconds, so only what compiles imports this.
 
 Products of few rows take inductor's own C++ template, which packs the matrix and reads it once for several rows; its
-kernel for bfloat16 is :mod:`specdec.decoding.pairs` where the processor can.
+kernel for bfloat16 is :mod:`specdec.decoding.pairs` where the processor can. Attention is
+:mod:`specdec.decoding.few_queries`.
 """
 
 import contextlib
