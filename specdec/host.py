@@ -1,4 +1,4 @@
-"""What the machine has for this process: cores and memory, as the kernel and the control group leave them."""
+"""What the machine has for this process: cores, memory as the kernel and the control group leave it, instructions."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,14 @@ def cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware; one that does not takes many times float32's time."""
+    import torch  # takes a second, which not all that ask for memory have
+
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def memory(proc: Path = PROC, group: Path = GROUP) -> int | None:

@@ -4,11 +4,16 @@ Both are called with named parameters, ``[("layers.0.mlp.up.weight", parameter),
 groups say by name whom they hold.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import nn
+import torch.optim._muon
+from torch import Tensor, nn
+
+from specdec.host import multiplies_bfloat16
 
 Named = Iterable[tuple[str, nn.Parameter]]
 TABLES = ("embed_tokens", "lm_head")  # modules whose matrices are look-up tables over a vocabulary
@@ -58,11 +63,26 @@ class AdamW(torch.optim.AdamW):
         self._step_supports_amp_scaling = False
 
 
+def orthogonal(update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """What torch's Muon makes of a gradient, by Newton and Schulz's iteration, with products in float32.
+
+    torch rounds to bfloat16, whose products take some 70 times as long on a CPU that has no instructions for them.
+    """
+    a, b, c = coefficients
+    x = update if (wide := update.shape[0] <= update.shape[1]) else update.T
+    x = x.float() / x.float().norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide else x.T
+
+
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the hidden matrices, AdamW for embedding, head, norms and biases, as one optimizer.
 
     One schedule, one clipping and one state dict serve both. Muon (https://kellerjordan.github.io/posts/muon) is
-    scaled as in https://arxiv.org/abs/2502.16982, so that its learning rates are of AdamW's size.
+    scaled as in https://arxiv.org/abs/2502.16982, so that its learning rates are of AdamW's size. Its products are in
+    bfloat16, but for a CPU that has no instructions for those: there they are float32's.
 
     Args:
         params: named parameters; see :func:`hidden_matrix` for who gets Muon.
@@ -118,6 +138,13 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
-            part.step()
+        with self._products():
+            for part in self._parts:
+                part.step()
         return loss
+
+    def _products(self) -> contextlib.AbstractContextManager[Any]:
+        on_cpu = self.param_groups[0]["params"][0].device.type == "cpu"
+        if not on_cpu or multiplies_bfloat16():
+            return contextlib.nullcontext()
+        return patch.object(torch.optim._muon, "_zeropower_via_newtonschulz", orthogonal)

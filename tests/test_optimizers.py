@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from specdec.fit import run
-from specdec.optimizers import AdamW, MuonAdamW, hidden_matrix
+from specdec.optimizers import AdamW, MuonAdamW, hidden_matrix, orthogonal
 from tests.short_run import short_run
 from tests.tiny import presets, tiny_drafter
 
@@ -79,12 +79,36 @@ def test_adamw_leaves_the_scaling_to_the_scaler() -> None:
     assert all(same(values(scaled), values(plain)))
 
 
-def test_muon_steps_as_the_two_alone() -> None:
+@pytest.mark.parametrize("able", [True, False])
+def test_muon_steps_as_the_two_alone(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.optimizers.multiplies_bfloat16", lambda: able)
     named, lone = parameters(), parameters()
     MuonAdamW(named, lr=0.02, lr_rest=0.01).step()
     torch.optim.Muon(lone[:1], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
     torch.optim.AdamW(lone[1:], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, fused=True).step()
-    assert all(same(values(named), values(lone)))
+    near = [torch.allclose(a, b, rtol=0, atol=0.02 * 0.2 * 6**0.5 * 0.03) for a, b in zip(values(named), values(lone), strict=True)]  # fmt: skip # noqa: E501
+    assert same(values(named), values(lone)) == [able, True, True] and all(near)  # bfloat16's eight digits
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5)])
+def test_orthogonal_moves_singular_values_towards_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    update = torch.randn(shape)
+    turned = orthogonal(update, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    assert turned.dtype == torch.float32 and turned.shape == shape
+    found = torch.linalg.svdvals(turned)
+    assert found.min() > 0.6 and found.max() < 1.3
+    left, _, right = torch.linalg.svd(update, full_matrices=False)
+    torch.testing.assert_close(turned, left @ torch.diag((left.T @ turned @ right.T).diag()) @ right, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("able", "products"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_what_muon_multiplies(able: bool, products: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.optimizers.multiplies_bfloat16", lambda: able)
+    found, multiply = set(), torch.addmm
+    monkeypatch.setattr(torch, "addmm", lambda *args, **kwargs: found.add(args[1].dtype) or multiply(*args, **kwargs))
+    MuonAdamW(parameters()).step()
+    assert found == {products}
 
 
 def test_one_schedule_drives_both() -> None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, fields
 
-import torch
+from specdec.host import multiplies_bfloat16
 
 SMALLEST_VOCABULARY = 2 + 256  # the special tokens and every byte
 PRECISIONS = ("bf16-mixed", "32-true")
@@ -11,8 +11,7 @@ PRECISIONS = ("bf16-mixed", "32-true")
 
 def native_precision() -> str:
     """``bf16-mixed`` where this CPU multiplies bfloat16 matrices in hardware, ``32-true`` elsewhere."""
-    able = torch.cpu.get_capabilities()
-    return "bf16-mixed" if able.get("avx512_bf16") or able.get("amx_bf16") else "32-true"
+    return "bf16-mixed" if multiplies_bfloat16() else "32-true"
 
 
 @dataclass(frozen=True)
