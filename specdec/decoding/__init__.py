@@ -4,7 +4,7 @@ from specdec.decoding.children import Children
 from specdec.decoding.confident_chain import ConfidentChain
 from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder
 from specdec.decoding.growth import Chain, DynamicTree, Growth
-from specdec.decoding.pair import check_pair, warn_unless_made_for
+from specdec.decoding.pair import check_made_for, check_pair, warn_unless_made_for
 from specdec.decoding.parse import parse_growth
 from specdec.decoding.proposer import Proposer
 from specdec.decoding.request import Generation, Request, check_length
@@ -29,6 +29,7 @@ __all__ = [
     "StaticTree",
     "Warp",
     "check_length",
+    "check_made_for",
     "check_pair",
     "parse_growth",
     "read_static_tree",

@@ -28,6 +28,16 @@ def check_pair(target: Target, drafter: Drafter) -> None:
         )
 
 
+def check_made_for(target: Target, drafter: Drafter) -> None:
+    """Raise ValueError if the drafter says that it was trained for another target of the same shape."""
+    trained_for, given = drafter.config.target, target.identity
+    if trained_for.get("fingerprint") not in (None, given["fingerprint"]):
+        raise ValueError(
+            f"this drafter was trained for another target ({trained_for.get('source')}) of the same shape: weights or "
+            f"configuration of {given['source']} are others; give it its own target, or --other_target true"
+        )
+
+
 def warn_unless_made_for(target: Target, drafter: Drafter) -> bool:
     """Whether the drafter was trained for this very target; warns if it was for another of the same shape."""
     trained_for = drafter.config.target

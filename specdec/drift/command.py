@@ -72,6 +72,7 @@ def main(argv: list[str]) -> int:
         limit=args.limit,
         layouts=args.layouts,
         device=args.device,
+        other_target=args.other_target,
         command=["specdec", "drift", *flags(), *argv],
     )
     print_summaries(list(found.items()), Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
@@ -91,6 +92,7 @@ def drift(
     limit: int | None = None,
     layouts: Sequence[str] = (),
     device: str = "cpu",
+    other_target: bool = False,
     command: list[str] | None = None,
 ) -> dict[str, Document]:
     """Measure saved drafters on the target's own answers, and write results, report and figures into ``out``.
@@ -115,7 +117,7 @@ def drift(
         drafters = [load(directory) for directory in directories]
         target = source.load(device)
         target.prove()
-        pairs = [paired(target, drafter) for drafter in drafters]
+        pairs = [paired(target, drafter, other_target) for drafter in drafters]
         texts, skipped = _texts(target, prompts, max_new_tokens, settings)
         context: dict[str, Any] = {
             "target": dict(target.identity),

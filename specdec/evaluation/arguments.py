@@ -14,6 +14,7 @@ def add_decoded(
         parser.add_argument("--drafter", type=str, nargs="+", required=True, help="directories of drafters")
     else:
         parser.add_argument("--drafter", type=str, required=True, help="the drafter's directory")
+    parser.add_argument("--other_target", type=bool, default=False, help="decode even with a drafter that was trained for another target of the same shape, as after fine-tuning")  # fmt: skip # noqa: E501
     parser.add_argument("--prompts", type=str, nargs="+", required=True, help=".jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or hub:REPOSITORY:CONFIG:SPLIT")  # fmt: skip # noqa: E501
     parser.add_argument("--max_new_tokens", type=int, default=max_new_tokens, help="new tokens per answer")
     parser.add_argument("--limit", type=int | None, default=limit, help="use the first prompts only")

@@ -89,6 +89,7 @@ def main(argv: list[str]) -> int:
         baselines=args.baselines,
         certify_runs=args.certify,
         device=args.device,
+        other_target=args.other_target,
         command=["specdec", "evaluate", *flags(), *argv],
     )
     return 0 if found.get("certified", True) else 1
@@ -113,6 +114,7 @@ def evaluate(
     baselines: Sequence[str] = (),
     certify_runs: int = 0,
     device: str = "cpu",
+    other_target: bool = False,
     command: list[str] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a saved drafter and write metrics, report, picture and every answer's counts and times into ``out``.
@@ -133,7 +135,7 @@ def evaluate(
         raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {certify_runs}")
     chosen, others = [parse_growth(text) for text in growths], [parse_baseline(text) for text in baselines]
     prompts = load_prompts(prompt_files, limit, layouts)
-    pair = load_pair(source, drafter_directory, device)
+    pair = load_pair(source, drafter_directory, device, other_target)
     target, drafter = pair.target, pair.drafter
     skipped: list[Skipped] = []
     converse = functools.partial(Conversation, system=system, thinking=thinking)

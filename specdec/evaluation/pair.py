@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.decoding import check_pair, warn_unless_made_for
+from specdec.decoding import check_made_for, check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
 from specdec.target import Target
@@ -17,8 +17,13 @@ class Pair(NamedTuple):
     made_for_each_other: bool  # else the drafter was trained for another target of the same shape
 
 
-def load_pair(source: TargetSource, drafter_directory: Path | str, device: str = "cpu") -> Pair:
+def load_pair(
+    source: TargetSource, drafter_directory: Path | str, device: str = "cpu", other_target: bool = False
+) -> Pair:
     """Load both; the target proves itself.
+
+    Args:
+        other_target: whether the drafter may be one that was trained for another target of the same shape.
 
     Raises:
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
@@ -26,15 +31,17 @@ def load_pair(source: TargetSource, drafter_directory: Path | str, device: str =
     drafter = load(drafter_directory)
     target = source.load(device)
     target.prove()
-    return paired(target, drafter)
+    return paired(target, drafter, other_target)
 
 
-def paired(target: Target, drafter: Drafter) -> Pair:
-    """A drafter, moved to where its target is.
+def paired(target: Target, drafter: Drafter, other_target: bool = False) -> Pair:
+    """A drafter, moved to where its target is; ``other_target`` as in :func:`load_pair`.
 
     Raises:
         ValueError: they do not match.
     """
     drafter.to(device=target.device, dtype=target.dtype)
     check_pair(target, drafter)
+    if not other_target:
+        check_made_for(target, drafter)
     return Pair(target, drafter, warn_unless_made_for(target, drafter))

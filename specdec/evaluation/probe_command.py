@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parse(parser, target_shorthand(argv))
     growth, prompts = parse_growth(args.growth), load_prompts(args.prompts, args.limit)
-    target, drafter, _ = load_pair(args.target, args.drafter)
+    target, drafter, _ = load_pair(args.target, args.drafter, other_target=args.other_target)
     asked, _ = first_turns(target, prompts, args.max_new_tokens)
     console = Console(stderr=True)
     with console.status("probing") as status:

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     where = engine_asked(arguments, args, extra, args.depth)
     out = Path(args.out) if args.out else new_run("explain")
     prompts = load_prompts(args.prompts, args.limit, args.layouts)
-    pair = load_pair(args.target, args.drafter, args.device)
+    pair = load_pair(args.target, args.drafter, args.device, args.other_target)
     target = pair.target
     dtype = str(target.dtype).removeprefix("torch.")
     if where and dtype == "float64":

@@ -92,7 +92,7 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
     drafters = [load(directory) for directory in args.drafter]
     target = args.target.load(args.device)
     target.prove()
-    pairs = [paired(target, drafter) for drafter in drafters]
+    pairs = [paired(target, drafter, args.other_target) for drafter in drafters]
     nodes = growth.nodes_drafted + 1
     setting = Setting(
         target, prompts, args.max_new_tokens, nodes,

@@ -1,9 +1,11 @@
 """A drafter of another target of the same shape is told from one of this target, by the weights."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from specdec.decoding import warn_unless_made_for
+from specdec.decoding import check_made_for, warn_unless_made_for
 from tests.export.made import made_drafter
 from tests.tiny import presets, tiny_target
 
@@ -14,3 +16,13 @@ def test_another_target_of_the_same_shape(caplog: pytest.LogCaptureFixture) -> N
     assert warn_unless_made_for(target, drafter) and not caplog.text
     assert not warn_unless_made_for(other, drafter)
     assert "trained for another target (in memory) of the same shape" in caplog.text
+    check_made_for(target, drafter)
+    with pytest.raises(ValueError, match=r"trained for another target \(in memory\) of the same shape.*--other_target"):
+        check_made_for(other, drafter)
+
+
+def test_a_drafter_that_does_not_say_whose_it_is() -> None:
+    target = tiny_target(0, dtype=torch.float32)
+    drafter = made_drafter(presets()["eagle3"], target)
+    drafter.config = dataclasses.replace(drafter.config, target={})
+    check_made_for(target, drafter)

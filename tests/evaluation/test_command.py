@@ -125,15 +125,25 @@ def test_a_full_disk_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_drafter_of_another_target_is_said(
-    arguments: list[str], drafter_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_drafter_of_another_target_is_refused_unless_asked_for(
+    arguments: list[str],
+    drafter_directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = json.loads((drafter_directory / "config.json").read_text())
     config["drafter"]["target"]["fingerprint"] = "other"
     (drafter_directory / "config.json").write_text(json.dumps(config))
     (drafter_directory / "SHA256SUMS").unlink()
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    out = tmp_path / "out"
+    assert main([*arguments, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "trained for another target" in error and "--other_target" in error and len(error.splitlines()) == 1
+    assert not out.exists()
+    assert main([*arguments, "--other_target", "true", "--out", str(out)]) == 0
     assert "another target" in caplog.text
+    assert json.loads((out / "metrics.json").read_text())["settings"]["drafter_made_for_this_target"] is False
 
 
 def test_a_suite_with_a_prompt_left_out(

@@ -60,6 +60,7 @@ def main(argv: list[str]) -> int:
         layouts=args.layouts,
         repeats=args.repeats,
         device=args.device,
+        other_target=args.other_target,
         command=["specdec", "tune", *flags(), *argv],
     )
     print_tuning(found, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
@@ -79,6 +80,7 @@ def tune(
     layouts: Sequence[str] = (),
     repeats: int = 5,
     device: str = "cpu",
+    other_target: bool = False,
     command: list[str] | None = None,
 ) -> dict[str, Any]:
     """Measure, recommend, check, and write ``tune.json``, ``tune.png`` and ``report.md`` into ``out``, a new directory.
@@ -91,7 +93,7 @@ def tune(
     """
     sizes = _checked(batch_sizes, max_new_tokens, repeats)
     prompts = load_prompts(prompt_files, limit, layouts)
-    target, drafter, _ = load_pair(source, drafter_directory, device)
+    target, drafter, _ = load_pair(source, drafter_directory, device, other_target)
     largest = max(shape.nodes for shape in ladder(compiled, drafter.config.draft_vocab_size))
     asked, skipped = first_turns(target, prompts, max_new_tokens, largest + 1)
     with staged_directory(out) as folder, fast_products():
