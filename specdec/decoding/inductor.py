@@ -6,6 +6,7 @@ kernel for bfloat16 is :mod:`specdec.decoding.pairs` where the processor can. At
 """
 
 import contextlib
+import functools
 import platform
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +14,14 @@ from unittest.mock import patch
 
 import torch
 import torch._inductor.config
+import torch._inductor.lowering  # before what follows, which imports it in a circle
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.codegen import cpp_template_kernel
 from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import ChoiceCaller, Layout
-from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
+from torch._inductor.select_algorithm import ExternKernelCaller, KernelTemplate, get_algorithm_selector_cache
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.decoding import few_queries, pairs
@@ -62,6 +65,7 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
                 stack.enter_context(torch._inductor.config.patch(fx_graph_cache=False))
                 stack.enter_context(choosing())
                 stack.enter_context(repeatable())
+                stack.enter_context(remembering())
                 stack.enter_context(few_queries.offered())
             if freezing and _pairs():
                 stack.enter_context(pairs.offered())
@@ -117,6 +121,23 @@ def choosing() -> Iterator[None]:
         yield
     finally:
         functions.remove(choose)
+
+
+_template = functools.cache(KernelTemplate._template_from_string)
+_expression = functools.cache(cpp_template_kernel.parse_expr)
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Inside, the templates of C++ code and the expressions in them are read once.
+
+    Inductor reads the same few for every product of a graph, which is a quarter of what compiling a small model does.
+    """
+    with (
+        patch.object(KernelTemplate, "_template_from_string", staticmethod(_template)),
+        patch.object(cpp_template_kernel, "parse_expr", _expression),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,15 +1,21 @@
 """What torch's compiler is told to make of a graph."""
 
 import contextlib
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._inductor.lowering  # before what follows, which imports it in a circle
+from sympy.parsing.sympy_parser import parse_expr
 from torch import nn
+from torch._inductor.codegen import cpp_template_kernel
 from torch._inductor.exc import InvalidCxxCompiler
-from torch._inductor.select_algorithm import get_algorithm_selector_cache
+from torch._inductor.select_algorithm import KernelTemplate, get_algorithm_selector_cache
 from torch._inductor.utils import fresh_cache
 
 from specdec.decoding.compiled import Compiled
@@ -38,6 +44,24 @@ def test_code_for_other_weights_is_not_compiled_anew(tmp_path: Path) -> None:
         for layer, product in [*zip(layers, products, strict=True)] * 2:  # the first again, when the second is there
             torch.testing.assert_close(product(x), layer(x))
     assert len(list(tmp_path.rglob("*.main.so"))) == 1
+
+
+def test_templates_and_their_expressions_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two products of other shapes have the same templates; what was known before the test is forgotten for it."""
+    read: list[str] = []
+    for name, module in (("_template", KernelTemplate._template_from_string), ("_expression", parse_expr)):
+        monkeypatch.setattr(f"specdec.decoding.inductor.{name}", functools.cache(noting(module, read)))
+    before = KernelTemplate._template_from_string, cpp_template_kernel.parse_expr
+    first, second = (nn.Linear(64, width, bias=False).requires_grad_(False) for width in (96, 128))
+    twice = Compiled(lambda x: (first(x), second(x + 1)), "two products", torch.device("cpu"))
+    with fresh_cache(dir=str(tmp_path), delete=False), torch.inference_mode():
+        twice(torch.randn(3, 64))
+    assert len(read) > 10 and len(read) == len(set(read))
+    assert (KernelTemplate._template_from_string, cpp_template_kernel.parse_expr) == before
+
+
+def noting(function: Callable[[str], Any], read: list[str]) -> Callable[[str], Any]:
+    return lambda text: read.append(text) or function(text)  # type: ignore[func-returns-value]
 
 
 def test_choosing_leaves_no_trace() -> None:
