@@ -58,13 +58,13 @@ def main(argv: list[str]) -> int:
             made = drafted(args.drafter, launch.target, scratch / "drafter")
             where = Path(args.log) if args.log else scratch / "server.log"
             server = stack.enter_context(running(launch, made, where))
+            serving = True  # whoever reads the address may end it
             sys.stdout.write(f"{server.url}\n")
             sys.stdout.flush()
             warn_of_draws(where)
             log.info(
                 "%s drafts %d tokens a pass, method %s; Ctrl-C stops it", args.drafter, args.draft_tokens, made.method
             )
-            serving = True
             server.wait()
     except Asked as asked:
         return 0 if serving else asked.status
