@@ -7,6 +7,8 @@ Legend: V vocabulary, H hidden.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ from tests.published import fill, published
 from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, tiny_config
 
 WINDOW = 5
+SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled
+TAPPED: dict[str, Any] = {"aux_layers": (1, 2, 3)}  # of its drafters
 RANK = 24  # channels that embeddings use: a drafter's values (2 heads of 12) can carry no more
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2) + ["sliding_attention"]
 
@@ -72,13 +76,16 @@ FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
 
 
 @torch.no_grad()
-def markov_target(family: str = "llama", context: float = 0.0, seed: int = 0, head_dim: int = 12) -> Target:
+def markov_target(
+    family: str = "llama", context: float = 0.0, seed: int = 0, head_dim: int = 12, layers: int = LAYERS
+) -> Target:
     """A float64 target whose next token is the last one's successor; always so with ``context`` 0.
 
-    The sliding families look back ``WINDOW`` tokens.
+    The sliding families look back ``WINDOW`` tokens. Fewer layers are compiled sooner.
     """
     torch.manual_seed(seed)
     model = FAMILIES[family](head_dim).double()
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:layers], layers
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=0.2)
@@ -98,7 +105,7 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     Entry Narrow copies the embedding through. Entry Wide reaches it by attention alone: each node attends to itself,
     the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
     """
-    config = tiny_config(spec, head_dim=target.config.head_dim)
+    config = replace(tiny_config(spec, head_dim=target.config.head_dim), num_target_layers=target.num_layers)
     size = config.draft_vocab_size
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
     drafter = Drafter(config, ids).double().requires_grad_(False)

@@ -20,7 +20,7 @@ from torch._inductor.codegen import cpp_template_kernel
 from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
-from torch._inductor.ir import ChoiceCaller, Layout
+from torch._inductor.ir import ChoiceCaller, Layout, Pointwise, StorageBox
 from torch._inductor.select_algorithm import ExternKernelCaller, KernelTemplate, get_algorithm_selector_cache
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -66,6 +66,7 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
                 stack.enter_context(choosing())
                 stack.enter_context(repeatable())
                 stack.enter_context(remembering())
+                stack.enter_context(turning_once())
                 stack.enter_context(few_queries.offered())
             if freezing and _pairs():
                 stack.enter_context(pairs.offered())
@@ -137,6 +138,23 @@ def remembering() -> Iterator[None]:
         patch.object(KernelTemplate, "_template_from_string", staticmethod(_template)),
         patch.object(cpp_template_kernel, "parse_expr", _expression),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def turning_once() -> Iterator[None]:
+    """Inside, cosines and sines that are used more than once are kept.
+
+    Inductor knows exponentials and the like as dear, but not these: it would work the rotary tables out again for every
+    head of every layer, and share that work among threads, which wait for each other longer than it takes.
+    """
+    before = StorageBox.should_realize_on_reuse
+
+    def dear(box: StorageBox, users: int, **more: bool) -> bool:
+        turns = users > 1 and isinstance(box.data, Pointwise) and {"cos", "sin"} & box.data.inner_fn_opcount().used_ops
+        return bool(turns) or before(box, users, **more)
+
+    with patch.object(StorageBox, "should_realize_on_reuse", dear):
         yield
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -30,7 +31,7 @@ from specdec.drafter import Drafter
 from specdec.nn.cache import write
 from specdec.nn.products import fast_products
 from specdec.target import Target
-from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.perfect import SHALLOW, TAPPED, disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
@@ -44,8 +45,8 @@ LIMITS = MOST | ({torch.bfloat16: MOST_PAIRS} if _pairs() else {})
 @pytest.fixture(scope="module")
 def pair() -> tuple[Target, Drafter]:
     """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
-    target = markov_target(context=0.45)
-    return target, disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0), 0.8)
+    target = markov_target(context=0.45, **SHALLOW)
+    return target, disturb(perfect_drafter(target, replace(presets()["eagle3_1"], **TAPPED), sharpness=2.0), 0.6)
 
 
 def graphs() -> int:

@@ -19,7 +19,7 @@ from specdec.drafter import Drafter
 from specdec.evaluation.greedy_check import Difference
 from specdec.nn.few_queries import STEP
 from specdec.target import Target
-from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.perfect import SHALLOW, TAPPED, disturb, markov_target, perfect_drafter
 from tests.tiny import presets
 
 pytestmark = [pytest.mark.usefixtures("no_graphs"), pytest.mark.timeout(600)]  # several graphs a test
@@ -30,8 +30,8 @@ TREE = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
 
 def pair(family: str, dtype: torch.dtype) -> tuple[Target, Drafter]:
     """Drafts are taken now and then; heads are as wide as the attention kernel wants them."""
-    wide = markov_target(family, {"llama": 0.35, "mistral": 0.35, "gemma2": 0.9}[family], head_dim=STEP)
-    spec = replace(presets()["eagle3_1"], attention_window=16 if family == "mistral" else "full")
+    wide = markov_target(family, {"llama": 0.35, "mistral": 0.35, "gemma2": 0.9}[family], head_dim=STEP, **SHALLOW)
+    spec = replace(presets()["eagle3_1"], **TAPPED, attention_window=16 if family == "mistral" else "full")
     drafter = disturb(perfect_drafter(wide, spec, sharpness=2.0), 0.6)
     return Target(wide.model.to(dtype)), drafter.to(dtype)
 

@@ -16,11 +16,12 @@ from torch import nn
 from torch._inductor.codegen import cpp_template_kernel
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.select_algorithm import KernelTemplate, get_algorithm_selector_cache
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import fresh_cache, fresh_inductor_cache, run_and_get_cpp_code
 
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.inductor import IN_REGISTERS, choose, choosing, compiling, options
 from specdec.decoding.pairs import known
+from specdec.nn.rope import Rope, turn
 
 
 def test_nothing_imports_the_compiler_before_it_compiles() -> None:
@@ -58,6 +59,25 @@ def test_templates_and_their_expressions_are_read_once(tmp_path: Path, monkeypat
         twice(torch.randn(3, 64))
     assert len(read) > 10 and len(read) == len(set(read))
     assert (KernelTemplate._template_from_string, cpp_template_kernel.parse_expr) == before
+
+
+def test_the_rotary_tables_are_worked_out_once() -> None:
+    """For heads that are turned before two products, which no kernel fuses."""
+    rope = Rope({"rope_type": "default", "rope_theta": 1e4}, 64, 64)
+    weight = torch.randn(64, 64) / 8
+
+    def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        tables = rope.tables(positions)
+        for _ in range(2):
+            x = turn(x, *tables) @ weight
+        return x
+
+    x, positions = torch.randn(1, 4, 3, 64), torch.tensor([[4, 5, 6]])
+    compiled = Compiled(lambda x, positions: turned(x, positions), "turning", torch.device("cpu"))
+    with torch.inference_mode(), fresh_inductor_cache():
+        got, code = run_and_get_cpp_code(compiled, x, positions)
+    torch.testing.assert_close(got, turned(x, positions))
+    assert code.count(".cos()") == code.count(".sin()") == 1
 
 
 def noting(function: Callable[[str], Any], read: list[str]) -> Callable[[str], Any]:
