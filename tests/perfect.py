@@ -6,6 +6,7 @@ its successor; what its layers add leads it astray now and then, as much as ``co
 Legend: V vocabulary, H hidden.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from tests.published import fill, published
 from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, tiny_config
 
 WINDOW = 5
-SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled
+SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled; it wants more context to be led astray
 TAPPED: dict[str, Any] = {"aux_layers": (1, 2, 3)}  # of its drafters
 RANK = 24  # channels that embeddings use: a drafter's values (2 heads of 12) can carry no more
 MIXED = ["sliding_attention", "full_attention"] * (LAYERS // 2) + ["sliding_attention"]
@@ -96,6 +97,12 @@ def markov_target(
     model.get_input_embeddings().weight.copy_(embeddings(seed))
     model.get_output_embeddings().weight[successors(seed)] = embeddings(seed)
     return Target(model)
+
+
+def astray(ids: list[int], seed: int = 0) -> int:
+    """How many tokens after the first are not the successor of the one before: those that the context has changed."""
+    following = successors(seed).tolist()
+    return sum(following[a] != b for a, b in itertools.pairwise(ids))
 
 
 @torch.no_grad()

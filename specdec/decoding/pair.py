@@ -2,6 +2,8 @@
 
 import logging
 
+import torch
+
 from specdec.drafter import Drafter
 from specdec.target import Target
 
@@ -29,19 +31,28 @@ def check_pair(target: Target, drafter: Drafter) -> None:
 
 
 def check_made_for(target: Target, drafter: Drafter) -> None:
-    """Raise ValueError if the drafter says that it was trained for another target of the same shape."""
+    """Raise ValueError if the drafter says that it was trained for another target of the same shape.
+
+    A target in float16 has a fingerprint of its own, so that it is let through.
+    """
     trained_for, given = drafter.config.target, target.identity
-    if trained_for.get("fingerprint") not in (None, given["fingerprint"]):
-        raise ValueError(
-            f"this drafter was trained for another target ({trained_for.get('source')}) of the same shape: weights or "
-            f"configuration of {given['source']} are others; give it its own target, or --other_target true"
-        )
+    if target.dtype == torch.float16 or trained_for.get("fingerprint") in (None, given["fingerprint"]):
+        return
+    which, this = trained_for.get("source"), given["source"]
+    raise ValueError(
+        f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration of "
+        f"{this} are others{', of another build or version' if which == this else ''}; give it its own target, or "
+        "--other_target true (also if it was trained with its target in float16)"
+    )
 
 
 def warn_unless_made_for(target: Target, drafter: Drafter) -> bool:
-    """Whether the drafter was trained for this very target; warns if it was for another of the same shape."""
+    """Whether the drafter was trained for this very target; warns if it was for another of the same shape, or does not
+    say for which."""
     trained_for = drafter.config.target
     made = trained_for.get("fingerprint") == target.identity["fingerprint"]
-    if not made:
+    if not made and trained_for.get("fingerprint") is None:
+        log.warning("this drafter does not say which target it was trained for")
+    elif not made:
         log.warning("this drafter was trained for another target (%s) of the same shape", trained_for.get("source"))
     return made

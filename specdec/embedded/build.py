@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.embedded.config import EmbeddedConfig
 from specdec.embedded.corpus import Corpus, corpus
 from specdec.files import read_json, sha256, staged_directory, write_json
+from specdec.host import multiplies_bfloat16
 from specdec.provenance import provenance
 from specdec.shared import cache_directory, locked
 
@@ -70,6 +71,7 @@ def _determinants(config: EmbeddedConfig, sources: Corpus) -> dict[str, Any]:
         "config": dataclasses.asdict(config),
         "corpus": hashlib.sha256(json.dumps(sources.record()).encode()).hexdigest(),
         "recipe": {name: sha256(package / f"{name}.py") for name in _RECIPE},
+        "bfloat16": multiplies_bfloat16(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")},
     }

@@ -16,7 +16,8 @@ def native_precision() -> str:
 
 @dataclass(frozen=True)
 class EmbeddedConfig:
-    """A small Llama and its training, complete: with the corpus and the versions it determines the weights.
+    """A small Llama and its training, complete: with the corpus, the versions and what the CPU multiplies it determines
+    the weights.
 
     Args:
         vocab_size: tokens of the tokenizer.

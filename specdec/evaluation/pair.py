@@ -1,12 +1,18 @@
 """A saved drafter and its target, ready to decode."""
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from specdec.decoding import check_made_for, check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load
 from specdec.embedded.source import TargetSource
+from specdec.host import multiplies_bfloat16
 from specdec.target import Target
+
+log = logging.getLogger(__name__)
 
 
 class Pair(NamedTuple):
@@ -42,6 +48,8 @@ def paired(target: Target, drafter: Drafter, other_target: bool = False) -> Pair
     """
     drafter.to(device=target.device, dtype=target.dtype)
     check_pair(target, drafter)
+    if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
+        log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
     if not other_target:
         check_made_for(target, drafter)
     return Pair(target, drafter, warn_unless_made_for(target, drafter))

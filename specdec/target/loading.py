@@ -1,7 +1,6 @@
 """From a directory or a Hub id to a model and a tokenizer, or to one line that says why not."""
 
 import contextlib
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +20,6 @@ from transformers.utils import is_accelerate_available
 from transformers.utils import logging as hf_logging
 
 from specdec.files import explain, read_json
-from specdec.host import multiplies_bfloat16
-
-log = logging.getLogger(__name__)
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -41,8 +37,6 @@ def load_model(
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     where = device_named(device)
-    if dtype == "bfloat16" and where.type == "cpu" and device_map is None and not multiplies_bfloat16():
-        log.warning("this processor has no instructions for bfloat16, and takes many times as long in it as in float32")
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
     local = _is_directory(source)
