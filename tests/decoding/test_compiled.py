@@ -46,7 +46,7 @@ LIMITS = MOST | ({torch.bfloat16: MOST_PAIRS} if _pairs() else {})
 def pair() -> tuple[Target, Drafter]:
     """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
     target = markov_target(context=0.65, **SHALLOW)
-    return target, disturb(perfect_drafter(target, replace(presets()["eagle3_1"], **TAPPED), sharpness=2.0), 0.6)
+    return target, disturb(perfect_drafter(target, replace(presets()["eagle3_1"], **TAPPED), sharpness=2.0), 0.8)
 
 
 def graphs() -> int:
