@@ -1,5 +1,6 @@
 """Shared test settings."""
 
+import json
 import os
 import signal
 import threading
@@ -106,3 +107,13 @@ def drafter_directory(target_directory: Path, tmp_path: Path) -> Path:
     )
     torch.manual_seed(0)
     return save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
+
+
+@pytest.fixture
+def foreign_drafter(drafter_directory: Path) -> Path:
+    """The same drafter, which says that it is another target's."""
+    config = json.loads((drafter_directory / "config.json").read_text())
+    config["drafter"]["target"]["fingerprint"] = "other"
+    (drafter_directory / "config.json").write_text(json.dumps(config))
+    (drafter_directory / "SHA256SUMS").unlink()
+    return drafter_directory

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
-from specdec.drafter import load
 from specdec.drift.measure import Sums, measure
 from specdec.drift.plot import plot
 from specdec.drift.report import print_summaries, report
@@ -23,7 +22,7 @@ from specdec.drift.texts import OwnText, own_texts
 from specdec.drift.trained import trained_depth
 from specdec.embedded.source import TargetSource
 from specdec.evaluation.arguments import measuring_parser
-from specdec.evaluation.pair import Pair, paired
+from specdec.evaluation.pair import Pair, load_pairs
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.evaluation.several import labelled, told
 from specdec.evaluation.skipping import Skipped, first_turns
@@ -114,10 +113,8 @@ def drift(
         out.rmdir()
     with staged_directory(out) as folder:
         prompts = load_prompts(prompt_files, limit, layouts)
-        drafters = [load(directory) for directory in directories]
-        target = source.load(device)
-        target.prove()
-        pairs = [paired(target, drafter, other_target) for drafter in drafters]
+        pairs = load_pairs(source, directories, device, other_target)
+        target = pairs[0].target
         texts, skipped = _texts(target, prompts, max_new_tokens, settings)
         context: dict[str, Any] = {
             "target": dict(target.identity),

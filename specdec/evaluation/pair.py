@@ -1,6 +1,7 @@
 """A saved drafter and its target, ready to decode."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,30 +27,33 @@ class Pair(NamedTuple):
 def load_pair(
     source: TargetSource, drafter_directory: Path | str, device: str = "cpu", other_target: bool = False
 ) -> Pair:
-    """Load both; the target proves itself.
+    """:func:`load_pairs` of one drafter."""
+    (pair,) = load_pairs(source, [drafter_directory], device, other_target)
+    return pair
+
+
+def load_pairs(
+    source: TargetSource, drafter_directories: Sequence[Path | str], device: str = "cpu", other_target: bool = False
+) -> list[Pair]:
+    """Load drafters, and the target of them all, which proves itself.
 
     Args:
-        other_target: whether the drafter may be one that was trained for another target of the same shape.
+        other_target: whether a drafter may be one that was trained for another target of the same shape.
 
     Raises:
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
     """
-    drafter = load(drafter_directory)
+    drafters = [load(directory) for directory in drafter_directories]
     target = source.load(device)
     target.prove()
-    return paired(target, drafter, other_target)
-
-
-def paired(target: Target, drafter: Drafter, other_target: bool = False) -> Pair:
-    """A drafter, moved to where its target is; ``other_target`` as in :func:`load_pair`.
-
-    Raises:
-        ValueError: they do not match.
-    """
-    drafter.to(device=target.device, dtype=target.dtype)
-    check_pair(target, drafter)
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
         log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
+    return [_paired(target, drafter, other_target) for drafter in drafters]
+
+
+def _paired(target: Target, drafter: Drafter, other_target: bool) -> Pair:
+    drafter.to(device=target.device, dtype=target.dtype)
+    check_pair(target, drafter)
     if not other_target:
         check_made_for(target, drafter)
     return Pair(target, drafter, warn_unless_made_for(target, drafter))

@@ -19,10 +19,9 @@ from rich.console import Console
 from specdec.arguments import parse, target_shorthand
 from specdec.compose import new_run
 from specdec.decoding import parse_growth
-from specdec.drafter import load
 from specdec.evaluation.arguments import measuring_parser
 from specdec.evaluation.conversation import template_sha256
-from specdec.evaluation.pair import paired
+from specdec.evaluation.pair import load_pairs
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.evaluation.several import labelled, told
 from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
@@ -89,10 +88,8 @@ def robustness(args: Namespace, out: Path, command: list[str]) -> list[dict[str,
     labels = labelled(args.drafter, args.labels)
     prompts = load_prompts(args.prompts, args.limit, args.layouts)
     documents = filler(args.filler)
-    drafters = [load(directory) for directory in args.drafter]
-    target = args.target.load(args.device)
-    target.prove()
-    pairs = [paired(target, drafter, args.other_target) for drafter in drafters]
+    pairs = load_pairs(args.target, args.drafter, args.device, args.other_target)
+    target, drafters = pairs[0].target, [pair.drafter for pair in pairs]
     nodes = growth.nodes_drafted + 1
     setting = Setting(
         target, prompts, args.max_new_tokens, nodes,

@@ -46,12 +46,12 @@ def test_code_for_other_weights_is_not_compiled_anew(tmp_path: Path) -> None:
 def test_templates_and_their_expressions_are_read_once(tmp_path: Path) -> None:
     """Two products of other shapes have the same templates."""
     before = KernelTemplate._template_from_string, cpp_template_kernel.parse_expr
-    hits = [known.cache_info().hits for known in (_template, _expression)]
+    hits = [read.cache_info().hits for read in (_template, _expression)]
     first, second = (nn.Linear(64, width, bias=False).requires_grad_(False) for width in (96, 128))
     twice = Compiled(lambda x: (first(x), second(x + 1)), "two products", torch.device("cpu"))
     with fresh_cache(dir=str(tmp_path), delete=False), torch.inference_mode():
         twice(torch.randn(3, 64))
-    assert all(known.cache_info().hits > old + 5 for known, old in zip((_template, _expression), hits, strict=True))
+    assert all(read.cache_info().hits > old + 5 for read, old in zip((_template, _expression), hits, strict=True))
     assert (KernelTemplate._template_from_string, cpp_template_kernel.parse_expr) == before
 
 

@@ -127,15 +127,11 @@ def test_a_full_disk_leaves_nothing(
 
 def test_a_drafter_of_another_target_is_refused_unless_asked_for(
     arguments: list[str],
-    drafter_directory: Path,
+    foreign_drafter: Path,  # where the arguments say
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = json.loads((drafter_directory / "config.json").read_text())
-    config["drafter"]["target"]["fingerprint"] = "other"
-    (drafter_directory / "config.json").write_text(json.dumps(config))
-    (drafter_directory / "SHA256SUMS").unlink()
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 2
     error = capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Commands that decode take a drafter with its own target, and say where that will be slow."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,13 @@ COMMANDS = ("evaluate", "tune", "explain", "drift", "robustness", "probe")
 def test_another_target_is_refused_unless_asked_for(
     command: str,
     target_directory: Path,
-    drafter_directory: Path,
+    foreign_drafter: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = json.loads((drafter_directory / "config.json").read_text())
-    config["drafter"]["target"]["fingerprint"] = "other"
-    (drafter_directory / "config.json").write_text(json.dumps(config))
-    (drafter_directory / "SHA256SUMS").unlink()
     (tmp_path / "p.txt").write_text("def add_3(a, b):\n")
-    argv = [command, "--target", str(target_directory), "--drafter", str(drafter_directory)]
+    argv = [command, "--target", str(target_directory), "--drafter", str(foreign_drafter)]
     argv += ["--prompts", str(tmp_path / "p.txt"), "--max_new_tokens", "16"]
     argv += [] if command == "probe" else ["--out", str(tmp_path / "out")]
     assert main(argv) == 2
