@@ -8,7 +8,7 @@ from benchmarks.decoding.outside import Outside
 from benchmarks.decoding.worker import Job, Made, System
 from specdec.decoding import Generation, PlainDecoder, SpeculativeDecoder, parse_growth
 from specdec.decoding.decoder import Request
-from specdec.decoding.round import PlainRound
+from specdec.decoding.room import Room
 from specdec.drafter import load
 from specdec.target import Target
 
@@ -20,11 +20,11 @@ class Measured(System):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.prompt_ms, prefill = 0.0, PlainRound.prefill
+        self.prompt_ms, prefill = 0.0, Room.prefill
 
-        def timed(round_: PlainRound, *args: Any) -> Any:
+        def timed(room: Room, *args: Any) -> Any:
             begin = time.perf_counter()
-            out = prefill(round_, *args)
+            out = prefill(room, *args)
             self.prompt_ms = 1e3 * (time.perf_counter() - begin)
             return out
 
@@ -41,7 +41,7 @@ class Measured(System):
             self.more["growth"] = self.growth.name
 
     def generate(self, prompt: list[int], tokens: int) -> Generation:
-        with patch.object(PlainRound, "prefill", self._prefill):  # takes microseconds
+        with patch.object(Room, "prefill", self._prefill):  # takes microseconds
             return self.decoder.generate(prompt, tokens)
 
     def made(self, raw: Generation) -> Made:

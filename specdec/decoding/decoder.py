@@ -84,7 +84,7 @@ class PlainDecoder:
             for b in range(self.batch):
                 while texts[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = room.round.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = room.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
                         room.round.sequences.end(b)

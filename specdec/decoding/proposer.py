@@ -39,10 +39,19 @@ class Proposer:
             batch,
         )  # fmt: skip
 
-    def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
-        """The first M tokens of sequence ``b`` that have a feature before them."""
+    def prefill(
+        self, b: int, ids_1M: Tensor, aux_1MNH: Tensor, first_1: Tensor | None = None, columns: int | None = None
+    ) -> None:
+        """M tokens of sequence ``b`` that have a feature before them.
+
+        Args:
+            first_1: int64, the row of the first; None for row 0.
+            columns: as in :meth:`extend`.
+        """
         zero_1 = torch.zeros_like(ids_1M[0, :1])
-        view = View.chain(zero_1, ids_1M.shape[1], self.capacity, self.cache.row(b))._replace(asked_BM=zero_1[None])
+        view = View.chain(
+            zero_1 if first_1 is None else first_1, ids_1M.shape[1], columns or self.capacity, self.cache.row(b)
+        )._replace(asked_BM=zero_1[None])
         self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view)  # for its keys
 
     def extend(

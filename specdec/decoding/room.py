@@ -1,15 +1,20 @@
 """Rounds at work: as they are, or as compiled graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
+from specdec.decoding.prompt import parts
 from specdec.decoding.round import PlainRound
 from specdec.decoding.tree import DraftTree
 
 STEP = 32  # graphs look at a multiple of so many key slots
+PART = 64  # tokens of a prompt that a graph reads at once: as many rows as the kernels of few rows serve
+LIGHT = (
+    2**30
+)  # bytes of weights up to which prompts have a graph: it holds them once more, and its gain is in the calls
 
 
 class Room:
@@ -19,6 +24,11 @@ class Room:
         self.round = round_
         self.draft: Callable[[], DraftTree] = round_.draft
         self.verify: Callable[[DraftTree], Tensor] = round_.verify
+        self.read: Callable[[int, list[int]], tuple[Tensor, Tensor]] = round_.read_whole
+
+    def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
+        """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
+        return self.round.begin(b, prompt, seed, *self.read(b, prompt))
 
     def check(self) -> None:
         """Raise ValueError if it cannot be used any more."""
@@ -43,14 +53,20 @@ class Slots:
         """Those of now; for the call that compiles nearly all, since torch takes all for a case of its own."""
         if not (self.varying and self.capacity):  # plain decoding has no drafter's
             return self._all_S
-        needed = max(int(self.length_B.max()), 1) + self.beyond  # a sequence that has ended counts from a first slot
-        return self._all_S[: self.capacity - 1 if first else min(self.capacity, -(-needed // STEP) * STEP)]
+        if first:
+            return self._all_S[: self.capacity - 1]
+        return self.up_to(max(int(self.length_B.max()), 1) + self.beyond)  # one that has ended counts from a first slot
+
+    def up_to(self, needed: int) -> Tensor:
+        """At least the first so many."""
+        return self._all_S[: min(self.capacity, -(-needed // STEP) * STEP)]
 
 
 class CompiledRoom(Room):
     """The same as graphs, compiled when it is made. A tree's keys are tidied by a graph of their own.
 
-    On a CPU they look only at key slots that a sequence has come to.
+    On a CPU they look only at key slots that a sequence has come to, and where sequences are decoded one at a time a
+    graph reads their prompts too, unless the models are large.
     """
 
     def __init__(self, round_: PlainRound) -> None:
@@ -85,6 +101,27 @@ class CompiledRoom(Room):
         self.draft, self.verify = draft, verify
         for first in (True, False):  # the second must find all compiled
             verify(draft(first), first)
+        if device.type == "cpu" and batch == 1 and self._bytes() <= LIGHT:
+            self.read = self._reading(f"prompts {where}")
+
+    def _reading(self, what: str) -> Callable[[int, list[int]], tuple[Tensor, Tensor]]:
+        """:meth:`PlainRound.read_whole` of the only sequence, in parts of one length."""
+        round_ = self.round
+        most = min(capacity for capacity in (round_.capacity, round_.drafter_slots[0]) if capacity)
+        length = min(PART, most - 1, round_.target.config.max_position_embeddings)
+        slots = Slots(round_.sequences.length_B, most, 0)
+        graph = Compiled(
+            lambda part, slots_S: round_.read(0, part, len(slots_S)), what, round_.target.device, slots.varying
+        )
+
+        def read(b: int, prompt: list[int], first: bool = False) -> tuple[Tensor, Tensor]:
+            for part, end in parts(prompt, length, round_.target.device):
+                said = graph(part, slots(first) if first else slots.up_to(end))
+            return said
+
+        for first in (True, False):
+            read(0, [0], first)
+        return read
 
     def check(self) -> None:
         """Raise ValueError if weights have changed: the graphs hold copies of them."""
@@ -92,6 +129,10 @@ class CompiledRoom(Room):
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _versions(self) -> list[tuple[int, int]]:
-        modules = self.round.modules
-        weights = (weight for module in modules for weight in (*module.parameters(), *module.buffers()))
-        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self._all_weights()]
+
+    def _bytes(self) -> int:
+        return sum(weight.nbytes for weight in self._all_weights())
+
+    def _all_weights(self) -> Iterator[Tensor]:
+        return (weight for module in self.round.modules for weight in (*module.parameters(), *module.buffers()))

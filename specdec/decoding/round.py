@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.decoding.growth import Growth
+from specdec.decoding.prompt import Part
 from specdec.decoding.proposer import Proposer
 from specdec.decoding.rules import Drafts, ancestors
 from specdec.decoding.sampling import Sampling
@@ -44,19 +45,35 @@ class PlainRound:
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
-        sequences, target = self.sequences, self.target
-        cache, chance = sequences.cache.row(b), sequences.chance.row(b)
-        ids_1T = torch.tensor([prompt], device=target.device)
-        zero_1 = torch.zeros_like(ids_1T[0, :1])
-        view = View.chain(zero_1, len(prompt), self.capacity, cache)
-        out = target.forward(ids_1T, view, self.layers, self.final_norm)
+        return self.begin(b, prompt, seed, *self.read_whole(b, prompt))
+
+    def read_whole(self, b: int, prompt: list[int]) -> tuple[Tensor, Tensor]:
+        """:meth:`read` of all of a prompt at once."""
+        return self.read(b, Part.whole(prompt, self.target.device))
+
+    def read(self, b: int, part: Part, columns: int | None = None) -> tuple[Tensor, Tensor]:
+        """Read a part of sequence ``b``'s prompt; what its last token says: logits (1, V), and states (1, N, H).
+
+        Args:
+            columns: of the target's key slots and of the drafter's; as in :meth:`draft`.
+        """
+        cache = self.sequences.cache.row(b)
+        view = View.chain(part.first_1, part.ids_1T.shape[1], columns or self.capacity, cache)
+        out = self.target.forward(part.ids_1T, view, self.layers, self.final_norm)
+        self._read_drafter(b, part, out.aux_BTNH[:, : part.after_1M.shape[1]], columns)
+        logits_11V = self.target.logits(out.final_BTH.take_along_dim(part.last_11[..., None], 1))
+        return logits_11V[:, 0], out.aux_BTNH.take_along_dim(part.last_11[..., None, None], 1)[0]
+
+    def begin(self, b: int, prompt: list[int], seed: int, logits_1V: Tensor, aux_1NH: Tensor) -> Tensor:
+        """Start sequence ``b`` on a prompt that has been read; returns its first new token, (1,)."""
+        sequences, chance = self.sequences, self.sequences.chance.row(b)
+        ids_1T = torch.tensor([prompt], device=self.target.device)
         chance.seed_B.fill_(seed)
         chance.seen_BV.zero_()
         chance.see(ids_1T)
-        root_1 = chance.draw(target.logits(out.final_BTH[:, -1:])[:, 0], zero_1 + len(prompt))
+        root_1 = chance.draw(logits_1V, torch.full_like(ids_1T[0, :1], len(prompt)))
         chance.see(root_1[None])
-        sequences.begin(b, len(prompt), root_1, out.aux_BTNH[0, -1:])
-        self._prefill_drafter(b, ids_1T[:, 1:], out.aux_BTNH[:, :-1])
+        sequences.begin(b, len(prompt), root_1, aux_1NH)
         return root_1
 
     def draft(self, columns: int | None = None) -> DraftTree:
@@ -103,8 +120,8 @@ class PlainRound:
         sequences.advance(nodes_BP, count_B, fresh_BP, out.aux_BTNH)
         return torch.cat([count_B[:, None], fresh_BP, depth_BN.amax(1, keepdim=True)], 1)
 
-    def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
-        """The same for the drafter, up to the token before the root."""
+    def _read_drafter(self, b: int, part: Part, aux_1MNH: Tensor, columns: int | None) -> None:
+        """The same for the drafter, as far as there are tokens after its own."""
 
     def _drafts(self, tree: DraftTree) -> Drafts:
         return Drafts(tree.tokens_BN, tree.parents_BN)
@@ -135,9 +152,9 @@ class DraftedRound(PlainRound):
         children = sequences.chance.sampling.children(sequences.chance.seed_B, length_B)
         return self.proposer.propose(length_B, sequences.root_B, start, children, columns)
 
-    def _prefill_drafter(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
-        if ids_1M.shape[1]:
-            self.proposer.prefill(b, ids_1M, aux_1MNH)
+    def _read_drafter(self, b: int, part: Part, aux_1MNH: Tensor, columns: int | None) -> None:
+        if part.after_1M.shape[1]:
+            self.proposer.prefill(b, part.after_1M, aux_1MNH, part.first_1, columns)
 
     def _drafts(self, tree: DraftTree) -> Drafts:
         return tree.drafts(self.proposer.drafter.vocab)

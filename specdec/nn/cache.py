@@ -97,6 +97,8 @@ class StaticCache:
 
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
+        if len(self.keys_BgSd[0]) == 1:  # without a slice: compiled code would copy the buffer at every write
+            return self
         one = copy.copy(self)
         one.keys_BgSd, one.values_BgSd = (
             [x_BgSd[b : b + 1] for x_BgSd in both] for both in (self.keys_BgSd, self.values_BgSd)

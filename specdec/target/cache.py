@@ -42,6 +42,8 @@ class TargetCache(Cache):
 
     def row(self, b: int) -> Self:
         """The cache of one sequence, in the same memory."""
+        if self.batch == 1:  # without a slice: compiled code would copy the buffer at every write
+            return self
         one = copy.copy(self)
         one._rows = slice(b, b + 1)
         return one
@@ -78,7 +80,6 @@ class TargetCache(Cache):
         return keys_BgSd.narrow(2, 0, self._columns), values_BgSd.narrow(2, 0, self._columns)
 
     def _own(self, buffer: Tensor) -> Tensor:
-        # not even a slice of all rows: compiled code would copy the buffer at every write
         return buffer if self._rows is None else buffer[self._rows]
 
     def _empty(self, like_BgTd: Tensor) -> Tensor:

@@ -54,24 +54,33 @@ def graphs() -> int:
 
 
 @pytest.mark.parametrize(
-    ("growth", "sampling", "count"),
+    ("growth", "sampling", "batch", "count"),
     [
-        (Chain(3), Sampling(), 2),
+        (Chain(3), Sampling(), 2, 2),
+        (Chain(3), Sampling(), 1, 3),  # one reads prompts
         (
             DynamicTree(depth=3, top_k=2, nodes=6),
             Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2),
+            2,
             3,
         ),  # a tree's keys are tidied
-        (ConfidentChain(4, 0.9), Sampling(), 1),  # drafting has no fixed shape
+        (ConfidentChain(4, 0.9), Sampling(), 2, 1),  # drafting has no fixed shape
     ],
-    ids=["chain", "tree", "confident"],
+    ids=["chain", "chain alone", "tree", "confident"],
 )
 def test_no_text_needs_another_graph(
-    pair: tuple[Target, Drafter], growth: Growth, sampling: Sampling, count: int, caplog: pytest.LogCaptureFixture
+    pair: tuple[Target, Drafter],
+    growth: Growth,
+    sampling: Sampling,
+    batch: int,
+    count: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Graphs carry no guards: what a graph wrongly went on serving would show in the tokens."""
     target, drafter = pair
-    decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=2, compiled=True)
+    monkeypatch.setattr("specdec.decoding.room.PART", 4)
+    decoder = SpeculativeDecoder(target, drafter, growth, sampling, batch=batch, compiled=True)
     with caplog.at_level(logging.INFO, "specdec"):
         decoder.prepare(100)
     assert graphs() == count
@@ -96,7 +105,7 @@ def test_longer_texts_get_graphs_of_their_own(pair: tuple[Target, Drafter], monk
     monkeypatch.setattr("specdec.decoding.decoder.ROOM", 8)
     target, _ = pair
     decoder, plain = PlainDecoder(target, compiled=True), PlainDecoder(target)
-    for most, count in ((9, 1), (20, 2), (9, 2), (29, 2)):  # one slot is for the root
+    for most, count in ((9, 2), (20, 4), (9, 4), (29, 4)):  # one slot is for the root
         assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids
         assert graphs() == count
     with torch.no_grad():

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, Sampling, StaticTree
 from specdec.decoding.room import STEP, CompiledRoom
-from specdec.decoding.round import DraftedRound
+from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.nn.cache import StaticCache
 from specdec.nn.sight import Sight
 from specdec.nn.view import View
+from specdec.target import Target, TargetOutput
 from specdec.target.cache import TargetCache
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import presets
@@ -100,6 +101,50 @@ def test_graphs_look_at_the_slots_in_use(growth: Growth, step: int, monkeypatch:
         beyond = {"drafter": round_.proposer.beyond, "target": round_.nodes}
         assert looked == {(x, min(-(-(length + beyond[x]) // step) * step, most[x])) for x in most}
     assert drafts > 5
+
+
+@pytest.mark.parametrize("growth", [None, Chain(3), DynamicTree(4, top_k=3, nodes=30)], ids=str)
+@torch.inference_mode()
+def test_prompts_are_read_in_parts(growth: Growth | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one part, several, and one that is cut off or filled up, a round goes on as after the whole prompt."""
+    target = markov_target(context=0.45)
+    drafter = disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0), 0.8)
+    sampling = Sampling(temperature=0.8, repetition_penalty=1.2)
+
+    def new_round() -> PlainRound:
+        return DraftedRound(target, drafter, growth, sampling, 60) if growth else PlainRound(target, sampling, 60)
+
+    widths = []
+    forward = Target.forward
+
+    def seen(self: Target, ids_BT: Tensor, *args: Any) -> TargetOutput:
+        widths.append(ids_BT.shape[1])
+        return forward(self, ids_BT, *args)
+
+    monkeypatch.setattr("specdec.decoding.room.Compiled", lambda function, *_, **__: function)
+    monkeypatch.setattr("specdec.decoding.room.PART", 8)
+    room = CompiledRoom(new_round())
+    text = [3 + 7 * i * i % 50 for i in range(30)]
+    for length in (30, 1, 7, 8, 9, 16, 17, 2):
+        alone = new_round()
+        first = alone.prefill(0, text[:length], length)
+        with monkeypatch.context() as patch:
+            patch.setattr(Target, "forward", seen)
+            widths.clear()
+            assert torch.equal(room.prefill(0, text[:length], length), first)
+        assert widths == [8] * -(-length // 8)
+        for _ in range(5):
+            assert torch.equal(room.verify(room.draft()), alone.verify(alone.draft()))
+
+
+@pytest.mark.parametrize(("batch", "light", "graph"), [(1, 2**30, True), (2, 2**30, False), (1, 1000, False)])
+@torch.inference_mode()
+def test_who_has_a_graph_for_prompts(batch: int, light: int, graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence at a time, of a target that is no burden twice."""
+    monkeypatch.setattr("specdec.decoding.room.Compiled", lambda function, *_, **__: function)
+    monkeypatch.setattr("specdec.decoding.room.LIGHT", light)
+    round_ = PlainRound(markov_target(), Sampling(), 60, batch)
+    assert (CompiledRoom(round_).read != round_.read_whole) is graph
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -5,6 +5,7 @@ Legend: B batch, T tokens, N aux layers, H hidden, K unroll steps, V vocabulary.
 
 import dataclasses
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -159,10 +160,10 @@ def test_the_drafter_is_handed_the_features_of_training(
     paths: list[list[int]] = []
     original_prefill, original_extend, original_advance = Proposer.prefill, Proposer.extend, Sequences.advance
 
-    def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
+    def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor, *rest: Any) -> None:
         assert b == 0 and not handed
         handed.append((ids_1M[0], aux_1MNH))
-        original_prefill(self, b, ids_1M, aux_1MNH)
+        original_prefill(self, b, ids_1M, aux_1MNH, *rest)
 
     def extend(
         self: Proposer, length_B: Tensor, ids_BM: Tensor, aux_BMNH: Tensor, count_B: Tensor, *rest: None
