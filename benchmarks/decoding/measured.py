@@ -21,7 +21,7 @@ class Round(NamedTuple):
     draft: float
     verify: float  # the target's pass with acceptance and commit
     accept: float | None  # of that, all but the model; None where it was not measured
-    call: float | None  # of a graph, as one that does nothing takes; likewise
+    call: float | None  # of a graph of acceptance's tensors that does nothing; likewise
     host: float  # neither drafting nor verifying
     graphs: int  # drafting, if there is any, and verification
 

@@ -105,13 +105,13 @@ class Outside:
         self.judge = Compiled(judge, "acceptance", device, self.of_target.varying)
         self.tidy = Compiled(lambda: self.round.tidy(), "tidying", device)
         self.draft = Compiled(draft, "drafting", device, self.of_drafter.varying) if self.round.drafts_fixed else draft
-        self.counter, self.nothing = torch.zeros(1), Compiled(lambda x: x.add_(1), "nothing", device)
+        self.nothing = Compiled(lambda *args: self._touch(*args), "nothing", device, self.of_target.varying)
         self._replay(first=True)
 
     @torch.inference_mode()
     def measure(self) -> dict[str, float]:
         """Milliseconds a round: ``accept_ms``, without the call of its graph, which a decoder does not make, and
-        ``call_ms`` of a graph that does nothing.
+        ``call_ms`` of a graph of the same tensors that does nothing.
 
         Raises:
             ValueError: the replay commits other tokens than the recorded rounds did.
@@ -122,6 +122,15 @@ class Outside:
             "accept_ms": 1e3 * accept,
             "call_ms": 1e3 * statistics.median(call for times in rounds for _, call in times),
         }
+
+    def _touch(self, tree: DraftTree, slots_S: Tensor) -> Tensor:
+        """A number of each tensor that acceptance reads or writes."""
+        sequences, stand = self.round.sequences, self.stand
+        of_round = (sequences.length_B, sequences.live_B, sequences.root_B, sequences.count_B, sequences.fresh_BP)
+        of_path = (sequences.path_BP, sequences.aux_BPNH, tree.tokens_BN, tree.parents_BN)
+        of_stand = (stand.out.aux_BTNH, stand.logits_BTV, stand.bias_B1TS, stand.positions_BT)
+        some = [x.flatten()[:1].sum(dtype=torch.float32) for x in (*of_round, *of_path, *of_stand)]
+        return torch.stack(some) + len(slots_S)
 
     def _replay(self, first: bool = False) -> list[tuple[float, float]]:
         """Seconds of every round, and of a call of nothing after it; the first time it compiles."""
@@ -136,7 +145,7 @@ class Outside:
             if not self.round.in_order:
                 self.tidy()
             judged = time.perf_counter()
-            self.nothing(self.counter)
+            self.nothing(one.tree, slots_S)
             times.append((judged - begin, time.perf_counter() - judged))
             if not torch.equal(report, one.report):
                 raise ValueError("acceptance measured alone commits other tokens than it did in the round")

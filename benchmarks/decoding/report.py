@@ -28,10 +28,10 @@ NOTES = """\
 - **Rounds** (specdec alone): *draft* and *verify* are timed in every round of every text; *verify* is the target's
   pass, acceptance and commit, one graph but for the moving of a tree's keys. *accept* is what of it is not the model
   (the tree's mask, judging, path, moving keys): the round's own code as graphs of its own, replayed on the logits of
-  the warm-up text in the same process after every text, less the call of a graph that does nothing.
-  *host* is the rest: the whole call less the prompt's pass, draft and verify. *overhead* = (accept + host) / round.
-  *with calls* adds the calls of a round's graphs (drafting, if there is any, and verification), as long as that of
-  one that does nothing.
+  the warm-up text in the same process after every text, less the call of a graph that is handed the same tensors and
+  does next to nothing. *host* is the rest: the whole call less the prompt's pass, draft and verify. *overhead* =
+  (accept + host) / round: what is outside the models' graphs and their calls. *with calls* adds such a call for
+  drafting, if there is any, and one for verification, whose own have more tensors.
 - **Repetition** of a set: the share of the new tokens that end a 4-gram which stands earlier in the text, prompt
   included; mean over the texts of plain decoding.
 """

