@@ -15,7 +15,7 @@ from specdec.decoding.request import Generation, Request, Text, check_length
 from specdec.decoding.room import CompiledRoom, Room
 from specdec.decoding.round import DraftedRound, PlainRound
 from specdec.decoding.sampling import Sampling
-from specdec.drafter import Drafter
+from specdec.drafter import Drafter, tabled
 from specdec.target import Target
 from specdec.timers import timer
 
@@ -169,7 +169,8 @@ class SpeculativeDecoder(PlainDecoder):
         self.drafter, self.growth = drafter, growth
 
     def _new_round(self, longest: int) -> PlainRound:
-        return DraftedRound(self.target, self.drafter, self.growth, self.sampling, longest, self.batch)
+        drafter = tabled(self.drafter) if self.compiled else self.drafter
+        return DraftedRound(self.target, drafter, self.growth, self.sampling, longest, self.batch)
 
     @property
     def nodes(self) -> int:

@@ -1,12 +1,14 @@
 """Attention of few queries in compiled code on a CPU, as one kernel.
 
 Scores, their softmax and the sums of values stay in a core's cache, and are float32's, of exact products; a library
-would be called twice for every layer. The vectors are torch's own, of any width.
+would be called twice for every layer. The vectors are torch's own, of any width. Where the processor multiplies pairs of
+bfloat16, as :mod:`specdec.decoding.pairs` does, so do queries and keys.
 
 Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d width of a key, e of a value.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -30,33 +32,45 @@ SOURCE = r"""
 using {{name}}_vec = at::vec::Vectorized<float>;
 
 template <typename T>
-inline {{name}}_vec {{name}}_load(const T* from) {
-    if constexpr (std::is_same_v<T, float>) return {{name}}_vec::loadu(from);
-    else return at::vec::convert<float>(at::vec::Vectorized<T>::loadu(from, {{name}}_vec::size()));
+inline {{name}}_vec {{name}}_load(const T* from, int64_t count = {{name}}_vec::size()) {
+    if constexpr (std::is_same_v<T, float>) return {{name}}_vec::loadu(from, count);
+    else return at::vec::convert<float>(at::vec::Vectorized<T>::loadu(from, count));
 }
 
+inline {{name}}_vec {{name}}_add(float a, {{name}}_vec b, {{name}}_vec sum) {
+    return at::vec::fmadd({{name}}_vec(a), b, sum);
+}
+{%- if pairs %}
+
+// pairs of numbers
+inline __m512i {{name}}_load(const int32_t* from) { return _mm512_loadu_si512(from); }
+
+inline {{name}}_vec {{name}}_add(int32_t a, __m512i b, {{name}}_vec sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(a), (__m512bh)b);
+}
+{%- endif %}
+
 // W columns of a (rows, inputs) times b
-template <int64_t rows, typename T>
+template <int64_t rows, typename A, typename T>
 inline void {{name}}_rows(
-    const float* a, int64_t lda, const T* b, int64_t ldb, int64_t inputs, float* c, int64_t ldc
+    const A* a, int64_t lda, const T* b, int64_t ldb, int64_t inputs, float* c, int64_t ldc
 ) {
     using Vec = {{name}}_vec;
     Vec sums[rows];
     #pragma GCC unroll 16
     for (int64_t row = 0; row < rows; ++row) sums[row] = Vec(0.0f);
     for (int64_t k = 0; k < inputs; ++k) {
-        const Vec other = {{name}}_load(b + k * ldb);
+        const auto other = {{name}}_load(b + k * ldb);
         #pragma GCC unroll 16
-        for (int64_t row = 0; row < rows; ++row)
-            sums[row] = at::vec::fmadd(Vec(a[row * lda + k]), other, sums[row]);
+        for (int64_t row = 0; row < rows; ++row) sums[row] = {{name}}_add(a[row * lda + k], other, sums[row]);
     }
     #pragma GCC unroll 16
     for (int64_t row = 0; row < rows; ++row) sums[row].store(c + row * ldc);
 }
 
-template <typename T>
+template <typename A, typename T>
 inline void {{name}}_product(
-    int64_t rows, const float* a, int64_t lda, const T* b, int64_t ldb, int64_t inputs, float* c, int64_t ldc
+    int64_t rows, const A* a, int64_t lda, const T* b, int64_t ldb, int64_t inputs, float* c, int64_t ldc
 ) {
     switch (rows) {
 {%- for row in range(1, rows + 1) %}
@@ -78,18 +92,31 @@ extern "C"
         const int64_t rows = std::min(block, R * T - first);
         const auto key = {{at(k, "batch", "group")}};
         const auto value = {{at(v, "batch", "group")}};
-        alignas(64) float wide[W * D], turned[D * W], queries[block * D], sums[block * W];
+        alignas(64) float sums[block * W], shares[block];
         const std::unique_ptr<float[]> scores(new float[block * padded]);
+{%- if pairs %}
+        constexpr int64_t inputs = D / 2;
+        alignas(64) int32_t turned[inputs * W], queries[block * inputs];
+{%- else %}
+        constexpr int64_t inputs = D;
+        alignas(64) float wide[W * D], turned[D * W], queries[block * D];
+{%- endif %}
         for (int64_t row = 0; row < rows; ++row) {
             const int64_t head = group * R + (first + row) / T, query = (first + row) % T;
             const auto from = {{at(q, "batch", "head", "query")}};
-            for (int64_t i = 0; i < D; i += W)
-                ({{name}}_load(from + i) * Vec({{scale}}f)).store(queries + row * D + i);
+{%- if pairs %}
+            std::memcpy(queries + row * inputs, from, D * sizeof *from);
+{%- else %}
+            for (int64_t i = 0; i < D; i += W) {{name}}_load(from + i).store(queries + row * D + i);
+{%- endif %}
         }
         for (int64_t s = 0; s < S; s += W) {
             const int64_t count = std::min(W, S - s);
             const auto from = key + s * {{kernel.stride(k, 2)}};
-{%- if kernel.dtype(k) == "float" %}
+{%- if pairs %}
+            at::vec::transpose_mxn<float>(
+                (const float*)from, {{kernel.stride(k, 2)}} / 2, (float*)turned, W, count, inputs);
+{%- elif kernel.dtype(k) == "float" %}
             at::vec::transpose_mxn<float>(from, {{kernel.stride(k, 2)}}, turned, W, count, D);
 {%- else %}
             for (int64_t j = 0; j < count; ++j)
@@ -97,36 +124,39 @@ extern "C"
                     {{name}}_load(from + j * {{kernel.stride(k, 2)}} + i).store(wide + j * D + i);
             at::vec::transpose_mxn<float>(wide, D, turned, W, count, D);
 {%- endif %}
-            {{name}}_product(rows, queries, D, turned, W, D, scores.get() + s, padded);
+            {{name}}_product(rows, queries, inputs, turned, W, inputs, scores.get() + s, padded);
         }
         for (int64_t row = 0; row < rows; ++row) {
             float* const weights = scores.get() + row * padded;
 {%- if "bias" in inputs %}
             const int64_t query = (first + row) % T;
             const auto from = {{at(bias, "batch", "0", "query")}};
-            int64_t within = 0;
-            for (; within + W <= S; within += W)
-                (Vec::loadu(weights + within) + {{name}}_load(from + within)).store(weights + within);
-            for (; within < S; ++within) weights[within] += static_cast<float>(from[within]);
 {%- endif %}
+            for (int64_t s = 0; s < S; s += W) {
+                const Vec score = Vec::loadu(weights + s) * Vec({{scale}}f);
+{%- if "bias" in inputs %}
+                (score + {{name}}_load(from + s, std::min(W, S - s))).store(weights + s);
+{%- else %}
+                score.store(weights + s);
+{%- endif %}
+            }
             std::fill(weights + S, weights + padded, -std::numeric_limits<float>::infinity());
             Vec most(-std::numeric_limits<float>::infinity()), sum(0.0f);
             for (int64_t s = 0; s < padded; s += W) most = at::vec::maximum(most, Vec::loadu(weights + s));
             const Vec top(at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, most));
             for (int64_t s = 0; s < padded; s += W) {
-                const Vec weight = (Vec::loadu(weights + s) - top).exp();
+                const Vec weight = (Vec::loadu(weights + s) - top).{{exp}}();
                 weight.store(weights + s);
                 sum = sum + weight;
             }
-            const Vec share(1.0f / at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum));
-            for (int64_t s = 0; s < padded; s += W) (Vec::loadu(weights + s) * share).store(weights + s);
+            shares[row] = 1.0f / at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum);
         }
         for (int64_t i = 0; i < E; i += W) {
             {{name}}_product(rows, scores.get(), padded, value + i, {{kernel.stride(v, 2)}}, S, sums, W);
             for (int64_t row = 0; row < rows; ++row) {
                 const int64_t head = group * R + (first + row) / T, query = (first + row) % T;
                 const auto to = {{at(out, "batch", "head", "query")}} + i;
-                const Vec sum = Vec::loadu(sums + row * W);
+                const Vec sum = Vec::loadu(sums + row * W) * Vec(shares[row]);
 {%- if kernel.dtype(out) == "float" %}
                 sum.store(to);
 {%- else %}
@@ -146,11 +176,14 @@ class FewQueries(CppTemplate):
         inputs: queries (B, h, T, d), keys (B, g, S, d), values (B, g, S, e) and, if there is one, what is added to the
             scores, (B or 1, 1, T, S); d and e are multiples of a vector's width.
         layout: of the output, (B, h, T, e).
+        pairs: whether code is made for a processor that multiplies pairs.
     """
 
-    def __init__(self, inputs: list[Any], layout: FixedLayout, scale: float) -> None:
+    def __init__(self, inputs: list[Any], layout: FixedLayout, scale: float, pairs: bool) -> None:
         super().__init__("few_queries", inputs, layout, parallel_num_threads())
+        q, k = inputs[:2]
         self.scale = scale
+        self.pairs = pairs and q.get_dtype() == k.get_dtype() == torch.bfloat16 and int(k.get_stride()[2]) % 2 == 0
 
     def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, **_: Any) -> str:  # type: ignore[override]
         named = dict(zip(("q", "k", "v", "bias"), self.input_nodes, strict=False))
@@ -165,15 +198,19 @@ class FewQueries(CppTemplate):
         shapes = {"B": B, "g": g, "r": h // g, "T": T, "d": d, "e": e, "rows": ROWS}
         own = {"inputs": named, "out": template_buffer_node or self.output_node, "at": at, "scale": float(self.scale)}
         code = {"template": self, "kernel": kernel, "name": kernel.kernel_name, "threads": self.num_threads}
+        # 16 bits do not show the last of float32's
+        code |= {"pairs": self.pairs, "exp": "exp" if named["v"].get_dtype() == torch.float32 else "exp_u20"}
         return str(self._template_from_string(SOURCE).render(**named, **shapes, **own, **code))
 
 
-def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scale: float) -> TensorBox:
+def lower(
+    q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scale: float, pairs: bool
+) -> TensorBox:
     """``attend_fused`` in inductor's terms; in memory the heads of a query stand side by side."""
     inputs = [_in_order(x) for x in (q, k, v, bias) if x is not None]
     (B, h, T, _), e = q.get_size(), v.get_size()[3]
     layout = FixedLayout(q.get_device_or_error(), v.get_dtype(), [B, h, T, e], [T * h * e, e, h * e, 1])
-    choice = FewQueries(inputs, layout, scale).generate()
+    choice = FewQueries(inputs, layout, scale, pairs).generate()
     out = CppTemplateBuffer(layout, inputs, choice.make_kernel_render, choice.template, choice)
     out.allow_epilogue_fusion = False  # what follows it would be left to the kernel, which does not write it
     return TensorBox.create(out)
@@ -187,8 +224,9 @@ def _in_order(x: TensorBox) -> Any:
 
 
 @contextlib.contextmanager
-def offered() -> Iterator[None]:
+def offered(pairs: bool) -> Iterator[None]:
     """Inside, compilation makes the kernel of every ``attend_fused``, where there are vectors."""
-    lowered = {torch.ops.specdec.attend_fused.default: lower} if pick_vec_isa() else {}
+    made = functools.partial(lower, pairs=pairs)
+    lowered = {torch.ops.specdec.attend_fused.default: made} if pick_vec_isa() else {}
     with patch.dict(torch._inductor.lowering.lowerings, lowered):
         yield

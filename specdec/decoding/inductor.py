@@ -67,9 +67,10 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
                 stack.enter_context(repeatable())
                 stack.enter_context(remembering())
                 stack.enter_context(turning_once())
-                stack.enter_context(few_queries.offered())
-            if freezing and _pairs():
-                stack.enter_context(pairs.offered())
+                by_pairs = _pairs()
+                stack.enter_context(few_queries.offered(by_pairs))
+                if by_pairs:
+                    stack.enter_context(pairs.offered())
             yield
     except (TorchDynamoException, ConstraintViolationError) as error:
         reason = " ".join(str(error).split("\n\n")[0].split())

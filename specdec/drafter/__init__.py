@@ -10,6 +10,7 @@ from specdec.drafter.norms import Norms
 from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
 from specdec.drafter.vocab import DraftVocab, choose
 from specdec.drafter.weighted_sum import WeightedSum
+from specdec.drafter.well_read import tabled
 
 __all__ = [
     "Concat",
@@ -34,4 +35,5 @@ __all__ = [
     "dry_run",
     "load",
     "save",
+    "tabled",
 ]
