@@ -1,9 +1,12 @@
 """Rounds at work: as they are, or as compiled graphs."""
 
-from collections.abc import Callable, Iterator
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.prompt import parts
@@ -71,7 +74,10 @@ class CompiledRoom(Room):
 
     def __init__(self, round_: PlainRound) -> None:
         super().__init__(round_)
-        self._weights = self._versions()
+        modules = [module for each in round_.modules for module in each.modules()]
+        self._dicts: list[dict[str, Any]] = [some for x in modules for some in (x._parameters, x._buffers, x._modules)]
+        self._known = self._held()
+        self._weights = _versions(self._known)
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
         round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
@@ -125,20 +131,18 @@ class CompiledRoom(Room):
 
     def check(self) -> None:
         """Raise ValueError if weights have changed: the graphs hold copies of them."""
-        if self._versions() != self._weights:
+        held = self._held()
+        same = len(held) == len(self._known) and all(map(operator.is_, held, self._known))
+        if not same or _versions(held) != self._weights:
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
-    def _versions(self) -> list[tuple[int, int]]:
-        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self._all_weights()]
+    def _held(self) -> list[Any]:
+        """What the modules consist of, their parts too; asked for before every text, so without a walk."""
+        return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
 
     def _bytes(self) -> int:
-        return sum({weight.data_ptr(): weight.nbytes for weight in self._all_weights()}.values())
+        return sum({x.data_ptr(): x.nbytes for x in self._known if isinstance(x, Tensor)}.values())
 
-    def _all_weights(self) -> Iterator[Tensor]:
-        """Some more than once: torch's own walk looks for such, and takes four times as long."""
-        modules: list[nn.Module | None] = [*self.round.modules]
-        while modules:
-            if module := modules.pop():
-                yield from (weight for weight in module._parameters.values() if weight is not None)
-                yield from (buffer for buffer in module._buffers.values() if buffer is not None)
-                modules += module._modules.values()
+
+def _versions(held: list[Any]) -> list[tuple[int, int]]:
+    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in held if isinstance(x, Tensor)]

@@ -35,8 +35,9 @@ class WellRead(Drafter):
 
 @torch.no_grad()
 def tabled(drafter: Drafter) -> Drafter:
-    """The drafter with a table of what it reads; the drafter itself if that would be large, or if it is of a kind of its
-    own, which may read more than tokens."""
+    """The drafter with a table of what it reads; itself if that would be large, or if it may read more than tokens, as
+    other classes do.
+    """
     if type(drafter) is not Drafter:
         return drafter
     config, weight = drafter.config, drafter.embed_tokens.weight
