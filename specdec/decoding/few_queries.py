@@ -1,14 +1,13 @@
 """Attention of few queries in compiled code on a CPU, as one kernel.
 
 Scores, their softmax and the sums of values stay in a core's cache, and are float32's, of exact products; a library
-would be called twice for every layer. The vectors are torch's own, of any width. Where the processor can, queries meet
-keys in pairs of bfloat16, as in :mod:`specdec.decoding.pairs`.
+would be called twice for every layer. The vectors are torch's own, of any width. Where
+:mod:`specdec.decoding.pairs` is offered, queries meet keys in pairs of bfloat16.
 
 Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d width of a key, e of a value.
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -17,11 +16,12 @@ import torch
 import torch._inductor.lowering  # before what follows, which imports it in a circle
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_template_kernel import CppTemplateKernel
-from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.cpu_vec_isa import VecAVX512, pick_vec_isa
 from torch._inductor.ir import CppTemplateBuffer, ExternKernel, FixedLayout, TensorBox, as_storage_and_layout
 from torch._inductor.utils import parallel_num_threads
 
 import specdec.nn.few_queries  # noqa: F401 (brings the operation)
+from specdec.decoding import pairs
 
 ROWS = 16  # queries of a group that share a pass over its keys: sums of so many stay in registers
 
@@ -176,14 +176,15 @@ class FewQueries(CppTemplate):
         inputs: queries (B, h, T, d), keys (B, g, S, d), values (B, g, S, e) and, if there is one, what is added to the
             scores, (B or 1, 1, T, S); d and e are multiples of a vector's width.
         layout: of the output, (B, h, T, e).
-        pairs: whether code is made for a processor that multiplies pairs.
     """
 
-    def __init__(self, inputs: list[Any], layout: FixedLayout, scale: float, pairs: bool) -> None:
+    def __init__(self, inputs: list[Any], layout: FixedLayout, scale: float) -> None:
         super().__init__("few_queries", inputs, layout, parallel_num_threads())
         q, k = inputs[:2]
         self.scale = scale
-        self.pairs = pairs and q.get_dtype() == k.get_dtype() == torch.bfloat16 and int(k.get_stride()[2]) % 2 == 0
+        able = pairs.known() and isinstance(pick_vec_isa(), VecAVX512)
+        whole = int(k.get_stride()[2]) % 2 == 0  # keys begin where a pair does
+        self.pairs = able and whole and q.get_dtype() == k.get_dtype() == torch.bfloat16
 
     def render(self, kernel: CppTemplateKernel, template_buffer_node: Any = None, **_: Any) -> str:  # type: ignore[override]
         named = dict(zip(("q", "k", "v", "bias"), self.input_nodes, strict=False))
@@ -208,7 +209,7 @@ def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scal
     inputs = [_in_order(x) for x in (q, k, v, bias) if x is not None]
     (B, h, T, _), e = q.get_size(), v.get_size()[3]
     layout = FixedLayout(q.get_device_or_error(), v.get_dtype(), [B, h, T, e], [T * h * e, e, h * e, 1])
-    choice = FewQueries(inputs, layout, scale, pairs).generate()
+    choice = FewQueries(inputs, layout, scale).generate()
     out = CppTemplateBuffer(layout, inputs, choice.make_kernel_render, choice.template, choice)
     out.allow_epilogue_fusion = False  # what follows it would be left to the kernel, which does not write it
     return TensorBox.create(out)
@@ -222,9 +223,8 @@ def _in_order(x: TensorBox) -> Any:
 
 
 @contextlib.contextmanager
-def offered(pairs: bool) -> Iterator[None]:
+def offered() -> Iterator[None]:
     """Inside, compilation makes the kernel of every ``attend_fused``, where there are vectors."""
-    made = functools.partial(lower, pairs=pairs)
-    lowered = {torch.ops.specdec.attend_fused.default: made} if pick_vec_isa() else {}
+    lowered = {torch.ops.specdec.attend_fused.default: lower} if pick_vec_isa() else {}
     with patch.dict(torch._inductor.lowering.lowerings, lowered):
         yield

@@ -67,10 +67,9 @@ def compiling(what: str, freezing: bool) -> Iterator[None]:
                 stack.enter_context(repeatable())
                 stack.enter_context(remembering())
                 stack.enter_context(turning_once())
-                by_pairs = _pairs()
-                stack.enter_context(few_queries.offered(by_pairs))
-                if by_pairs:
-                    stack.enter_context(pairs.offered())
+                stack.enter_context(few_queries.offered())
+            if freezing and _pairs():
+                stack.enter_context(pairs.offered())
             yield
     except (TorchDynamoException, ConstraintViolationError) as error:
         reason = " ".join(str(error).split("\n\n")[0].split())

@@ -137,11 +137,15 @@ class CompiledRoom(Room):
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _held(self) -> list[Any]:
-        """What the modules consist of, their parts too; asked for before every text, so without a walk."""
+        """What the modules consist of, their parts too.
+
+        It is asked for before every text, so without a walk: another dictionary of parameters or parts goes unseen.
+        """
         return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
 
     def _bytes(self) -> int:
-        return sum({x.data_ptr(): x.nbytes for x in self._known if isinstance(x, Tensor)}.values())
+        kept = (x for module in self.round.modules for x in module.state_dict().values())
+        return sum({x.data_ptr(): x.nbytes for x in kept}.values())
 
 
 def _versions(held: list[Any]) -> list[tuple[int, int]]:

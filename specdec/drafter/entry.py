@@ -25,7 +25,8 @@ class EntryModule(nn.Module):
     """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
 
     def read(self, e_BTH: Tensor) -> Tensor:
-        """What the block needs of the normalised embedding, (B, T, anything)."""
+        """What the block needs of the normalised embedding, (B, T, anything): of each token by itself, and without
+        chance, since compiled decoding looks it up."""
         raise TypeError(f"{type(self).__name__} must say what it reads of a token")
 
     def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:

@@ -7,6 +7,7 @@ from torch._inductor.utils import fresh_inductor_cache, run_and_get_cpp_code
 
 from specdec.decoding.compiled import Compiled
 from specdec.decoding.few_queries import ROWS
+from specdec.decoding.inductor import _pairs
 from specdec.nn.few_queries import STEP, additive, attend_few
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
@@ -57,12 +58,24 @@ def test_it_is_attention(
     compiled, slots = Compiled(few, "attention", q.device, varying=True), torch.arange(SLOTS)
     with torch.inference_mode(), fresh_inductor_cache():
         first, code = run_and_get_cpp_code(compiled, q, k, v, bias, slots[:-1])
-        assert KERNEL in code
+        assert KERNEL in code and ("dpbf16" in code) == (dtype == torch.bfloat16 and _pairs())
         for S in (SLOTS - 1, 16, 3, SLOTS, 33):
             got = first if S == SLOTS - 1 else compiled(q, k, v, bias, slots[:S])
             assert got.dtype == dtype and got.shape == (B, G * heads, queries, value_width)
             limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
             torch.testing.assert_close(got.double(), exact(q, k, v, allowed, S), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize(("bits", "gap"), [(256, 0), (None, 1), (None, 2)])
+def test_pairs_want_wide_vectors_and_keys_that_begin_with_one(bits: int | None, gap: int) -> None:
+    q, k, v = (x.bfloat16() for x in parts(2, 6))
+    k = torch.cat([k, k], -1)[..., : STEP + gap].clone()[..., :STEP]
+    compiled = Compiled(lambda q, k, v: attend_few(q, k, v, None, SCALE), "attention", q.device)
+    with torch.inference_mode(), fresh_inductor_cache(), torch._inductor.config.patch({"cpp.simdlen": bits}):
+        got, code = run_and_get_cpp_code(compiled, q, k, v)
+    assert KERNEL in code and ("dpbf16" in code) == (bits is None and gap % 2 == 0 and _pairs())
+    limit = 2 * torch.finfo(torch.bfloat16).eps
+    torch.testing.assert_close(got.double(), exact(q, k, v, None, SLOTS), rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -104,7 +117,7 @@ def test_others_are_left_to_the_library(width: int, dtype: torch.dtype) -> None:
     assert KERNEL not in code
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_query_without_keys_is_a_number_and_disturbs_no_other(dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype) for x in parts(2, 3))
     allowed = seen(B, 3)
@@ -113,7 +126,7 @@ def test_a_query_without_keys_is_a_number_and_disturbs_no_other(dtype: torch.dty
         compiled = Compiled(few, "attention", q.device)
         got = compiled(q, k, v, additive(allowed, q.dtype), torch.arange(SLOTS))
     assert got.isfinite().all()
-    limit = 1e-5 if dtype == torch.float32 else 2e-3
+    limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     others = allowed.any(-1)[:, 0, None, :, None].expand_as(got)  # float64's least number is not the dtype's
     want = exact(q, k, v, allowed, SLOTS)
     torch.testing.assert_close(got.double()[others], want[others], rtol=limit, atol=limit)

@@ -7,9 +7,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specdec.decoding import Chain, ConfidentChain, DynamicTree, Growth, Sampling, StaticTree
+from specdec.decoding import (
+    Chain,
+    ConfidentChain,
+    DynamicTree,
+    Growth,
+    Sampling,
+    SpeculativeDecoder,
+    StaticTree,
+)
 from specdec.decoding.room import STEP, CompiledRoom
 from specdec.decoding.round import DraftedRound, PlainRound
+from specdec.drafter import Drafter
+from specdec.drafter.well_read import WellRead
 from specdec.nn.cache import StaticCache
 from specdec.nn.sight import Sight
 from specdec.nn.view import View
@@ -164,3 +174,43 @@ def test_a_gpu_runs_cuda_graphs() -> None:
     assert counters["inductor"]["cudagraph_skips"] == 0
     manager = get_container(0).tree_manager
     assert manager is not None and any(manager.get_roots())
+
+
+@torch.inference_mode()
+def test_a_room_sees_every_change_of_weights_and_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.decoding.room.Compiled", lambda function, *_, **__: function)
+    target = markov_target(context=0.45)
+
+    def scaled(drafter: Drafter) -> None:
+        drafter.embed_tokens.weight.data = drafter.embed_tokens.weight * 2
+
+    def replaced(drafter: Drafter) -> None:
+        drafter.lm_head.weight = nn.Parameter(drafter.lm_head.weight.clone())
+
+    def swapped(drafter: Drafter) -> None:
+        drafter.norms.output = nn.Identity()
+
+    def grown(drafter: Drafter) -> None:
+        drafter.norms.register_buffer("further", torch.zeros(1))
+
+    for change in (scaled, replaced, swapped, grown):
+        drafter = perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0)
+        room = CompiledRoom(DraftedRound(target, drafter, Chain(2), Sampling(), 20))
+        room.check()
+        change(drafter)
+        with pytest.raises(ValueError, match="weights have changed"):
+            room.check()
+
+
+def test_compiled_decoders_alone_look_up_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.decoding.room.Compiled", lambda function, *_, **__: function)
+    target = markov_target(context=0.45)
+    drafter = perfect_drafter(target, presets()["eagle3_1"], sharpness=2.0)
+    made = {}
+    for compiled in (False, True):
+        decoder = SpeculativeDecoder(target, drafter, Chain(3), compiled=compiled)
+        made[compiled] = decoder.generate([3, 4, 5], 20)
+        assert decoder.drafter is drafter
+        round_ = decoder._new_round(30)
+        assert isinstance(round_, DraftedRound) and isinstance(round_.proposer.drafter, WellRead) == compiled
+    assert made[True].ids == made[False].ids and made[True].accepted == made[False].accepted
