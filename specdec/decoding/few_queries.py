@@ -1,8 +1,8 @@
 """Attention of few queries in compiled code on a CPU, as one kernel.
 
 Scores, their softmax and the sums of values stay in a core's cache, and are float32's, of exact products; a library
-would be called twice for every layer. The vectors are torch's own, of any width. Where
-:mod:`specdec.decoding.pairs` is offered, queries meet keys in pairs of bfloat16.
+would be called twice for every layer. The vectors are torch's own, of any width. Where :mod:`specdec.decoding.pairs` is
+offered, queries meet keys in pairs of bfloat16.
 
 Legend: B batch, h query heads, g key heads, r = h / g, T queries, S keys, d width of a key, e of a value.
 """
@@ -204,7 +204,7 @@ class FewQueries(CppTemplate):
         return str(self._template_from_string(SOURCE).render(**named, **shapes, **own, **code))
 
 
-def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scale: float, pairs: bool) -> TensorBox:
+def lower(q: TensorBox, k: TensorBox, v: TensorBox, bias: TensorBox | None, scale: float) -> TensorBox:
     """``attend_fused`` in inductor's terms; in memory the heads of a query stand side by side."""
     inputs = [_in_order(x) for x in (q, k, v, bias) if x is not None]
     (B, h, T, _), e = q.get_size(), v.get_size()[3]
