@@ -12,6 +12,7 @@ from specdec.decoding.compiled import Compiled
 from specdec.decoding.prompt import parts
 from specdec.decoding.round import PlainRound
 from specdec.decoding.tree import DraftTree
+from specdec.nn.versions import versions
 
 STEP = 32  # graphs look at a multiple of so many key slots
 PART = 64  # tokens of a prompt that a graph reads at once: as many rows as the kernels of few rows serve
@@ -77,7 +78,7 @@ class CompiledRoom(Room):
         modules = [module for each in round_.modules for module in each.modules()]
         self._dicts: list[dict[str, Any]] = [some for x in modules for some in (x._parameters, x._buffers, x._modules)]
         self._known = self._held()
-        self._weights = _versions(self._known)
+        self._weights = self._versions()
         device, batch = round_.target.device, len(round_.sequences.live_B)
         where = f"for {batch} x {round_.capacity} tokens"
         round_.prefill(0, [0, 0], 0)  # makes the cache's buffers; a second token for the drafter
@@ -133,7 +134,7 @@ class CompiledRoom(Room):
         """Raise ValueError if weights have changed: the graphs hold copies of them."""
         held = self._held()
         same = len(held) == len(self._known) and all(map(operator.is_, held, self._known))
-        if not same or _versions(held) != self._weights:
+        if not same or self._versions() != self._weights:
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _held(self) -> list[Any]:
@@ -143,10 +144,9 @@ class CompiledRoom(Room):
         """
         return list(itertools.chain.from_iterable(map(dict.values, self._dicts)))
 
+    def _versions(self) -> list[tuple[int, int]]:
+        return versions(x for x in self._known if isinstance(x, Tensor))
+
     def _bytes(self) -> int:
         kept = (x for module in self.round.modules for x in module.state_dict().values())
         return sum({x.data_ptr(): x.nbytes for x in kept}.values())
-
-
-def _versions(held: list[Any]) -> list[tuple[int, int]]:
-    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in held if isinstance(x, Tensor)]

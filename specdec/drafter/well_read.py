@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specdec.drafter.drafter import Drafter
 from specdec.host import multiplies_bfloat16
+from specdec.nn.versions import versions
 
 MOST = 2**28  # bytes of a table: a matrix and a norm less in every step are not worth more memory
 PIECE = 4096  # tokens read at once
@@ -50,12 +51,11 @@ def tabled(drafter: Drafter) -> Drafter:
     one = _read(drafter, torch.zeros(1, dtype=torch.int64, device=weight.device))
     if drafter.config.vocab_size * one.nbytes > MOST:
         return drafter
-    tensors = [*drafter.parameters(), *drafter.buffers()]
-    versions = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
+    now = versions([*drafter.parameters(), *drafter.buffers()])
     before, made = _made.get(drafter, (None, None))
-    if made is None or before != versions:
+    if made is None or before != now:
         made = WellRead(drafter)
-        _made[drafter] = versions, made
+        _made[drafter] = now, made
     return made
 
 
