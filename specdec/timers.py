@@ -17,9 +17,12 @@ class HostTimer:
         """Now."""
         return self.clock()
 
-    def seconds(self, spans: list[tuple[Any, Any]]) -> float:
-        """Seconds that the spans between marks take together."""
-        return sum(end - start for start, end in spans)
+    def wait(self, mark: Any) -> None:
+        """It is there."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks."""
+        return float(end - start)
 
 
 class CudaTimer:
@@ -31,10 +34,13 @@ class CudaTimer:
         event.record()
         return event
 
-    def seconds(self, spans: list[tuple[Any, Any]]) -> float:
-        """Wait for the last mark, and add up."""
-        spans[-1][1].synchronize()
-        return sum(start.elapsed_time(end) for start, end in spans) / 1e3
+    def wait(self, mark: Any) -> None:
+        """Until the GPU has got there; before seconds of this and of earlier marks are asked for."""
+        mark.synchronize()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two marks that it has got to."""
+        return float(start.elapsed_time(end)) / 1e3
 
 
 Timer = HostTimer | CudaTimer

@@ -59,29 +59,29 @@ class Text:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
         self.seconds = 0.0
-        self.accepted: list[int] = []
-        self.context: list[int] = []
-        self.drafted: list[int] = []
-        self.marks: list[list[Any]] = []  # per pass: before drafting, before the pass, after it
+        self.passes: list[tuple[int, int, int, list[Any]]] = []  # context, accepted, drafted and marks of each
 
     @property
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
 
     def commit(self, ids: list[int], depth: int, marks: list[Any]) -> None:
-        """Take what a target pass gave to a proposal of this depth, up to an end token."""
-        ended = next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))
-        self.context.append(len(self.request.prompt) + len(self.ids))
-        self.accepted.append(ended - 1)
-        self.drafted.append(depth)
-        self.marks.append(marks)
-        self.ids += ids[:ended]
+        """Take what a target pass gave to a proposal of this depth, up to an end token.
+
+        Args:
+            marks: before drafting, before the pass, after it.
+        """
+        if self.end:
+            ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
+        self.passes.append((len(self.request.prompt) + len(self.ids), len(ids) - 1, depth, marks))
+        self.ids += ids
 
     def generation(self, watch: Timer) -> Generation:
         """What came of it."""
-        draft_ms, verify_ms = (
-            tuple(1e3 * watch.seconds([(marks[part], marks[part + 1])]) for marks in self.marks) for part in (0, 1)
-        )
+        if self.passes:
+            watch.wait(self.passes[-1][3][-1])
+        context, accepted, drafted, marks = zip(*self.passes, strict=True) if self.passes else ((), (), (), ())
+        draft_ms = tuple(1e3 * watch.seconds(before, between) for before, between, _ in marks)
+        verify_ms = tuple(1e3 * watch.seconds(between, after) for _, between, after in marks)
         ids = self.ids[: self.request.max_new_tokens]
-        accepted, context, drafted = (tuple(one) for one in (self.accepted, self.context, self.drafted))
         return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)

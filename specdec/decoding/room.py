@@ -76,7 +76,8 @@ class CompiledRoom(Room):
     def __init__(self, round_: PlainRound) -> None:
         super().__init__(round_)
         modules = [module for each in round_.modules for module in each.modules()]
-        self._dicts: list[dict[str, Any]] = [some for x in modules for some in (x._parameters, x._buffers, x._modules)]
+        dicts: list[dict[str, Any]] = [some for x in modules for some in (x._parameters, x._buffers, x._modules)]
+        self._dicts, self._empty = [some for some in dicts if some], [some for some in dicts if not some]
         self._known = self._held()
         self._weights = self._versions()
         device, batch = round_.target.device, len(round_.sequences.live_B)
@@ -134,7 +135,7 @@ class CompiledRoom(Room):
         """Raise ValueError if weights have changed: the graphs hold copies of them."""
         held = self._held()
         same = len(held) == len(self._known) and all(map(operator.is_, held, self._known))
-        if not same or self._versions() != self._weights:
+        if not same or any(self._empty) or self._versions() != self._weights:
             raise ValueError("the weights have changed since decoding was compiled: make a new decoder for them")
 
     def _held(self) -> list[Any]:

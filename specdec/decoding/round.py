@@ -67,11 +67,8 @@ class PlainRound:
     def begin(self, b: int, prompt: list[int], seed: int, logits_1V: Tensor, aux_1NH: Tensor) -> Tensor:
         """Start sequence ``b`` on a prompt that has been read; returns its first new token, (1,)."""
         sequences, chance = self.sequences, self.sequences.chance.row(b)
-        ids_1T = torch.tensor([prompt], device=self.target.device)
-        chance.seed_B.fill_(seed)
-        chance.seen_BV.zero_()
-        chance.see(ids_1T)
-        root_1 = chance.draw(logits_1V, torch.full_like(ids_1T[0, :1], len(prompt)))
+        chance.begin(prompt, seed)
+        root_1 = chance.draw(logits_1V, chance.seed_B.new_full((1,), len(prompt)))
         chance.see(root_1[None])
         sequences.begin(b, len(prompt), root_1, aux_1NH)
         return root_1

@@ -81,8 +81,15 @@ class Chance(NamedTuple):
         """The chance of one text, in the same memory."""
         return self._replace(seed_B=self.seed_B[b : b + 1], seen_BV=self.seen_BV[b : b + 1])
 
+    def begin(self, prompt: list[int], seed: int) -> None:
+        """Another text, alike in all rows."""
+        self.seed_B.fill_(seed)
+        if self.sampling.needs_seen:
+            self.seen_BV.zero_()
+            self.see(self.seed_B.new_tensor([prompt]).expand(len(self.seed_B), -1))
+
     def see(self, ids_BM: Tensor) -> None:
-        """Note the prompt, or what was committed."""
+        """Note what was committed."""
         if self.sampling.needs_seen:
             self.seen_BV.scatter_(1, ids_BM, True)
 

@@ -181,7 +181,8 @@ class Throughput(pl.Callback):
         self._rows = self._rows + torch.cat([row_counts(batch, steps), batch.loss_mask_BT.sum()[None]])
 
     def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        seconds = self.timer.seconds(self._spans)
+        self.timer.wait(self._spans[-1][1])
+        seconds = sum(self.timer.seconds(*span) for span in self._spans)
         assert isinstance(self._rows, Tensor)
         *counts, supervised = self._rows.tolist()
         tokens = sum(B * T * times for (B, T), times in self._shapes.items())
