@@ -52,6 +52,15 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: 
         )
 
 
+class Pass(NamedTuple):
+    """What one target pass was to a text; see :class:`Generation`."""
+
+    context: int
+    accepted: int
+    drafted: int
+    marks: list[Any]  # before drafting, before the pass, after it
+
+
 class Text:
     """A request on its way to a generation."""
 
@@ -59,27 +68,23 @@ class Text:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
         self.seconds = 0.0
-        self.passes: list[tuple[int, int, int, list[Any]]] = []  # context, accepted, drafted and marks of each
+        self.passes: list[Pass] = []
 
     @property
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
 
     def commit(self, ids: list[int], depth: int, marks: list[Any]) -> None:
-        """Take what a target pass gave to a proposal of this depth, up to an end token.
-
-        Args:
-            marks: before drafting, before the pass, after it.
-        """
+        """Take what a target pass gave to a proposal of this depth, up to an end token."""
         if self.end:
             ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
-        self.passes.append((len(self.request.prompt) + len(self.ids), len(ids) - 1, depth, marks))
+        self.passes.append(Pass(len(self.request.prompt) + len(self.ids), len(ids) - 1, depth, marks))
         self.ids += ids
 
     def generation(self, watch: Timer) -> Generation:
         """What came of it."""
         if self.passes:
-            watch.wait(self.passes[-1][3][-1])
+            watch.wait(self.passes[-1].marks[-1])
         context, accepted, drafted, marks = zip(*self.passes, strict=True) if self.passes else ((), (), (), ())
         draft_ms = tuple(1e3 * watch.seconds(before, between) for before, between, _ in marks)
         verify_ms = tuple(1e3 * watch.seconds(between, after) for _, between, after in marks)

@@ -82,11 +82,11 @@ class Chance(NamedTuple):
         return self._replace(seed_B=self.seed_B[b : b + 1], seen_BV=self.seen_BV[b : b + 1])
 
     def begin(self, prompt: list[int], seed: int) -> None:
-        """Another text, alike in all rows."""
+        """Another text, where B is 1."""
         self.seed_B.fill_(seed)
         if self.sampling.needs_seen:
             self.seen_BV.zero_()
-            self.see(self.seed_B.new_tensor([prompt]).expand(len(self.seed_B), -1))
+            self.see(self.seed_B.new_tensor([prompt]))
 
     def see(self, ids_BM: Tensor) -> None:
         """Note what was committed."""

@@ -22,7 +22,7 @@ class Answer(NamedTuple):
     accepted: tuple[int, ...]
     """Accepted drafts per target pass, the bonus token excluded."""
     drafted: tuple[int, ...]
-    """Longest path that the growth can propose, per target pass; same length. A tree's best nodes may be shallower."""
+    """Longest path of what was proposed, per target pass; same length."""
     seconds: float
     plain_seconds: float
     """0 where plain decoding was not measured."""
