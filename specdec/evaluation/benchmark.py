@@ -62,8 +62,8 @@ def benchmark(
 ) -> list[list[Answer]]:
     """Answers of every growth, then of every baseline; those have no passes.
 
-    The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, so that a
-    machine that slows down slows them alike. Each decoder runs once, untimed, before the first prompt, and compiles
+    The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, and the first
+    moves on, so that a machine that slows down slows them alike and none always follows the same other. Each decoder runs once, untimed, before the first prompt, and compiles
     untimed. The next turn of a conversation builds on the target's plain answer. Every turn has a seed of its own, the
     same for all decoders, so that a rule that repeats plain decoding can be seen to.
 
@@ -131,6 +131,7 @@ class _Run:
         self.target, self.most, self.seed, self.ours, self.others = target, most, seed, ours, others
         self.longest = 0  # tokens of a text, as far as is known
         self.warm = False
+        self.turns = 0
 
     def next_ids(self, conversation: Conversation) -> list[int] | Skipped | None:
         """See :func:`skipping.next_ids`."""
@@ -162,7 +163,10 @@ class _Run:
                 for one in everybody:
                     list(one.generate_all(short, end))
                 self.warm = True
-            found = [dict(one.generate_all(requests, end)) for one in everybody]
+            order = [(self.turns + place) % len(everybody) for place in range(len(everybody))]
+            made = {which: dict(everybody[which].generate_all(requests, end)) for which in order}
+        self.turns += 1
+        found = [made[which] for which in range(len(everybody))]
         return [[made[number] for made in found] for number in range(len(talks))]
 
 

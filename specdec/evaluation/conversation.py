@@ -124,7 +124,7 @@ class Conversation:
             return self.tokenizer.apply_chat_template(
                 self._messages, add_generation_prompt=True, tokenize=False, **more
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(
                 f"prompt {self.prompt.prompt_id}: the chat template refuses this conversation: {reason}"

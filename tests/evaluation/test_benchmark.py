@@ -79,10 +79,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     return seen
 
 
+def moved_on(names: list[str], turn: int) -> list[str]:
+    first = turn % len(names)
+    return names[first:] + names[:first]
+
+
 def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call]) -> None:
     benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
     names = ["plain", "chain of 3", "tree of 7 (depth 2, top 3)"]
-    assert [call.who for call in calls] == names * 5  # warm-up, two turns, and two prompts of one
+    turns = [name for turn in range(4) for name in moved_on(names, turn)]  # two of one prompt, and of two prompts one
+    assert [call.who for call in calls] == names + turns  # nobody always follows the same other
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 12
     for first in range(0, 15, 3):
         assert calls[first].prompt == calls[first + 1].prompt == calls[first + 2].prompt
@@ -96,7 +102,8 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
     for growth, own in enumerate(answers):
         assert [(a.prompt_id, a.category) for a in own] == [("7", "writing")] * 2 + [("raw", None), ("8", "math")]
         for turn, answer in enumerate(own):
-            plain, spec = calls[3 + 3 * turn], calls[3 + 3 * turn + 1 + growth]
+            by = {call.who: call for call in calls[3 + 3 * turn : 6 + 3 * turn]}
+            plain, spec = by["plain"], by[GROWTHS[growth].name]
             assert answer == Answer(
                 prompt_id=answer.prompt_id,
                 category=answer.category,
@@ -142,7 +149,9 @@ def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call
     with_plain = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
     calls.clear()
     answers = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, plain=False)
-    assert [call.who for call in calls if call.most == NEW] == ["chain of 3", "tree of 7 (depth 2, top 3)"] * 4
+    assert [call.who for call in calls if call.most == NEW] == [
+        name for turn in range(4) for name in moved_on(["chain of 3", "tree of 7 (depth 2, top 3)"], turn)
+    ]
     for own, wanted in zip(answers, with_plain, strict=True):
         for answer, other in zip(own, wanted, strict=True):
             assert (answer.plain_seconds, answer.plain_tokens, answer.identical) == (0.0, 0, None)

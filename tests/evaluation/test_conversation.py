@@ -97,6 +97,8 @@ def test_what_a_conversation_refuses(
         Conversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
     with pytest.raises(ValueError, match=r"prompt m: the chat template refuses.*system comes first"):
         Conversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
+    with pytest.raises(ValueError, match=r"prompt t: the chat template refuses.*concatenate"):
+        Conversation(turns, made("{{ messages[0]['content'] + 1 }}")).next_ids()
 
 
 def test_turns_and_answers_alternate(tokenizer: PreTrainedTokenizerFast) -> None:
