@@ -63,12 +63,12 @@ class GreedyCheck:
 
     @property
     def fault(self) -> str | None:
-        """What else than rounding made a difference."""
+        """What else than rounding made a difference, or that nothing was checked."""
         if self.wrong:
             return f"{len(self.wrong)} of {self.tokens} tokens are wrong"
         if len(self.near_ties) > max(1, MOST_TIES * self.tokens):
             return f"{len(self.near_ties)} near-ties in {self.tokens} tokens: rounding is not that rough"
-        return None
+        return None if self.passes else "no pass verified anything: ask for more new tokens"
 
 
 def plain_tokens(target: Target, prompts: Sequence[list[int]], max_new_tokens: int, batch: int = 1) -> list[list[int]]:

@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from specdec.decoding import Chain, DynamicTree, Sampling
 from specdec.evaluation.certificate import certify
+from specdec.target import Target
 from tests.evaluation.made import alter, soft_target
 
 PROMPTS = [[3, 4, 5], [9], list(range(20))]
@@ -46,3 +48,17 @@ def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatc
     target, drafter = soft_target()
     alter(monkeypatch, lambda decoder, asked, ids: [(ids[0] + 1) % target.vocab_size, *ids[1:]])
     assert not certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=20)["holds"]
+
+
+def test_in_16_bits_no_draws_are_made_and_the_statement_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    target, drafter = soft_target()
+    low, drafter = Target(target.model.bfloat16()), drafter.bfloat16()
+    found = certify(low, drafter, [Chain(2)], PROMPTS, max_new_tokens=6, runs=300)
+    assert [check["check"] for check in found["checks"]] == ["GreedyCheck"] and found["sampled"] is None
+    assert "draws are checked in float32 alone" in caplog.text
+
+
+def test_what_verified_nothing_certifies_nothing() -> None:
+    target, drafter = soft_target()
+    found = certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=1, runs=300)
+    assert not found["holds"] and "no pass verified anything" in found["checks"][0]["fault"]
