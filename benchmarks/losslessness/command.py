@@ -61,7 +61,7 @@ def greedy(
             target.prove()
             drafter.to(dtype)  # the narrowest comes last: what it loses is not needed again
             wanted = plain(target, drafter, plan.GROWTHS[0], plan.requests(part, target, wanted_tokens))
-            for how in plan.ways(dtype):
+            for how in plan.ways(part, dtype):
                 cases.append(check(part.name, target, drafter, how, wanted, bars[dtype]))
                 torch._dynamo.reset()  # graphs hold copies of weights
             done = sum(case.tokens for case in cases if case.dtype == bars[dtype].name)
@@ -101,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     versions = {name: version(name) for name in ("torch", "transformers")}
     parts = plan.chosen(args.targets)
     about: dict[str, Any] = {**machine(1), "versions": versions, "steps": args.steps, "asked": asked}
+    about["targets"] = [part.name for part in parts]
     out = args.out
     if out.suffix != ".md":
         out = out / f"lossless_{args.hardware}_{about['date'][:7].replace('-', '')}.md"
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         for cases in greedy(parts, tokens, args.steps, bars, console):
             _write(out, about, begin, cases, counts)
     print(out.read_text())
-    found = faults(asked, cases, counts)
+    found = faults(asked, about["targets"], cases, counts)
     for fault in found:
         sys.stderr.write(f"{fault}\n")
     return 1 if found else 0

@@ -21,7 +21,10 @@ from specdec.target import Target
 
 GROWTHS: tuple[Growth, ...] = (Chain(4), ConfidentChain(6, 0.2), StaticTree(), DynamicTree(depth=4, top_k=3, nodes=12))
 EAGER = tuple(Way(growth, batch) for growth in GROWTHS for batch in (1, 4))
-COMPILED = tuple(Way(growth, batch, True) for growth, batch in zip(GROWTHS, (1, 4, 1, 4), strict=True))
+COMPILED = [
+    tuple(Way(growth, batch, True) for growth, batch in zip(GROWTHS, batches, strict=True))
+    for batches in ((1, 4, 1, 4), (4, 1, 4, 1))
+]
 ENDED = 0.1  # tokens of the runs with an end token, over those without one: at least
 
 
@@ -72,15 +75,16 @@ def fit(part: Part, target: Target, steps: int) -> Drafter:
     return fitted(target, DrafterSpec(draft_vocab_size="all"), batches(), 2e-3)
 
 
-def ways(dtype: torch.dtype) -> tuple[Way, ...]:
-    """Nobody compiles for float64, which is there to leave out rounding."""
-    return EAGER if dtype == torch.float64 else (*EAGER, *COMPILED)
+def ways(part: Part, dtype: torch.dtype) -> tuple[Way, ...]:
+    """Nobody compiles for float64, which is there to leave out rounding; compiled batches alternate among targets."""
+    turn = [one.family for one in PARTS].index(part.family) % len(COMPILED)
+    return EAGER if dtype == torch.float64 else (*EAGER, *COMPILED[turn])
 
 
 def requests(part: Part, target: Target, tokens: int) -> list[Request]:
     """Prompts enough for ``tokens`` new tokens of all parts and runs together."""
     generator, found = torch.Generator().manual_seed(2), list[Request]()
-    most, runs = target.config.max_position_embeddings, len(ways(target.dtype))
+    most, runs = target.config.max_position_embeddings, len(ways(part, target.dtype))
     if part.name == EMBEDDED:
         texts = [source.text for source in corpus(EmbeddedConfig().seed).held_out]
         stream_T = stream_rows(target.tokenizer, texts, 4096)[:, 1:].flatten()

@@ -34,17 +34,23 @@ NOTES = f"""\
 """
 
 
-def faults(asked: Mapping[str, int], cases: Sequence[Case], counts: Sequence[Count]) -> list[str]:
+def faults(asked: Mapping[str, int], targets: Sequence[str], cases: Sequence[Case], counts: Sequence[Count]) -> list[str]:
     """What is wrong, in words; nothing if all is well.
 
     Args:
         asked: tokens to compare in each dtype, at least.
+        targets: names of those to compare in each.
     """
-    return [*_faults(asked, cases, counts)]
+    return [*_faults(asked, targets, cases, counts)]
 
 
-def _faults(asked: Mapping[str, int], cases: Sequence[Case], counts: Sequence[Count]) -> Iterator[str]:
+def _faults(
+    asked: Mapping[str, int], targets: Sequence[str], cases: Sequence[Case], counts: Sequence[Count]
+) -> Iterator[str]:
     for dtype, least in asked.items():
+        for target in targets:
+            if not any((case.target, case.dtype) == (target, dtype) for case in cases):
+                yield f"{dtype}: {target} was not come to"
         if (tokens := sum(case.tokens for case in cases if case.dtype == dtype)) < least:
             yield f"{dtype}: {tokens} tokens compared, asked were {least}"
     for case in cases:
@@ -68,7 +74,7 @@ def to_json(about: dict[str, Any], cases: Sequence[Case], counts: Sequence[Count
     """All figures."""
     return {
         "run": about,
-        "faults": faults(about["asked"], cases, counts),
+        "faults": faults(about["asked"], about["targets"], cases, counts),
         "greedy": [case.to_json() for case in cases],
         "sampled": [count.to_json() for count in counts],
     }
@@ -97,7 +103,7 @@ def markdown(about: dict[str, Any], cases: Sequence[Case], counts: Sequence[Coun
             f"- {sum(count.draws for count in counts):,} texts drawn, {counts[0].draws:,} for each rule, growth and "
             f"seed: the least of {2 * len(counts)} p-values is **{worst:.2g}**."
         )
-    parts += [f"- **Fault**: {fault}." for fault in faults(about["asked"], cases, counts)]
+    parts += [f"- **Fault**: {fault}." for fault in faults(about["asked"], about["targets"], cases, counts)]
     parts += ["\n## How to read it\n", NOTES, "## Greedy\n"]
     columns = "target|dtype|growth|batch|decoded|prompts|tokens|wrong|near-ties|acceptance|ended inside"
     parts.append(f"| {columns.replace('|', ' | ')} |")

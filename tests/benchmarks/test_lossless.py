@@ -25,7 +25,7 @@ ABOUT = {
     "date": "2026-01-01", "command": "x", "cpu": "c", "cores": 1, "threads": 1, "memory_gb": 1, "platform": "p",
     "git_commit": "g", "git_dirty": False, "python": "3", "load_at_start": 0, "load_at_end": 0, "seconds": 1,
     "versions": {"torch": "9.9"},
-    "asked": {"float64": 50},
+    "asked": {"float64": 50}, "targets": ["t"],
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_what_is_right_passes_and_was_tested(compiled: bool) -> None:
     wanted = plain(target, drafter, Chain(3), REQUESTS)
     found = check("mixtral", target, drafter, Way(Chain(3), 2, compiled), wanted, told.append)
     assert found.compiled == compiled and counters["stats"]["unique_graphs"] == (2 if compiled else 0)
-    assert faults({"float64": 80}, [found], []) == [] and sum(told) == found.tokens > 80
+    assert faults({"float64": 80}, ["mixtral"], [found], []) == [] and sum(told) == found.tokens > 80
     assert found.accepted > 0.2 * found.passes and found.ended_inside >= 1
 
 
@@ -68,7 +68,7 @@ def test_every_wrong_token_is_found_in_a_batch_too(monkeypatch: pytest.MonkeyPat
     found = check("llama", target, drafter, Way(Chain(3), 2), wanted, lambda n: None)
     assert [(one.prompt, one.position) for one in found.wrong] == [(1, 3), (1, 6)] * 2
     assert all(one.token == one.plain_token ^ 1 and one.gap > one.allowed for one in found.wrong)
-    assert "wrong tokens" in faults({}, [found], [])[0]
+    assert "wrong tokens" in faults({}, [], [found], [])[0]
 
 
 class KeepsTheLaw(WithoutReplacement):
@@ -92,11 +92,11 @@ def test_the_report_names_every_fault() -> None:
     good = Case("t", "float64", "g", 1, False, 2, 60, 20, 30, 1, (), ())
     bad = good._replace(near_ties=(tie,), wrong=(tie,), accepted=1, ended_inside=0)
     counts = [Count("r", "g", 0, 10, 0.5, 0.5, 1.0), Count("r", "g", 1, 10, 0.5, 1e-9, 1.0)]
-    assert faults({"float64": 60}, [good], counts[:1]) == []
+    assert faults({"float64": 60}, ["t"], [good], counts[:1]) == []
     rough = [good._replace(dtype="float32", near_ties=(tie,) * ties) for ties in (1, 2)]  # of 60 tokens
-    assert ["rounding is not that rough" in fault for fault in faults({}, rough, [])] == [True]
-    told = faults({"float64": 61}, [bad], counts)
-    assert len(told) == 6, told
+    assert ["rounding is not that rough" in fault for fault in faults({}, [], rough, [])] == [True]
+    told = faults({"float64": 61}, ["t", "u"], [bad], counts)
+    assert len(told) == 7 and "float64: u was not come to" in told, told
     text = markdown(ABOUT, [good, bad], counts)
     assert "torch 9.9\n" in text
     assert "120 greedy tokens compared, **1 wrong**, 1 near-ties" in text and "**1e-09**" in text
