@@ -25,7 +25,7 @@ from transformers import (
 from specdec.drafter import Drafter, DrafterSpec, Narrow
 from specdec.target import Target
 from tests.published import fill, published
-from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, tiny_config
+from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, tiny_config
 
 WINDOW = 5
 SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled; it wants more context to be led astray
@@ -132,6 +132,14 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
         for channel in range(RANK):
             w[f"{at}.o_proj.weight"][channel, channel // width * per_group + channel % width] = 1
     fill(drafter, w)
+    return drafter
+
+
+@torch.no_grad()
+def worst_drafter(target: Target, **changes: Any) -> Drafter:
+    """One that knows the target's law and drafts what is least likely by it."""
+    drafter = perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all", **changes))
+    drafter.lm_head.weight.neg_()
     return drafter
 
 

@@ -31,7 +31,7 @@ from specdec.drafter import Drafter
 from specdec.nn.cache import write
 from specdec.nn.products import fast_products
 from specdec.target import Target
-from tests.perfect import SHALLOW, TAPPED, astray, disturb, markov_target, perfect_drafter
+from tests.perfect import SHALLOW, TAPPED, astray, disturb, markov_target, perfect_drafter, worst_drafter
 from tests.tiny import presets
 
 pytestmark = pytest.mark.usefixtures("no_graphs")
@@ -64,9 +64,10 @@ def graphs() -> int:
             2,
             3,
         ),  # a tree's keys are tidied
+        (DynamicTree(depth=3, top_k=2, nodes=6), Sampling(), 1, 4),
         (ConfidentChain(4, 0.9), Sampling(), 2, 1),  # drafting has no fixed shape
     ],
-    ids=["chain", "chain alone", "tree", "confident"],
+    ids=["chain", "chain alone", "tree", "tree alone", "confident"],
 )
 def test_no_text_needs_another_graph(
     pair: tuple[Target, Drafter],
@@ -99,6 +100,14 @@ def test_no_text_needs_another_graph(
     accepted = {taken for one in made.values() for taken in one.accepted}
     assert {0, 1} < accepted
     assert graphs() == count
+
+
+def test_of_the_worst_drafter_compiled_rounds_take_nothing_and_lose_nothing() -> None:
+    target = markov_target(**SHALLOW)
+    drafter = worst_drafter(target, **TAPPED)
+    decoder = SpeculativeDecoder(target, drafter, DynamicTree(depth=3, top_k=2, nodes=6), compiled=True)
+    made = decoder.generate(PROMPTS[0], 20)
+    assert made.ids == PlainDecoder(target).generate(PROMPTS[0], 20).ids and made.accepted == (0,) * 19
 
 
 def test_longer_texts_get_graphs_of_their_own(pair: tuple[Target, Drafter], monkeypatch: pytest.MonkeyPatch) -> None:

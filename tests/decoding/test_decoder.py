@@ -6,12 +6,23 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, Growth, PlainDecoder, SpeculativeDecoder, check_pair
+from specdec.decoding import (
+    Chain,
+    ConfidentChain,
+    DynamicTree,
+    Generation,
+    Growth,
+    PlainDecoder,
+    Request,
+    SpeculativeDecoder,
+    StaticTree,
+    check_pair,
+)
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from tests.decoding.drafting import Drafting
-from tests.perfect import disturb, markov_target, perfect_drafter, successors
+from tests.perfect import disturb, markov_target, perfect_drafter, successors, worst_drafter
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 PROMPT = [3, 4, 5]
@@ -58,6 +69,17 @@ def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: Growth) 
     assert made.ids == TEXT[: len(made.ids)] and len(made.ids) == 1 + rounds * (growth.depth + 1)
     assert made.accepted == (growth.depth,) * rounds  # acceptance length: depth + 1
     assert made.seconds > 0
+
+
+@pytest.mark.parametrize("growth", [*GROWTHS[:-1], ConfidentChain(4, 0.0), StaticTree()], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: Growth, batch: int) -> None:
+    requests = [Request(prompt, 12) for prompt in (PROMPT, [9], list(range(20)))]
+    plain, decoder = PlainDecoder(MARKOV), SpeculativeDecoder(MARKOV, worst_drafter(MARKOV), growth, batch=batch)
+    for number, made in decoder.generate_all(requests):
+        assert made.ids == plain.generate(requests[number].prompt, 12).ids
+        assert made.accepted == (0,) * 11  # acceptance length 1: the prefill gave the first token
+        assert max(made.drafted) == growth.depth
 
 
 def test_a_perfect_drafter_speaks_the_targets_own_law() -> None:
