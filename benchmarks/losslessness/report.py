@@ -34,7 +34,9 @@ NOTES = f"""\
 """
 
 
-def faults(asked: Mapping[str, int], targets: Sequence[str], cases: Sequence[Case], counts: Sequence[Count]) -> list[str]:
+def faults(
+    asked: Mapping[str, int], targets: Sequence[str], cases: Sequence[Case], counts: Sequence[Count]
+) -> list[str]:
     """What is wrong, in words; nothing if all is well.
 
     Args:

@@ -63,9 +63,10 @@ def benchmark(
     """Answers of every growth, then of every baseline; those have no passes.
 
     The decoders take turns on each prompt, or wave of prompts where sequences are decoded side by side, and the first
-    moves on, so that a machine that slows down slows them alike and none always follows the same other. Each decoder runs once, untimed, before the first prompt, and compiles
-    untimed. The next turn of a conversation builds on the target's plain answer. Every turn has a seed of its own, the
-    same for all decoders, so that a rule that repeats plain decoding can be seen to.
+    moves on, so that a machine that slows down slows them alike and none always follows the same other. Each decoder
+    runs once, untimed, before the first prompt, and compiles untimed. The next turn of a conversation builds on the
+    target's plain answer. Every turn has a seed of its own, the same for all decoders, so that a rule that repeats
+    plain decoding can be seen to.
 
     A prompt is left out, and the log says so, if one of its turns cannot be decoded: it is too long, the chat template
     refuses it, or no tokens are left of it.

@@ -39,8 +39,9 @@ def certify(
 ) -> dict[str, Any]:
     """Check every growth greedily on all prompts, and sampled, by every rule that can judge it, after one of them.
 
-    The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side, where they tell most. There are none
-    in 16 bits, where rounding, which is another in every shape of a pass, moves a law by more than draws could tell.
+    The draws are made by the eager decoder, :data:`TOGETHER` sequences side by side, where they tell most. There are
+    none in 16 bits, where rounding, which is another in every shape of a pass, moves a law by more than draws could
+    tell.
 
     Args:
         sampling: how draws are made but for the rule and the top-k; at temperature 1 if it is greedy.

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 from specdec.decoding import Chain, DynamicTree, Sampling
 from specdec.evaluation.certificate import certify
