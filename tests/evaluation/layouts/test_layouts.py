@@ -13,6 +13,7 @@ CODE = {"task_id": "HumanEval/0", "entry_point": "f", "canonical_solution": "   
 ROWS: list[tuple[str, dict[str, Any], Asked]] = [
     ("turns", {"question_id": 81, "category": "writing", "turns": ["One", "Two"]}, Asked(turns=["One", "Two"])),
     ("turns", {"question_id": 241, "category": "rag", "turns": ["Q"], "reference": ["R"]}, Asked(turns=["Q"])),
+    ("prompt_turns", {"prompt_id": 1, "prompt": ["One", "Two"], "reference": []}, Asked(turns=["One", "Two"])),
     ("speed_bench", {"question_id": "a1", "turns": ["One", "Two"], **SPEED}, Asked(turns=["One", "Two"])),
     (
         "messages",
