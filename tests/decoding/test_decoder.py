@@ -143,6 +143,31 @@ def test_the_prefill_is_no_pass_of_the_count() -> None:
     assert speculate(Chain(3), 30, {TEXT[0]})[:2] == ([TEXT[0]], ())
 
 
+class Lagging:
+    """A GPU's timer, whose marks can be read once the last was waited for."""
+
+    def __init__(self) -> None:
+        self.marks, self.reached = 0, -1
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks - 1
+
+    def wait(self, mark: int) -> None:
+        self.reached = mark
+
+    def seconds(self, start: int, end: int) -> float:
+        assert start < end <= self.reached
+        return float(end - start)
+
+
+def test_times_are_read_once_the_device_has_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.decoding.decoder.timer", lambda device: Lagging())
+    made = speculate(Chain(3), 9)
+    assert made.draft_ms == made.verify_ms == (1000.0,) * len(made.accepted)
+    assert speculate(Chain(3), 1).draft_ms == ()  # no pass, no mark
+
+
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
 def test_a_prompt_of_one_token(growth: Growth) -> None:
     assert speculate(growth, 9, prompt=[5]).ids == TEXT[:9]
