@@ -16,8 +16,9 @@ from specdec.nn.view import View
 from specdec.target import Target
 
 # of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to, some units of
-# each format's last place, the more as layers add up
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+# each format's last place, the more as layers add up. In bfloat16 logits of a small random model were up to 2.4 % off
+# float64's in every kind of pass, and two of them are compared
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 2e-3}
 MOST_TIES = 0.02  # of all tokens: rounding does not decide more often
 
 
