@@ -26,7 +26,8 @@ NOTES = f"""\
   {TOLERANCE[torch.float32]:g} (float32), {TOLERANCE[torch.float64]:g} (float64) or {TOLERANCE[torch.bfloat16]:g}
   (bfloat16, which has eight binary digits) of the greatest logit's size below it, or of 1 if that is smaller. More than
   {MOST_TIES:.0%} of a case's tokens are a fault. *Wrong*: any other that differs. Behind either, decoding goes on from
-  plain decoding's text, so that every token is compared.
+  plain decoding's text, so that every token is compared. In 16 bits a mixture of experts has wrong ones: where two
+  experts nearly tie, rounding routes a token otherwise, and its logits are others altogether.
 - **Draws**: texts of two tokens after a root, each from a seed of its own, by the rounds of decoding with its own
   growths, rules and noise; random laws over {V} tokens stand for the target and, over {D} of them, for the drafter.
   p-values are of Pearson's chi-square over all {V * V} pairs, and over the first tokens; a failure is one below
