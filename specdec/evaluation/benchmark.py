@@ -164,10 +164,10 @@ class _Run:
                 for one in everybody:
                     list(one.generate_all(short, end))
                 self.warm = True
-            order = [(self.turns + place) % len(everybody) for place in range(len(everybody))]
-            made = {which: dict(everybody[which].generate_all(requests, end)) for which in order}
+            first = self.turns % len(everybody)
+            moved = [dict(one.generate_all(requests, end)) for one in everybody[first:] + everybody[:first]]
         self.turns += 1
-        found = [made[which] for which in range(len(everybody))]
+        found = moved[-first:] + moved[:-first]
         return [[made[number] for made in found] for number in range(len(talks))]
 
 

@@ -8,9 +8,9 @@ from specdec.evaluation.layouts.gsm8k import GSM8K
 from specdec.evaluation.layouts.human_eval import HumanEval, HumanEvalRaw, HumanEvalVerbatim
 from specdec.evaluation.layouts.layout import ID_COLUMNS, Asked, BlankError, Layout, Values, text
 from specdec.evaluation.layouts.messages import Messages
-from specdec.evaluation.layouts.prompt import PromptTurn, PromptTurns, RawPrompt
+from specdec.evaluation.layouts.prompt import PromptTurn, RawPrompt
 from specdec.evaluation.layouts.speed_bench import SpeedBench
-from specdec.evaluation.layouts.turns import Turns
+from specdec.evaluation.layouts.turns import PromptTurns, Turns
 
 LAYOUTS: tuple[Layout, ...] = (
     Turns(),

@@ -1,6 +1,6 @@
 """Rows with a ``prompt``."""
 
-from specdec.evaluation.layouts.layout import Asked, Layout, Values, items, text
+from specdec.evaluation.layouts.layout import Asked, Layout, Values, text
 
 
 class RawPrompt(Layout):
@@ -27,18 +27,3 @@ class PromptTurn(RawPrompt):
     def ask(self, row: Values, place: str) -> Asked:
         """One turn."""
         return Asked(turns=[text(row["prompt"], f"{place}: prompt")])
-
-
-class PromptTurns(Layout):
-    """``prompt``, a list of user turns: MT-bench as the Hub has it (``HuggingFaceH4/mt_bench_prompts``)."""
-
-    name = "prompt_turns"
-    columns = frozenset({"prompt"})
-
-    def recognises(self, row: Values) -> bool:
-        """By the column, if it is a list."""
-        return super().recognises(row) and isinstance(row["prompt"], list)
-
-    def ask(self, row: Values, place: str) -> Asked:
-        """The turns as they are."""
-        return Asked(turns=[text(turn, f"{place}: a turn") for turn in items(row["prompt"], f"{place}: prompt")])
