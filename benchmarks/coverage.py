@@ -21,11 +21,9 @@ from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
-from benchmarks.machine import machine
-from specdec.card.crossed import Spread, estimate, spread
-from specdec.card.linear import Linear, pooled
-from specdec.card.power import detectable
-from specdec.files import write_json, write_text
+from benchmarks.harness import machine
+from specdec.studies.statistics import Linear, Spread, detectable, estimate, pooled, spread
+from specdec.utils.files import write_json, write_text
 
 DEPTH, TOKENS = 5, 96  # drafts of a pass; new tokens of an answer
 COMMON, PROMPTS = 0.5, 0.6  # log-odds of acceptance: of all, and how much prompts differ (standard deviation)

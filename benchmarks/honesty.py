@@ -20,18 +20,17 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
-from benchmarks.machine import machine
-from specdec.card.crossed import Estimate, estimate
-from specdec.card.linear import pooled
-from specdec.decoding import Sampling, parse_growth
+from benchmarks.harness import machine
+from specdec.decoding import Sampling, parse_shape
 from specdec.drafter import load
-from specdec.embedded.config import EmbeddedConfig
+from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.data import held_out_prompts
-from specdec.embedded.source import TargetSource
+from specdec.evaluation.answers import Answer
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.prompts import load_prompts
-from specdec.evaluation.record import Answer
-from specdec.files import read_json, write_json, write_text
+from specdec.studies.statistics import Estimate, estimate, pooled
+from specdec.target import TargetSource
+from specdec.utils.files import read_json, write_json, write_text
 
 RESAMPLINGS = 200
 Array = npt.NDArray[np.float64]
@@ -48,7 +47,7 @@ def decode(drafter: Path, seeds: int, prompts: int, tokens: int, growth: str, te
     out = []
     for seed in range(seeds):
         sampling = Sampling(temperature=temperature, seed=1000 * seed)
-        out += benchmark(target, load(drafter), [parse_growth(growth)], asked, tokens, sampling=sampling, plain=False)
+        out += benchmark(target, load(drafter), [parse_shape(growth)], asked, tokens, sampling=sampling, plain=False)
         print(f"decoded with sampling seed {seed}", flush=True)
     return out
 

@@ -11,37 +11,28 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from specdec.arguments import short
-from specdec.compose import compose
 from specdec.data import TokenData
-from specdec.drift.callback import AttentionDrift  # noqa: F401  known by its short name
-from specdec.embedded.progress import progress
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.imports import flags
-from specdec.provenance import provenance
-from specdec.training import fsdp2  # noqa: F401  registers the strategy
-from specdec.training.callbacks import RunRecord, SaveDrafter
-from specdec.training.checkpoint_io import AtomicCheckpointIO
-from specdec.training.defaults import MODEL_AND_DATA
-from specdec.training.interruption import WholeSteps
-from specdec.training.memory import MemoryEstimate
-from specdec.training.module import DrafterModule
-from specdec.training.randomness import KeyedRandomness
-from specdec.training.resuming import AUTO, FREE, compare, newest
-from specdec.training.run_checkpoint import RunCheckpoint
-from specdec.training.run_directory import RunDirectory, is_first
-from specdec.training.seals import verify
-from specdec.training.set_aside import SetAside
-from specdec.training.step_losses import LOSSES, StepLosses
-from specdec.training.strategies import kind_of
+from specdec.training.callbacks import LOSSES, KeyedRandomness, SaveDrafter, StepLosses
+from specdec.training.checkpoint import AUTO, AtomicCheckpointIO, SetAside, changes_numbers, compare, newest, verify
+from specdec.training.distributed import strategy_kind
+from specdec.training.module import DEFAULTS, DrafterModule
+from specdec.training.progress import progress
+from specdec.training.run_directory import RunDirectory, RunRecord, is_first
+from specdec.training.stopping import RunCheckpoint, WholeSteps
 from specdec.training.throughput import Throughput
+from specdec.utils.command import short
+from specdec.utils.config import compose
+from specdec.utils.config_diff import canonical
+from specdec.utils.imports import flags
+from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -50,9 +41,8 @@ CLI = TypeVar("CLI", bound="DrafterCLI")
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
-    def __init__(self, *args: Any, directory: RunDirectory, command: list[str], composed: Path, **kwargs: Any) -> None:
-        self.directory, self.command = directory, command  # the command as typed, for the run's record
-        self.composed = composed
+    def __init__(self, *args: Any, directory: RunDirectory, composed: Path, **kwargs: Any) -> None:
+        self.directory, self.composed = directory, composed
         self.named = False  # a checkpoint was named to begin with, not auto
         super().__init__(*args, **kwargs)
 
@@ -64,7 +54,7 @@ class DrafterCLI(LightningCLI):
         )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
-        parser.set_defaults(MODEL_AND_DATA)
+        parser.set_defaults(DEFAULTS)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse, and remove the file of the composed config: a run that is killed leaves nothing in ``$TMPDIR``."""
@@ -77,7 +67,7 @@ class DrafterCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """See that there is a length to train, or a checkpoint to measure."""
         config = self.config[self.subcommand]
-        kind_of(config.trainer.strategy)
+        strategy_kind(config.trainer.strategy)
         if self.subcommand != "fit":
             config.trainer.logger = False
             if config.get("ckpt_path") is None:
@@ -95,30 +85,24 @@ class DrafterCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
-        out = self._choose() if self.subcommand == "fit" else None
-        callbacks: list[Callback] = []
-        if out is not None:
-            seed = self.config[self.subcommand].seed_everything
-            callbacks = [KeyedRandomness(torch.initial_seed() if seed is False else seed)]
-            callbacks += [Throughput(), MemoryEstimate()]
-        if self.config_init[self.subcommand].trainer.enable_progress_bar is not False:
+        out, callbacks, given = None, list[Callback](), self.config_init[self.subcommand].trainer
+        if self.subcommand == "fit":
+            out, seed = self._choose(), self.config[self.subcommand].seed_everything
+            callbacks = [KeyedRandomness(torch.initial_seed() if seed is False else seed), Throughput()]
+        if given.enable_progress_bar is not False:
             bar = progress()
             callbacks.append(bar)
             kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
         if out is not None:
-            config = self._dumped()
-            record = provenance(self.command, seed)
-            self.directory.record = RunRecord(out, config, record)
-            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES)]
+            self.directory.record = RunRecord(out, self._dumped(), provenance(seed=seed))
+            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES), WholeSteps()]
             callbacks += [SetAside(out / "checkpoints")] if self.named else []
-            trainer_config = self.config_init[self.subcommand].trainer
-            trainer_config.default_root_dir = str(out)
-            if trainer_config.logger in (None, True):
+            given.default_root_dir = str(out)
+            if given.logger in (None, True):
                 kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
-        plugins = self.config_init[self.subcommand].trainer.plugins or []
+        plugins = given.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         trainer = super().instantiate_trainer(**kwargs)
-        callbacks += [WholeSteps()] if self.subcommand == "fit" else []
         trainer.callbacks += callbacks  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint) and out is not None:
@@ -155,18 +139,19 @@ class DrafterCLI(LightningCLI):
         """Refuse another run's checkpoint; end here if the same run has nothing left to train."""
         config = self.config[self.subcommand]
         changes = compare(begin, yaml.safe_load(self._dumped()), config.allow_changes)
-        if auto and (out / "DONE.json").exists() and all(change.among(FREE) for change in changes):
+        if auto and (out / "DONE.json").exists() and not any(changes_numbers(change.key) for change in changes):
             log.info("%s is done: nothing is left to train", out)
             raise SystemExit(0)
         log.info("going on from %s", begin)
 
     def _dumped(self) -> str:
-        return self._parser(self.subcommand).dump(self._saved(), skip_none=False)
-
-    def _saved(self) -> Namespace:
-        config = self.config[self.subcommand].clone()
-        config.pop("config", None)
-        return config
+        """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
+        given = self.config[self.subcommand].clone()
+        given.pop("config", None)
+        config = yaml.safe_load(self._parser(self.subcommand).dump(given, skip_none=False))
+        optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
+        config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
+        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 class Configured(DrafterCLI):
@@ -250,7 +235,6 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
                 parser_kwargs=PARSER | dict.fromkeys(kind.subcommands(), PARSER),
                 args=[subcommand, *files, *rest],
                 directory=directory,
-                command=["specdec", subcommand, *flags(), *args],
                 composed=Path(file.name),
             )
         except ArgumentError as error:

@@ -1,23 +1,28 @@
-"""``specdec plan``: memory, batch and speed of ``specdec fit`` on many devices, worked out in one process."""
+"""``specdec plan``: memory, batch and speed of ``specdec fit`` on many devices, from configs alone."""
 
 import argparse
 import csv
 import dataclasses
 import json
+import math
 import statistics
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from transformers import PreTrainedModel
 
+from specdec.drafter import DrafterConfig
 from specdec.fit import Configured, configured, run
-from specdec.training.estimate import MB
-from specdec.training.plan import Plan, plan
+from specdec.target.loading import DTYPES, skeleton
+from specdec.training.cost import MB, PRECISIONS, MemoryNeed, precision, skeleton_of, step_flops
+from specdec.training.distributed import strategy_kind
+from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
-from specdec.training.strategies import kind_of
 
 SKIPPED = 2  # steps at the start of a run that are not measured
 SHORT = {
@@ -27,14 +32,81 @@ SHORT = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Arithmetic alone; bytes and operations of one process."""
+
+    world: int
+    strategy: str  # of the weights: one, ddp or fsdp2
+    drafter_trainable_parameters: int
+    drafter_frozen_parameters: int
+    target_parameters: int
+    memory_bytes_per_process: MemoryNeed
+    rows_per_step: int  # of an optimizer step, on all processes
+    tokens_per_step: int
+    operations_per_token: float  # all tokens being trained: the most
+    bytes_reduced_per_step_and_process: int  # gradients that it sends, in a ring
+    bytes_gathered_per_step_and_process: int  # weights that it is sent
+
+
+def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
+    """The design with a target's dimensions, from a model without weights; ValueError if they do not go together."""
+    text, V = model.config.get_text_config(decoder=True), model.get_output_embeddings().weight.shape[0]
+    sizes, identity = {"vocab_size": V, "num_target_layers": text.num_hidden_layers}, module.target_source.source
+    return DrafterConfig.for_target(module.spec, text, **sizes, identity={"source": identity})
+
+
+def plan(
+    module: DrafterModule,
+    rows: int,
+    seq_len: int,
+    world: int,
+    strategy: str,
+    trainer_precision: object,
+    accumulate: int,
+    model: PreTrainedModel | None = None,
+) -> TrainingPlan:
+    """Add it up, for ``rows`` in one process's batch; ``model`` is the target without weights, where it is at hand.
+
+    ValueError: no such precision, or target and design do not go together.
+    """
+    trained_in = precision(trainer_precision)
+    if trained_in is None:
+        raise ValueError(f"trainer.precision={trainer_precision}: plan knows {', '.join(PRECISIONS)}")
+    source = module.target_source
+    model = model or skeleton(source.directory(), source.revision, source.trust_remote_code)
+    config = drafter_config(module, model)
+    drafter = skeleton_of(config)
+    parameters = sum(p.numel() for p in drafter.parameters())
+    trainable = parameters - (0 if module.train_embed else drafter.embed_tokens.weight.numel())
+    trainable -= 0 if module.train_head else drafter.lm_head.weight.numel()
+    target_parameters, each = sum(p.numel() for p in model.parameters()), trained_in.weights.itemsize
+    target_bytes, sharded = target_parameters * DTYPES[source.dtype].itemsize, strategy == "fsdp2"
+    slots, share = rows * seq_len, (world - 1) / world
+    return TrainingPlan(
+        world,
+        strategy,
+        trainable,
+        parameters - trainable,
+        target_parameters,
+        module.memory_need(config, rows, seq_len, trained_in, target_bytes, world, sharded),
+        rows * accumulate * world,
+        slots * accumulate * world,
+        step_flops(config, module.objective, model, rows, seq_len) / slots,
+        # a ring sends everything but one share once for the sum and, where all want the result, once more
+        int(share * trainable * each * (accumulate if sharded else 2)),
+        int(share * parameters * each * accumulate) if sharded else 0,
+    )
+
+
 class Planned(Configured):
     """A run's parts, and what they need."""
 
-    def plan(self, world: int) -> Plan:
+    def plan(self, world: int) -> TrainingPlan:
         """What it needs on ``world`` processes."""
-        given = self.config[self.subcommand].trainer
-        data, strategy = self.datamodule, kind_of(given.strategy)
-        strategy = "one" if world == 1 and strategy == "ddp" else strategy
+        given, data = self.config[self.subcommand].trainer, self.datamodule
+        kind = strategy_kind(given.strategy)
+        strategy = "one" if world == 1 and kind == "ddp" else kind
         size = (data.batch_size, data.seq_len, world)
         return plan(self.model, *size, strategy, given.precision, given.accumulate_grad_batches)
 
@@ -47,25 +119,12 @@ class Planned(Configured):
         return len(self.datamodule.splits.train.ids_BT)
 
 
-class Measured(NamedTuple):
-    """Of a run's log."""
-
-    run: str
-    processes: int
-    tokens_per_second: float  # of one process, the median of what was logged
-    peak: float  # bytes; on a CPU with Python, libraries and data
-    planned: Plan  # the same run's
-
-
 def main(argv: list[str]) -> int:
-    """Run the command.
-
-    Raises:
-        ValueError: an argument is wrong, or a measured run cannot be read.
-    """
+    """Run the command; ValueError if an argument is wrong, or a measured run cannot be read."""
     parser = argparse.ArgumentParser(
-        prog="specdec plan", description=__doc__, allow_abbrev=False, epilog="all other flags are specdec fit's"
-    )
+        prog="specdec plan", description=__doc__, allow_abbrev=False,
+        epilog="All other flags are specdec fit's. Example: specdec plan --world 8 --config conf/quickstart.yaml",
+    )  # fmt: skip
     parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--measure", type=int, metavar="STEPS", help="train so many steps here, on one device, for speed")
@@ -76,17 +135,19 @@ def main(argv: list[str]) -> int:
     if own.world < 1 or (own.measure is not None and own.measure < 1):
         raise ValueError("plan: --world and --measure must be at least 1")
     cli = configured(Planned, "fit", args, RunDirectory())
-    planned = cli.plan(own.world)
-    rows = "not asked for" if own.skip_data else cli.count()
-    measured = None
+    planned, rows = cli.plan(own.world), "not asked for" if own.skip_data else cli.count()
+    told = dataclasses.asdict(planned)
+    told["memory_bytes_per_process"]["total"] = planned.memory_bytes_per_process.total
+    of_all = math.ceil(rows / own.world) * own.world if isinstance(rows, int) else None
+    told |= {"train_rows": rows, "steps_per_epoch": of_all and math.ceil(of_all / planned.rows_per_step)}
+    found: dict[str, Any] = {"arithmetic": told, "measured": None, "extrapolated": None}
     if own.measured_run:
-        measured = read(Path(own.measured_run))
+        found |= _measured(Path(own.measured_run), planned)
     elif own.measure:
         with tempfile.TemporaryDirectory() as folder:
             out, flags = Path(folder) / "run", SHORT | {"trainer.max_steps": str(own.measure + SKIPPED)}
             run("fit", [*args, *(f"--{name}={value}" for name, value in flags.items()), f"--out={out}"])
-            measured = read(out)._replace(run=f"{own.measure} steps here")
-    found = figures(planned, rows, measured)
+            found |= _measured(out, planned, f"{own.measure} steps here")
     if own.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
@@ -94,12 +155,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read(directory: Path) -> Measured:
-    """Speed and peak memory of a run.
-
-    Raises:
-        ValueError: it has no log or config, logged no speed, or does not say on how many devices it ran.
-    """
+def _measured(directory: Path, planned: TrainingPlan, name: str = "") -> dict[str, Any]:
+    """Speed and peak memory of a run, and what they say of the planned one."""
     logs = sorted(directory.glob("csv/version_*/metrics.csv"))
     if not logs or not (directory / "config.yaml").is_file():
         raise ValueError(f"{directory}: no run of specdec fit with csv logs and a config.yaml")
@@ -112,73 +169,38 @@ def read(directory: Path) -> Measured:
         lines = [line for line in csv.DictReader(stream) if line.get("speed/tokens_per_second")]
     if not lines:
         raise ValueError(f"{directory}: it logged no speed: let it make more than {SKIPPED} steps and log after them")
-    speed = statistics.median(float(line["speed/tokens_per_second"]) for line in lines)
-    peak = max(float(line["memory/peak_mb"]) for line in lines) * MB
-    return Measured(str(directory), processes, speed / processes, peak, cli.plan(processes))
-
-
-def figures(planned: Plan, rows: int | str, measured: Measured | None) -> dict[str, Any]:
-    """All that is told, by where it comes from."""
-    found: dict[str, Any] = {
-        "arithmetic": {
-            "world": planned.world,
-            "strategy": planned.strategy,
-            "drafter_trainable_parameters": planned.trainable,
-            "drafter_frozen_parameters": planned.frozen,
-            "target_parameters": planned.target_parameters,
-            "memory_bytes_per_process": dataclasses.asdict(planned.memory) | {"total": planned.memory.total},
-            "rows_per_step": planned.global_rows,
-            "tokens_per_step": planned.tokens,
-            "train_rows": rows,
-            "steps_per_epoch": planned.steps_per_epoch(rows) if isinstance(rows, int) else None,
-            "operations_per_token": planned.work_per_token,
-            "bytes_reduced_per_step_and_process": planned.reduced,
-            "bytes_gathered_per_step_and_process": planned.gathered,
-        },
-        "measured": None,
-        "extrapolated": None,
+    speed = statistics.median(float(line["speed/tokens_per_second"]) for line in lines) / processes
+    there = cli.plan(processes)
+    each = speed * there.operations_per_token / planned.operations_per_token
+    measured = {
+        "run": name or str(directory),
+        "processes": processes,
+        "tokens_per_second_per_process": speed,
+        "peak_bytes": max(float(line["memory/peak_mb"]) for line in lines) * MB,
+        "estimated_bytes_of_that_run": there.memory_bytes_per_process.total,
     }
-    if measured is not None:
-        each = measured.tokens_per_second * measured.planned.work_per_token / planned.work_per_token
-        found["measured"] = {
-            "run": measured.run,
-            "processes": measured.processes,
-            "tokens_per_second_per_process": measured.tokens_per_second,
-            "peak_bytes": measured.peak,
-            "estimated_bytes_of_that_run": measured.planned.memory.total,
-        }
-        found["extrapolated"] = {
-            "tokens_per_second_per_process": each,
-            "tokens_per_second": each * planned.world,
-            "seconds_per_step": planned.tokens / (each * planned.world),
-        }
-    return found
+    extrapolated = {  # communication left out
+        "tokens_per_second_per_process": each,
+        "tokens_per_second": each * planned.world,
+        "seconds_per_step": planned.tokens_per_step / (each * planned.world),
+    }
+    return {"measured": measured, "extrapolated": extrapolated}
 
 
 def _print(found: dict[str, Any]) -> None:
+    """As a table, bytes in MB; what is extrapolated leaves communication out."""
     table = Table("", "", "", box=None, show_header=False)
-    told = found["arithmetic"]
-    memory = told["memory_bytes_per_process"]
-    table.add_row("arithmetic", f"{told['world']} processes, {told['strategy']}", "")
-    for name in ("drafter_trainable_parameters", "drafter_frozen_parameters", "target_parameters"):
-        table.add_row("", name.replace("_", " "), f"{told[name]:,}")
-    for name, size in memory.items():
-        table.add_row("", f"memory per process: {name}", f"{size / MB:,.0f} MB")
-    for name in ("rows_per_step", "tokens_per_step", "train_rows", "steps_per_epoch"):
-        value = told[name]
-        table.add_row("", name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value or "unknown"))
-    for name in ("bytes_reduced_per_step_and_process", "bytes_gathered_per_step_and_process"):
-        table.add_row("", name.replace("_", " ").replace("bytes", "MB"), f"{told[name] / MB:,.0f}")
+    for section, figures in found.items():
+        if figures is None:
+            continue
+        table.add_row(section, "communication left out" if section == "extrapolated" else "", "")
+        memory = figures.pop("memory_bytes_per_process", {})
+        for name, value in (figures | {f"memory bytes: {part}": size for part, size in memory.items()}).items():
+            told = "unknown" if value is None else str(value)
+            if isinstance(value, int | float):
+                told = f"{value / MB:,.0f}" if "bytes" in name else f"{value:,.4g}"
+                told = f"{value:,}" if isinstance(value, int) and "bytes" not in name else told
+            table.add_row("", name.replace("bytes", "MB").replace("_", " "), told)
     if found["measured"] is None:
         table.add_row("speed", "not known: give --measure 3, or --measured_run RUN", "")
-    else:
-        seen, far = found["measured"], found["extrapolated"]
-        table.add_row("measured", f"{seen['run']}, {seen['processes']} processes", "")
-        table.add_row("", "tokens/s per process", f"{seen['tokens_per_second_per_process']:,.0f}")
-        table.add_row("", "peak memory", f"{seen['peak_bytes'] / MB:,.0f} MB")
-        table.add_row("", "its estimate", f"{seen['estimated_bytes_of_that_run'] / MB:,.0f} MB")
-        table.add_row("extrapolated", "by operations per token, communication left out", "")
-        table.add_row("", "tokens/s per process", f"{far['tokens_per_second_per_process']:,.0f}")
-        table.add_row("", "tokens/s of all", f"{far['tokens_per_second']:,.0f}")
-        table.add_row("", "seconds per step", f"{far['seconds_per_step']:,.3f}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(table)

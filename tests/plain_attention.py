@@ -7,10 +7,10 @@ import math
 
 from torch import Tensor
 
-from specdec.nn.sight import Sight
+from specdec.nn.view import Visibility
 
 
-def plain_block(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+def plain_block(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, sight: Visibility) -> tuple[Tensor, Tensor]:
     """What flex attention gives: output and log-sum-exp, both with gradients."""
     k, v = (x.repeat_interleave(q_BhTd.shape[1] // x.shape[1], dim=1) for x in (k_BgSd, v_BgSd))
     scores = (q_BhTd @ k.mT / math.sqrt(q_BhTd.shape[-1])).masked_fill(~sight.mask_B1TS, float("-inf"))

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import Drafter
-from specdec.export import blocks
+from specdec.export import tensors
 
 
 def published(drafter: Drafter) -> dict[str, Tensor]:
     """The parameters, with the joined ones under the names of one matrix a projection; gradients flow back."""
-    return blocks.published(dict(drafter.named_parameters()), drafter.config)
+    return tensors.published(dict(drafter.named_parameters()), drafter.config)
 
 
 @torch.no_grad()
@@ -20,5 +20,5 @@ def fill(drafter: Drafter, weights: Mapping[str, Tensor]) -> None:
     parameters = dict(drafter.named_parameters())
     made = published(drafter)
     assert {name: x.shape for name, x in made.items()} == {name: x.shape for name, x in weights.items()}
-    for name, values in blocks.merged(parameters, weights, drafter.config).items():
+    for name, values in tensors.merged(parameters, weights, drafter.config).items():
         parameters[name].copy_(values)

@@ -34,7 +34,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["evaluate", "--drafter", "nowhere", "--prompts", "x.jsonl"], "x.jsonl: no such file"),
         (["evaluate", "--drafter", "x", "--prompts", "y", "--colour", "red"], "colour"),
-        (["evaluate", "--drafter", "x", "--prompts", "y", "--growth", "bush"], "growth 'bush'"),
+        (["evaluate", "--drafter", "x", "--prompts", "y", "--shape", "bush"], "shape 'bush'"),
         (["evaluate", "--prompts", "y"], "drafter"),
         (["fit", "--model.colour", "red"], "colour"),
         (["fit", "--model.ttt_steps", "many"], "ttt_steps"),
@@ -43,7 +43,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["fit", "--model.ttt_steps", "0", "--out", "/dev/null/x"], "at least 1"),
         (["quickstart", "--speed", "9"], "speed"),
         (["pretrain", "--speed", "9"], "speed"),
-        (["diff", "nowhere", "nowhere"], "nowhere: no such file"),
+        (["compare", "nowhere", "nowhere"], "nowhere/metrics.json: no such file"),
         (["fit", "--allow_imports", "nowhere.at_all"], "no such module"),
         (["evaluate", "--allow_imports"], "needs a module's name"),
         (["fit", "--model.loss", "os.system"], "os.system (--model.loss) was not imported"),

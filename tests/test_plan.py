@@ -110,7 +110,7 @@ def test_what_it_cannot_say_is_one_line(
 ) -> None:
     for args, message in (
         (["--world=0"], "--world"),
-        (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork or fsdp2"),
+        (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork, fsdp2"),
         (["--world=2", f"--measured_run={tmp_path}"], "no run of specdec fit"),
         (["--world=2", "--trainer.max_step=3"], "max_step"),
         (["--world=2", "--trainer.precision=transformer-engine"], "trainer.precision=transformer-engine: plan knows"),

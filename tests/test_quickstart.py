@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 import specdec.embedded.build
-import specdec.embedded.datamodule
+import specdec.embedded.data
 import specdec.quickstart
 from specdec.cli import main
-from specdec.embedded.corpus import Corpus, Source
-from specdec.files import write_json
+from specdec.embedded.corpus import Corpus, CorpusFile
+from specdec.utils.files import write_json
 from tests.conftest import TEXT
 
 
@@ -22,8 +22,8 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     write_json(target_directory / "embedded.json", {"parameters": 12345, "held_out_loss": 5.0})
     for module in (specdec.embedded.build, specdec.quickstart):
         monkeypatch.setattr(module, "embedded_target", lambda: target_directory)
-    files = Corpus([Source("a.py", TEXT)], [Source("b.py", TEXT[:400])])
-    monkeypatch.setattr(specdec.embedded.datamodule, "corpus", lambda seed: files)
+    files = Corpus([CorpusFile("a.py", TEXT)], [CorpusFile("b.py", TEXT[:400])])
+    monkeypatch.setattr(specdec.embedded.data, "corpus", lambda seed: files)
     rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
     monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
     monkeypatch.setattr(specdec.quickstart, "native_precision", lambda: "32-true")
@@ -41,7 +41,7 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     out = small_world / "run"
     assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
     metrics = json.loads((out / "metrics.json").read_text())
-    assert [result["growth"] for result in metrics["results"]] == ["chain of 5", "tree of 12 (depth 6, top 2)"]
+    assert [result["shape"] for result in metrics["results"]] == ["chain of 5", "tree of 12 (depth 6, top 2)"]
     for result in metrics["results"]:
         assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
         assert result["tokens"] == 3 * 16

@@ -1,4 +1,4 @@
-"""docs/recipe.md in small: a chat target, its own answers, their features, a drafter from these, and its evaluation."""
+"""The whole chain in small: a chat target, its own answers, their features, a drafter from these, its evaluation."""
 
 import csv
 import json
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.drafter import load
@@ -13,6 +14,10 @@ from specdec.drafter import load
 SMALL = "--vocab_size=300 --hidden_size=32 --num_layers=6 --heads=2 --kv_heads=1 --head_dim=16 --intermediate=48"
 TRAINED = "--max_position_embeddings=128 --seq_len=64 --batch_size=4 --tokens=20480 --precision=32-true"
 STEPS, ROWS = 6, 24
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
 
 
 def question(n: int) -> str:
@@ -48,7 +53,10 @@ acceptance: {{max_new_tokens: 8, count: 2}}
 
 def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) -> None:
     target, answers = tmp_path / "target", tmp_path / "answers.jsonl"
-    assert main(["pretrain", "--chats", str(sums), "--out", str(target), *SMALL.split(), *TRAINED.split()]) == 0
+    assert main(["pretrain", "--out", str(target), *SMALL.split(), *TRAINED.split()]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(target)
     asked = ["--target", str(target), "--data", str(sums), "--limit", str(ROWS), "--max_new_tokens", "24"]
     assert main(["regenerate", *asked, "--truncated", "keep", "--out", str(answers)]) == 0
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
@@ -67,7 +75,7 @@ def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) 
         "cached/drafter",
         "--prompts",
         str(prompts),
-        "--growth",
+        "--shape",
         "chain:depth=2",
     ]
     assert main(["evaluate", *judged, "--max_new_tokens", "16", "--compile", "off", "--out", "evaluated"]) == 0

@@ -19,7 +19,7 @@ from specdec.drafter import (
     Norms,
     PostNorm,
     PreNorm,
-    WeightedSum,
+    ScalarMix,
     Wide,
 )
 from specdec.target import Target
@@ -100,7 +100,7 @@ def variants() -> dict[str, DrafterSpec]:
         "nvidia": DrafterSpec(norms=concat, recurrence=PreNorm(), **small),
         "speculators": DrafterSpec(norms=dataclasses.replace(concat, residual="normed"), **small),
         "qwen3": DrafterSpec(norms=dataclasses.replace(each, query_key=True), **small),
-        "weighted_sum": DrafterSpec(WeightedSum(), **small),
+        "weighted_sum": DrafterSpec(ScalarMix(), **small),
         "two_layer": DrafterSpec(num_layers=2, **small),
         "sliding_window": DrafterSpec(attention_window=16, **small),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
@@ -138,7 +138,7 @@ def _product() -> Iterator[DrafterSpec]:
 def _further() -> Iterator[DrafterSpec]:
     """Fusion by weights, norms on queries and keys, and windows, each crossed with the axes that it meets."""
     for fusion, entry, aux, query_key, window, recurrence, layers in itertools.product(
-        (LastLayer(), Concat(), WeightedSum()),
+        (LastLayer(), Concat(), ScalarMix()),
         (Narrow(), Wide()),
         ("none", "each", "concat"),
         (False, True),

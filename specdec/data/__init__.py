@@ -1,8 +1,6 @@
-"""Batches, documents, chats, packing and the data modules."""
+"""Rows of data, conversations and their masks, packing, and the data modules."""
 
-from specdec.data.batch import Batch, Document, collate
-from specdec.data.chat_data import ChatData
-from specdec.data.datamodule import TokenData
-from specdec.data.text import TextData
+from specdec.data.module import ChatData, TextData, TokenData
+from specdec.data.packing import Batch, Document
 
-__all__ = ["Batch", "ChatData", "Document", "TextData", "TokenData", "collate"]
+__all__ = ["Batch", "ChatData", "Document", "TextData", "TokenData"]

@@ -1,23 +1,221 @@
-"""Conversations into documents: the target's own template, one tokenisation, and which tokens are the model's own.
+"""Conversations: rows in several layouts in, documents out, of which the model's own tokens are supervised.
 
-The mask is found in characters of the rendered text and carried over to tokens by their offsets. Pieces are never
-tokenised by themselves, and nothing is searched for by marker strings: tokens merge across boundaries, and users
-write markers too.
+A conversation is rendered by the target's own template and tokenised once. The mask is found in characters of the
+rendered text and carried over to tokens by their offsets. Pieces are never tokenised by themselves, and nothing is
+searched for by marker strings: tokens merge across boundaries, and users write markers too.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from specdec.data.batch import Document
-from specdec.data.conversations import Conversation
-from specdec.data.encoded import Encoded
+from specdec.data.layouts import TRAINING, ChatConversation, Layout, named, parsed, recognise
+from specdec.data.packing import Document
+from specdec.data.rows import DataRow, DistinctNames, each_row, find_sources
 from specdec.data.template import Spans, Template
-from specdec.progress import progress
+from specdec.utils.progress import progress
+
+log = logging.getLogger(__name__)
 
 CHUNK = 256  # conversations tokenised in one call
+SHOWN = 3  # broken rows that a warning tells
+MUCH = 0.05  # a loss that deserves a warning
+
+
+class MaskError(ValueError):
+    """There is nothing to learn, or nothing is told apart."""
+
+
+class Lost(NamedTuple):
+    """What truncation and missing answers cost."""
+
+    conversations: int
+    cut: int  # conversations longer than a row
+    tokens: int
+    tokens_lost: int
+    supervised: int
+    supervised_lost: int
+    silent: int  # conversations without a supervised token, before the cut
+    cut_away: int  # conversations whose supervised tokens were all lost
+
+    @property
+    def dropped(self) -> int:
+        """Conversations that nothing can be learnt from."""
+        return self.silent + self.cut_away
+
+
+class Encoded(NamedTuple):
+    """N conversations, each as a document of at most so many tokens, and how much it was before."""
+
+    documents: list[Document]
+    lengths_N: Tensor  # int64, tokens
+    supervised_N: Tensor  # int64, supervised tokens
+    left_out: list[str]  # of the sources as a whole: what was wrong with each broken row
+
+    def take(self, indices: Sequence[int]) -> "Encoded":
+        """Some of the conversations."""
+        documents = [self.documents[i] for i in indices]
+        return Encoded(documents, self.lengths_N[indices], self.supervised_N[indices], self.left_out)
+
+    @property
+    def lost(self) -> Lost:
+        """What the documents are short of."""
+        kept_N = torch.tensor([int(document.loss_mask_T.sum()) for document in self.documents])
+        sizes_N = torch.tensor([len(document.ids_T) for document in self.documents])
+        return Lost(
+            conversations=len(self.documents),
+            cut=int((sizes_N < self.lengths_N).sum()),
+            tokens=int(self.lengths_N.sum()),
+            tokens_lost=int((self.lengths_N - sizes_N).sum()),
+            supervised=int(self.supervised_N.sum()),
+            supervised_lost=int((self.supervised_N - kept_N).sum()),
+            silent=int((self.supervised_N == 0).sum()),
+            cut_away=int(((self.supervised_N > 0) & (kept_N == 0)).sum()),
+        )
+
+    def usable(self, max_length: int, name: str) -> list[Document]:
+        """The documents that have a supervised token; what was lost is logged, with a warning if it is much.
+
+        Raises:
+            MaskError: no token is supervised, or every one.
+        """
+        lost = self.lost
+        tell_left_out(self.left_out)
+        supervised_share = lost.supervised_lost / max(lost.supervised, 1)
+        log.log(
+            logging.WARNING if max(supervised_share, lost.cut / lost.conversations) > MUCH else logging.INFO,
+            "%s: %d conversations, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
+            name, lost.conversations, lost.cut, max_length, lost.tokens_lost, lost.tokens, lost.supervised_lost,
+            lost.supervised, 100 * supervised_share,
+        )  # fmt: skip
+        if lost.dropped:
+            log.warning("%s: %d of %d rows have no supervised token; dropped", name, lost.dropped, lost.conversations)
+        documents = [document for document in self.documents if document.loss_mask_T.any()]
+        if not documents:
+            raise MaskError(
+                f"{name}: none of {lost.conversations} conversations has a supervised token ({lost.cut} were cut to "
+                f"{max_length} tokens): they need assistant turns that begin within seq_len"
+            )
+        if all(bool(document.loss_mask_T.all()) for document in documents):
+            raise MaskError(
+                f"{name}: every token is supervised, prompts included: the chat template marks no assistant turns; "
+                "check its {% generation %} tags"
+            )
+        return documents
+
+
+def read_conversations(
+    patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
+) -> list[ChatConversation]:
+    """Every conversation of files, saved datasets and Hub data; an id that comes again is numbered (``id#2``).
+
+    Args:
+        layout: of every row; None tells each row's by its columns.
+        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+
+    Raises:
+        ValueError: a source is missing, unreadable or empty, or a row is broken; the message names file and row.
+    """
+    chosen = training_layout(layout)
+    conversations: list[ChatConversation] = []
+    names = DistinctNames()
+    for source in find_sources(patterns):
+        before, broken = len(conversations), len(left_out or ())
+        for found in each_row(source, partial(conversation, chosen=chosen), left_out):
+            conversations.append(found._replace(id=names.distinct(found.id)))
+        if len(conversations) == before:
+            why = f" but broken rows, as: {left_out[broken]}" if left_out and len(left_out) > broken else ""
+            raise ValueError(f"{source}: holds no conversation{why}; remove it from the data or fill it")
+    return conversations
+
+
+def conversation(row: DataRow, chosen: Layout | None = None) -> ChatConversation:
+    """A row's conversation; its id is its own, else a hash of what is said.
+
+    Raises:
+        ValueError: its layout cannot be told or is not the chosen one, or the row is malformed.
+    """
+    messages = layout_of(row, chosen).read(row.values, row.place)
+    tools = parsed(row.values.get("tools"), f"{row.place}: 'tools'") or None
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
+    said = json.dumps([messages, tools], sort_keys=True, default=str)
+    own = row.own_id or hashlib.sha256(said.encode()).hexdigest()[:16]
+    return ChatConversation(row.place, messages, tools, own)
+
+
+def layout_of(row: DataRow, chosen: Layout | None = None) -> Layout:
+    """The layout that was chosen, or the one that the row's columns tell.
+
+    Raises:
+        ValueError: the chosen one needs other columns, or none can be told.
+    """
+    if chosen is None:
+        return recognise(row.values, row.place, TRAINING)
+    if not chosen.fits(row.values):
+        found = ", ".join(sorted(row.values)) or "none"
+        raise ValueError(f"{row.place}: layout {chosen.name} needs {chosen.needs}; the row's columns are {found}")
+    return chosen
+
+
+def training_layout(name: str | None) -> Layout | None:
+    """A layout of training data by its name; None stands for each row's own.
+
+    Raises:
+        ValueError: it is unknown.
+    """
+    return None if name is None else named([name], TRAINING)[0]
+
+
+def tell_left_out(left_out: Sequence[str]) -> None:
+    """A warning, if a broken row was left out."""
+    if left_out:
+        log.warning("%d broken rows were left out, as: %s", len(left_out), "; ".join(left_out[:SHOWN]))
+
+
+def encode(
+    conversations: Sequence[ChatConversation], tokenizer: Any, max_length: int, left_out: list[str] | None = None
+) -> Encoded:
+    """Conversations rendered and tokenised once each, cut to ``max_length`` tokens.
+
+    Args:
+        left_out: takes why the template refuses a conversation, which is left out then; None stops at the first.
+
+    Raises:
+        ValueError: there is no usable chat template, or a row cannot be rendered.
+    """
+    template = Template(tokenizer)
+    documents: list[Document] = []
+    lengths, supervised = [], []
+    with progress("tokenising", "conversations", len(conversations)) as advance:
+        for start in range(0, len(conversations), CHUNK):
+            chunk = conversations[start : start + CHUNK]
+            rendered = []
+            for one in chunk:
+                try:
+                    rendered.append(template.render(one))
+                except ValueError as error:
+                    if left_out is None:
+                        raise
+                    left_out.append(str(error))
+            texts = [item.text for item in rendered] or [""]
+            made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            for item, ids, offsets in zip(rendered, made["input_ids"], made["offset_mapping"], strict=False):
+                mask = token_mask(offsets, item.spans)
+                ids_T, mask_T = torch.tensor(ids[:max_length]), torch.tensor(mask[:max_length])
+                documents.append(Document(ids_T.long(), mask_T.bool()))
+                lengths.append(len(ids))
+                supervised.append(sum(mask))
+            advance(len(chunk))
+    if not documents:
+        raise ValueError(f"no conversation is left: {'; '.join((left_out or ['there was none'])[:1])}")
+    return Encoded(documents, torch.tensor(lengths), torch.tensor(supervised), left_out or [])
 
 
 def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
@@ -34,70 +232,3 @@ def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
             mask[token] = starts[token] >= first
             token += 1
     return mask
-
-
-def encode(
-    conversations: Sequence[Conversation], tokenizer: Any, max_length: int, left_out: list[str] | None = None
-) -> Encoded:
-    """Conversations rendered and tokenised once each, cut to ``max_length`` tokens.
-
-    Args:
-        left_out: takes why the template refuses a conversation, which is left out then; None stops at the first.
-
-    Raises:
-        ValueError: there is no usable chat template, or a row cannot be rendered.
-    """
-    template = Template(tokenizer)
-    documents: list[Document] = []
-    lengths, supervised = [], []
-    with progress("tokenising", "conversations", len(conversations)) as advance:
-        for start in range(0, len(conversations), CHUNK):
-            chunk = conversations[start : start + CHUNK]
-            for ids, mask in _tokenised(chunk, template, tokenizer, left_out):
-                ids_T, mask_T = torch.tensor(ids[:max_length]), torch.tensor(mask[:max_length])
-                documents.append(Document(ids_T.long(), mask_T.bool()))
-                lengths.append(len(ids))
-                supervised.append(sum(mask))
-            advance(len(chunk))
-    if not documents:
-        raise ValueError(f"no conversation is left: {'; '.join((left_out or ['there was none'])[:1])}")
-    return Encoded(documents, torch.tensor(lengths), torch.tensor(supervised), left_out or [])
-
-
-def _tokenised(
-    conversations: Sequence[Conversation], template: Template, tokenizer: Any, left_out: list[str] | None
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """Ids and mask of each that the template does not refuse."""
-    rendered = []
-    for conversation in conversations:
-        try:
-            rendered.append(template.render(conversation))
-        except ValueError as error:
-            if left_out is None:
-                raise
-            left_out.append(str(error))
-    if not rendered:
-        return
-    encoded = tokenizer(
-        [item.text for item in rendered], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )
-    for item, ids, offsets in zip(rendered, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        yield ids, token_mask(offsets, item.spans)
-
-
-def encode_conversations(
-    conversations: Sequence[Conversation], tokenizer: Any, max_length: int, name: str = "chat"
-) -> list[Document]:
-    """The documents of those that have a supervised token; what was cut and dropped is logged.
-
-    Raises:
-        ValueError: as of :func:`encode`, or no or every token is supervised.
-    """
-    return encode(conversations, tokenizer, max_length).usable(max_length, name)
-
-
-def supervised_texts(document: Document, tokenizer: Any) -> list[str]:
-    """The supervised runs of a document, decoded: what to look at before trusting a mask."""
-    mask = [False, *document.loss_mask_T.tolist(), False]
-    edges = [i for i, (left, right) in enumerate(pairwise(mask)) if left != right]
-    return [tokenizer.decode(document.ids_T[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]

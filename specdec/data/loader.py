@@ -8,35 +8,87 @@ an exhausted iterator, from which Lightning 2.6 runs an epoch without a batch.
 import functools
 import hashlib
 import signal
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from specdec.data.batch import PAD_DOCUMENT, Batch, Row, collate
-from specdec.data.sampler import BLANK, EpochSampler
+from specdec.data.packing import Batch, blank
+
+BLANK = -1  # stands for a row of padding
+T = TypeVar("T")
 
 
-class Rows(Dataset[Row]):
-    """Packed rows one at a time; number -1 is a row of nothing but padding."""
+def generator(*key: int) -> torch.Generator:
+    """A random generator that depends on nothing but the numbers given."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest))
+
+
+def split(items: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list[T]]:
+    """(training, validation) items in their own order; which ones depends on ``seed`` and their number alone.
+
+    Raises:
+        ValueError: the fraction is not between 0 and 1, or one of the parts would be empty.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"val_fraction is {fraction}: give validation files (val), or a fraction between 0 and 1")
+    held = max(1, round(len(items) * fraction))
+    if held >= len(items):
+        raise ValueError(
+            f"{len(items)} documents cannot be split with val_fraction {fraction}: "
+            "give validation files (val), more documents or a smaller fraction"
+        )
+    chosen = set(torch.randperm(len(items), generator=generator(seed))[:held].tolist())
+    train = [item for i, item in enumerate(items) if i not in chosen]
+    return train, [items[i] for i in sorted(chosen)]
+
+
+class EpochSampler(Sampler[int]):
+    """One process's row numbers in epoch ``epoch``, from place ``start`` on; the loader sets both.
+
+    The order is a function of seed and epoch alone. Every process draws the same number of rows; when they do not come
+    out even, the last processes draw a blank row instead of a repeated one.
+
+    Args:
+        count: how many rows there are.
+        shuffle: False gives the rows in their own order in every epoch.
+    """
+
+    def __init__(self, count: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1) -> None:
+        if count < 1:
+            raise ValueError("there are no rows to draw from: give more data")
+        self.count, self.seed, self.shuffle, self.rank, self.world_size = count, seed, shuffle, rank, world_size
+        self.epoch = self.start = 0
+
+    def order(self, epoch: int) -> list[int]:
+        """This process's rows in that epoch."""
+        random = generator(self.seed, epoch)
+        rows = torch.randperm(self.count, generator=random) if self.shuffle else torch.arange(self.count)
+        blanks = torch.full((-self.count % self.world_size,), BLANK)
+        return torch.cat([rows, blanks])[self.rank :: self.world_size].tolist()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order(self.epoch)[self.start :])
+
+    def __len__(self) -> int:
+        return -(-self.count // self.world_size)
+
+
+class Rows(Dataset[Batch]):
+    """Packed rows, several at a time; a number of -1 is a row of nothing but padding."""
 
     def __init__(self, rows: Batch) -> None:
         self.rows = rows
 
-    def __len__(self) -> int:
-        return len(self.rows.ids_BT)
-
-    def __getitem__(self, index: int) -> Row:
-        if index == BLANK:
-            ids_T = torch.zeros_like(self.rows.ids_BT[0])
-            return Row(ids_T, torch.zeros_like(ids_T, dtype=torch.bool), torch.full_like(ids_T, PAD_DOCUMENT))
-        return Row(*(column[index] for column in self.rows))
-
-
-def _leave_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal: a worker fetches on until the run has ended its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def __getitems__(self, indices: list[int]) -> Batch:
+        index_B = torch.tensor(indices)
+        padding = blank(1, self.rows.ids_BT.shape[1])
+        batch = Batch(*(column[index_B.clamp(min=0)] for column in self.rows))
+        for column, nothing in zip(batch, padding, strict=True):
+            column[index_B == BLANK] = nothing
+        return batch
 
 
 class Companion:
@@ -49,7 +101,7 @@ class Companion:
         """Return when nothing of this batch has to be waited for."""
 
 
-class ResumableLoader(DataLoader[Row]):
+class ResumableLoader(DataLoader[Batch]):
     """Batches of rows for one process, another order in each epoch; an epoch's last batch may be smaller.
 
     An epoch ends when the loader is iterated over anew after a batch was drawn, or after its last batch. Its own
@@ -62,25 +114,14 @@ class ResumableLoader(DataLoader[Row]):
         ValueError: there are no rows, or a number is out of range.
     """
 
-    stack = staticmethod(collate)
-
     def __init__(
-        self,
-        rows: Batch,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        num_workers: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        companion: Companion = Companion(),  # noqa: B008  it holds nothing
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: it must be at least 1")
-        if num_workers < 0:
-            raise ValueError(f"num_workers is {num_workers}: it must be 0 or more")
+        self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, num_workers: int = 0, rank: int = 0,
+        world_size: int = 1, companion: Companion = Companion(),  # noqa: B008
+    ) -> None:  # fmt: skip
+        if batch_size < 1 or num_workers < 0:
+            raise ValueError(f"batch_size is {batch_size}, num_workers {num_workers}: at least 1 and 0 are needed")
         self.rows_per_batch, self.companion = batch_size, companion
-        self.order = self.make_order(rows, seed, shuffle, rank, world_size)
+        self.order = EpochSampler(len(rows.ids_BT), seed, shuffle, rank, world_size)
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
         super().__init__(
@@ -88,16 +129,12 @@ class ResumableLoader(DataLoader[Row]):
             # no sampler: under trainer.overfit_batches Lightning would replace it
             batch_sampler=BatchSampler(self.order, batch_size, drop_last=False),
             num_workers=num_workers,
-            collate_fn=self.stack,
+            collate_fn=_as_it_is,
             worker_init_fn=_leave_interrupts,
             generator=torch.Generator().manual_seed(seed),
         )
 
-    def make_order(self, rows: Batch, seed: int, shuffle: bool, rank: int, world_size: int) -> EpochSampler:
-        """Which rows this process draws."""
-        return EpochSampler(len(rows.ids_BT), seed, shuffle, rank, world_size)
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]  # batches are what collate makes
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
         self.order.epoch, self.order.start = self.epoch, self.batches * self.rows_per_batch
@@ -113,15 +150,12 @@ class ResumableLoader(DataLoader[Row]):
             batch = following
 
     def _identity(self) -> dict[str, Any]:
+        """What the order of batches depends on."""
         of = self.order
         return {
-            "rows": of.count,
-            "seed": of.seed,
-            "shuffle": of.shuffle,
-            "processes": of.world_size,
-            "batch_size": self.rows_per_batch,
-            "content": self._content,
-        }
+            "rows": of.count, "seed": of.seed, "shuffle": of.shuffle, "processes": of.world_size,
+            "batch_size": self.rows_per_batch, "content": self._content,
+        }  # fmt: skip
 
     @functools.cached_property
     def _content(self) -> str:
@@ -143,13 +177,19 @@ class ResumableLoader(DataLoader[Row]):
         Raises:
             ValueError: the place belongs to other data, another seed, batch size or number of processes.
         """
-        now = self._identity()
-        before = {name: value for name, value in state.items() if name not in ("epoch", "batches")}
-        for name in {**now, **before}:
-            if before.get(name) != now.get(name):
+        for name, now in self._identity().items():
+            if state.get(name) != now:
                 raise ValueError(
-                    f"the data cannot be resumed: {name} was {before.get(name)} in the checkpoint and is "
-                    f"{now.get(name)} now; resume with the same data, seq_len, packing, batch_size, seed and number "
-                    "of processes"
+                    f"the data cannot be resumed: {name} was {state.get(name)} in the checkpoint and is {now} now; "
+                    "resume with the same data, seq_len, packing, batch_size, seed and number of processes"
                 )
         self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal: a worker fetches on until the run has ended its step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,80 +1,71 @@
 """Documents into rows of one length. No token is lost, repeated or moved out of its document's order.
 
-Each function returns all R rows stacked, as a `Batch`. Legend: R rows, N documents, T tokens of a row.
+Legend: B rows, T tokens of a row, N documents.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.data.batch import PAD_DOCUMENT, Batch, Document
+PAD_DOCUMENT = -1  # the document number of padding
 
 
-def _check(documents: Sequence[Document], seq_len: int, whole: bool) -> list[int]:
-    """The documents' lengths, once they are known to fit."""
-    if seq_len < 1:
-        raise ValueError(f"seq_len is {seq_len}: it must be at least 1")
-    lengths = [len(document.ids_T) for document in documents]
-    if not any(lengths):
-        raise ValueError(f"nothing to pack: {len(lengths)} documents without a token")
-    if whole and max(lengths) > seq_len:
-        raise ValueError(
-            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
-            "truncate the documents or raise seq_len"
-        )
-    return lengths
+class Document(NamedTuple):
+    """One tokenised text or conversation."""
+
+    ids_T: Tensor  # int64
+    loss_mask_T: Tensor  # bool, True where token x_j is supervised
 
 
-def _blank(rows: int, seq_len: int) -> Batch:
+class Batch(NamedTuple):
+    """Rows of one length: whole or cut documents, then padding."""
+
+    ids_BT: Tensor  # int64, 0 in padding
+    loss_mask_BT: Tensor  # bool, True where token x_j is supervised; False in padding
+    documents_BT: Tensor  # int64, number of the document within the row, -1 in padding
+
+
+def blank(rows: int, seq_len: int) -> Batch:
+    """Rows of nothing but padding."""
     shape = (rows, seq_len)
-    return Batch(
-        torch.zeros(shape, dtype=torch.long),
-        torch.zeros(shape, dtype=torch.bool),
-        torch.full(shape, PAD_DOCUMENT, dtype=torch.long),
-    )
-
-
-def _place(documents: Sequence[Document], bins: Sequence[Sequence[int]], seq_len: int) -> Batch:
-    """Rows that hold the documents of each bin, one after another."""
-    batch = _blank(len(bins), seq_len)
-    for row, members in enumerate(bins):
-        start = 0
-        for number, member in enumerate(members):
-            ids_T, loss_mask_T = documents[member]
-            here = slice(start, start + len(ids_T))
-            batch.ids_BT[row, here] = ids_T
-            batch.loss_mask_BT[row, here] = loss_mask_T
-            batch.documents_BT[row, here] = number
-            start = here.stop
-    return batch
+    ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT))
 
 
 def pack_stream(documents: Sequence[Document], seq_len: int) -> Batch:
     """Documents one after another, cut wherever a row is full; only the last row is padded.
 
     A document that goes on in the next row counts as a new document there.
+    """
+    sizes_N = torch.tensor([length for length in _lengths(documents, seq_len, whole=False) if length])
+    batch = blank(-(-int(sizes_N.sum()) // seq_len), seq_len)
+    ids, masks = zip(*documents, strict=True)
+    streams = (torch.cat(ids), torch.cat(masks), torch.arange(len(sizes_N)).repeat_interleave(sizes_N))
+    for column, stream in zip(batch, streams, strict=True):
+        column.view(-1)[: len(stream)] = stream
+    padding_BT = batch.documents_BT == PAD_DOCUMENT
+    batch.documents_BT.sub_(batch.documents_BT[:, :1].clone()).masked_fill_(padding_BT, PAD_DOCUMENT)
+    return batch
+
+
+def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
+    """Whole documents, as many to a row as fit: first-fit decreasing.
 
     Raises:
-        ValueError: there is no token, or ``seq_len`` is below 1.
+        ValueError: there is no token, a document is longer than a row, or ``seq_len`` is below 1.
     """
-    lengths = [length for length in _check(documents, seq_len, whole=False) if length]
-    rows = -(-sum(lengths) // seq_len)
-    number_N = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    batch = _blank(rows, seq_len)
-    for column, stream in zip(
-        batch,
-        (
-            torch.cat([document.ids_T for document in documents]),
-            torch.cat([document.loss_mask_T for document in documents]),
-            number_N,
-        ),
-        strict=True,
-    ):
-        column.view(-1)[: len(stream)] = stream
-    padding_RT = batch.documents_BT == PAD_DOCUMENT
-    batch.documents_BT.sub_(batch.documents_BT[:, :1].clone()).masked_fill_(padding_RT, PAD_DOCUMENT)
-    return batch
+    return _placed(documents, first_fit_decreasing(_lengths(documents, seq_len), seq_len), seq_len)
+
+
+def pad(documents: Sequence[Document], seq_len: int) -> Batch:
+    """One document a row, in the order given, padded to ``seq_len``.
+
+    Raises:
+        ValueError: as of :func:`pack_whole`.
+    """
+    return _placed(documents, [[i] for i in range(len(_lengths(documents, seq_len)))], seq_len)
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -98,46 +89,44 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     return bins
 
 
-def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
-    """Whole documents, as many to a row as fit: first-fit decreasing.
-
-    Raises:
-        ValueError: there is no token, a document is longer than a row, or ``seq_len`` is below 1.
-    """
-    lengths = _check(documents, seq_len, whole=True)
-    return _place(documents, first_fit_decreasing(lengths, seq_len), seq_len)
-
-
-def pad(documents: Sequence[Document], seq_len: int) -> Batch:
-    """One document a row, in the order given, padded to ``seq_len``.
-
-    Raises:
-        ValueError: there is no token, a document is longer than a row, or ``seq_len`` is below 1.
-    """
-    _check(documents, seq_len, whole=True)
-    return _place(documents, [[i] for i in range(len(documents))], seq_len)
-
-
-def pad_to_longest(documents: Sequence[Document], seq_len: int) -> Batch:
-    """One document a row, in the order given, padded to the longest of them.
-
-    Raises:
-        ValueError: as of :func:`pad`.
-    """
-    lengths = _check(documents, seq_len, whole=True)
-    return pad(documents, max(lengths))
-
-
 def check_ids(rows: Batch, vocab_size: int, split: str) -> None:
     """Refuse ids that the embedding has no row for.
 
     Raises:
         ValueError: an id is negative or not below ``vocab_size``.
     """
-    wrong_RT: Tensor = (rows.ids_BT < 0) | (rows.ids_BT >= vocab_size)
-    if wrong_RT.any():
-        first = int(rows.ids_BT[wrong_RT][0])
+    wrong_BT = (rows.ids_BT < 0) | (rows.ids_BT >= vocab_size)
+    if wrong_BT.any():
         raise ValueError(
-            f"the {split} data holds token id {first} ({int(wrong_RT.sum())} such tokens), but the vocabulary has "
-            f"{vocab_size} ids: the tokenizer does not belong to this target"
+            f"the {split} data holds token id {int(rows.ids_BT[wrong_BT][0])} ({int(wrong_BT.sum())} such tokens), but "
+            f"the vocabulary has {vocab_size} ids: the tokenizer does not belong to this target"
         )
+
+
+def _lengths(documents: Sequence[Document], seq_len: int, whole: bool = True) -> list[int]:
+    """The documents' lengths, once they are known to fit."""
+    if seq_len < 1:
+        raise ValueError(f"seq_len is {seq_len}: it must be at least 1")
+    lengths = [len(document.ids_T) for document in documents]
+    if not any(lengths):
+        raise ValueError(f"nothing to pack: {len(lengths)} documents without a token")
+    if whole and max(lengths) > seq_len:
+        raise ValueError(
+            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
+            "truncate the documents or raise seq_len"
+        )
+    return lengths
+
+
+def _placed(documents: Sequence[Document], bins: Sequence[Sequence[int]], seq_len: int) -> Batch:
+    """Rows that hold the documents of each bin, one after another."""
+    batch = blank(len(bins), seq_len)
+    for row, members in enumerate(bins):
+        start = 0
+        for number, member in enumerate(members):
+            ids_T, loss_mask_T = documents[member]
+            here = slice(start, start := start + len(ids_T))
+            batch.ids_BT[row, here] = ids_T
+            batch.loss_mask_BT[row, here] = loss_mask_T
+            batch.documents_BT[row, here] = number
+    return batch

@@ -1,76 +1,123 @@
-"""Rows of data files, of datasets saved to disk and of the Hugging Face Hub: their values, and where they stand."""
+"""Rows of data: of files, of datasets saved to disk and of the Hugging Face Hub, each with its place for messages."""
 
-import contextlib
+import glob
 import json
+import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from specdec.data.documents import as_list, find_files, read_jsonl, read_text, surrogates
-from specdec.data.hub import PREFIX, hub_rows
-from specdec.files import explain
+from specdec.utils.files import explain
 
 Made = TypeVar("Made")
+log = logging.getLogger(__name__)
 
+HUB = "hub:"
+HUB_NAME = re.compile(r"hub:([^:@]+)(?:@([^:]+))?:([^:]+):(.+)")
 SAVED = ("dataset_info.json", "dataset_dict.json")  # what `save_to_disk` leaves in its folder
+ID_COLUMNS = ("question_id", "prompt_id", "conversation_id", "task_id", "id")  # the first of them in a row is its id
 
 
-class Row(NamedTuple):
-    """One row."""
+class DataRow(NamedTuple):
+    """One row of a source."""
 
-    place: str
-    """For messages: ``gsm8k.jsonl, line 7``."""
-    name: str
-    """Its id if it brings none: ``line-7``."""
-    values: dict[str, Any]
-    """Without those that are null."""
+    place: str  # for messages: "gsm8k.jsonl, line 7"
+    name: str  # its id if it brings none: "line-7"
+    values: dict[str, Any]  # without those that are null
+
+    @property
+    def own_id(self) -> str | None:
+        """The id that the row brings, if it does.
+
+        Raises:
+            ValueError: it is neither a string nor an integer.
+        """
+        own = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
+        if own is None:
+            return None
+        if isinstance(own, bool) or not isinstance(own, str | int):
+            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(own).__name__}")
+        return str(own)
+
+
+class DistinctNames:
+    """Gives each name as it is the first time, and numbered when it comes again (``id#2``)."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+
+    def distinct(self, name: str) -> str:
+        """A name that was not given before."""
+        out = name
+        while out in self._times:
+            self._times[name] += 1
+            out = f"{name}#{self._times[name]}"
+        self._times[out] = 1
+        return out
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
-    """Files, folders that ``save_to_disk`` made, and names on the Hub, each once; globs are sorted.
+    """Files, folders that ``save_to_disk`` made, and names on the Hub, each once, in the order given; globs are sorted.
 
     Raises:
-        ValueError: nothing is named, or a name leads nowhere.
+        ValueError: nothing is named, a file is missing or is a directory, or a glob matches no file.
     """
     found: dict[str, None] = {}
-    for pattern in as_list(patterns):
-        whole = pattern.startswith(PREFIX) or is_saved(Path(pattern))
-        found |= dict.fromkeys([pattern] if whole else map(str, find_files(pattern)))
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        path = Path(pattern)
+        if pattern.startswith(HUB) or _is_saved(path) or path.is_file():
+            found[pattern] = None
+        elif path.is_dir():
+            raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
+        elif glob.has_magic(pattern):
+            matches = [name for name in sorted(glob.glob(pattern, recursive=True)) if Path(name).is_file()]
+            if not matches:
+                raise ValueError(f"{pattern}: no file matches; correct the pattern or the working directory")
+            found |= dict.fromkeys(str(Path(name)) for name in matches)
+        else:
+            raise ValueError(f"{pattern}: no such file; correct the path or the working directory")
     if not found:
         raise ValueError("no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT")
     return list(found)
 
 
-def is_saved(path: Path) -> bool:
+def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
+    """Log the sources that are both trained and validated on: a validation that only looks good."""
+    if both := [source for source in val if source in set(train)]:
+        log.warning("validation reads training files: %s", ", ".join(both))
+
+
+def has_rows(source: str) -> bool:
+    """Whether a source holds rows; any other file is plain text."""
+    path = Path(source)
+    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet", ".arrow")
+
+
+def _is_saved(path: Path) -> bool:
     """Whether it is a folder that ``datasets`` saved."""
     return any((path / name).is_file() for name in SAVED)
 
 
-def read_rows(source: str, left_out: list[str] | None = None) -> Iterator[Row]:
-    """The rows of a file, of a folder that ``save_to_disk`` made, or of ``hub:REPOSITORY:CONFIG:SPLIT``.
+def stem(source: str) -> str:
+    """A short name for a source: a file's without its suffix, a repository's without its owner."""
+    return _hub_name(source)[0].rpartition("/")[2] if source.startswith(HUB) else Path(source).stem
 
-    A ``.json`` file is a list of rows, ``.parquet`` and ``.arrow`` are tables, any other file has an object on every
-    line.
 
-    Args:
-        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+def read_rows(source: str) -> Iterator[DataRow]:
+    """The rows of a file, of a folder that ``save_to_disk`` made, or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+
+    A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` and ``.arrow`` are
+    tables; any other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as
+    ``test[:80]``.
 
     Raises:
         ValueError: it cannot be read, or a row is no object; the message names the place.
     """
-    if source.startswith(PREFIX):
-        return _columns(hub_rows(source), source)
-    path = Path(source)
-    if is_saved(path):
-        return _columns(_saved(path), source)
-    tables = {".parquet": _parquet, ".arrow": _arrow}
-    suffix = path.suffix.lower()
-    if suffix in tables:
-        return tables[suffix](path)
-    return (_json_list if suffix == ".json" else _json_lines)(path, left_out)
+    return each_row(source, lambda row: row)
 
 
-def each_row(source: str, of: Callable[[Row], Made], left_out: list[str] | None = None) -> Iterator[Made]:
+def each_row(source: str, of: Callable[[DataRow], Made], left_out: list[str] | None = None) -> Iterator[Made]:
     """What ``of`` makes of every row; a row that it refuses is as broken as one that cannot be read.
 
     Args:
@@ -79,95 +126,110 @@ def each_row(source: str, of: Callable[[Row], Made], left_out: list[str] | None 
     Raises:
         ValueError: the source cannot be read, or a row is broken.
     """
-    for row in read_rows(source, left_out):
+    for where, value in _values(source):
         try:
-            made = of(row)
+            made = of(_row(value, f"{source}, {where}", where.replace(" ", "-")))
         except ValueError as error:
-            _leave_out(error, left_out)
+            if left_out is None:
+                raise
+            left_out.append(str(error))
         else:
             yield made
 
 
-def _leave_out(error: ValueError, left_out: list[str] | None) -> None:
-    if left_out is None:
-        raise error
-    left_out.append(str(error))
+def read_text(path: Path) -> str:
+    """A whole file as text.
 
-
-def _json_lines(path: Path, left_out: list[str] | None) -> Iterator[Row]:
-    for place, values in read_jsonl(path, left_out):
-        yield _row(values, place, place.removeprefix(f"{path}, ").replace(" ", "-"))
-
-
-def _json_list(path: Path, left_out: list[str] | None) -> Iterator[Row]:
+    Raises:
+        ValueError: the file is unreadable or not UTF-8.
+    """
     try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if error.lineno > 1 else ""
-        hint = "; are these JSON lines? name the file .jsonl" if line and error.msg == "Extra data" else ""
-        raise ValueError(f"{path}{line}, column {error.colno}: not valid JSON: {error.msg}{hint}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets without end
-        raise ValueError(f"{path}: not usable JSON: {error}") from error
-    if not isinstance(value, list):
-        raise ValueError(f"{path}: must be a list of rows, not {type(value).__name__}; or name JSON lines .jsonl")
-    for number, item in enumerate(value, start=1):
+        return _decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def hub_rows(source: str) -> Any:
+    """The rows of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, a ``datasets.Dataset``, from the Hub or its local cache.
+
+    Raises:
+        ValueError: the name is malformed, or there are no such rows.
+    """
+    name, revision, config, split = _hub_name(source)
+    # only here: the import takes as long as reading most files
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return load_dataset(name, config, split=split, revision=revision)
+    except (OSError, ValueError, KeyError, RuntimeError, DatasetsError) as error:
+        reason = " ".join(str(error).split())[:240]
+        raise ValueError(f"{source}: not to be had from the Hub or its local cache: {reason}") from error
+
+
+def hub_fingerprint(source: str) -> str:
+    """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+
+    Raises:
+        ValueError: as of :func:`hub_rows`.
+    """
+    return str(hub_rows(source)._fingerprint)
+
+
+def _hub_name(source: str) -> tuple[str, str | None, str, str]:
+    found = HUB_NAME.fullmatch(source)
+    if not found:
+        raise ValueError(f"{source}: write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test")
+    return found[1], found[2], found[3], found[4]
+
+
+def _values(source: str) -> Iterator[tuple[str, Any]]:
+    """Where each row stands in its source, and its value: an object, or a line of JSON as bytes."""
+    path, suffix = Path(source), Path(source).suffix.lower()
+    if source.startswith(HUB):
+        yield from _table(hub_rows(source))
+    elif _is_saved(path) or suffix in (".parquet", ".arrow"):
+        yield from _table(_stored(path, suffix))
+    elif suffix == ".jsonl":
         try:
-            row = _row(item, f"{path}, row {number}", f"row-{number}")
-            if surrogates(item):
-                raise ValueError(f"{row.place}: holds half of a surrogate pair (\\ud800 to \\udfff)")
-        except ValueError as error:
-            _leave_out(error, left_out)
-        else:
-            yield row
+            with path.open("rb") as stream:
+                yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
+        except OSError as error:
+            raise explain(error, path) from error
+    elif suffix == ".json":
+        items = _json(read_text(path), source, "; are these JSON lines? name the file .jsonl")
+        if not isinstance(items, list):
+            raise ValueError(f"{source}: must be a list of rows, not {type(items).__name__}; or name JSON lines .jsonl")
+        yield from ((f"row {number}", item) for number, item in enumerate(items, 1))
+    else:  # not splitlines: the other line separators of Unicode may stand in a prompt
+        lines = enumerate(read_text(path).split("\n"), 1)
+        yield from ((f"line {number}", {"prompt": line.rstrip("\r")}) for number, line in lines if line.strip())
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    from pyarrow import parquet  # only here: most files need none of it
-
-    with _told(path, "Parquet file"), parquet.ParquetFile(path) as file:
-        batches = [batch.to_pylist() for batch in file.iter_batches()]
-    return _columns((row for batch in batches for row in batch), str(path))
-
-
-def _arrow(path: Path) -> Iterator[Row]:
-    """Arrow's file format, and the stream format that ``datasets`` writes."""
-    import pyarrow
-    from pyarrow import ipc
-
-    with _told(path, "Arrow file"), pyarrow.OSFile(str(path)) as file:
-        magic = file.read(6)
-        file.seek(0)
-        table = (ipc.open_file if magic == b"ARROW1" else ipc.open_stream)(file).read_all()
-    return _columns((row for batch in table.to_batches() for row in batch.to_pylist()), str(path))
-
-
-def _saved(path: Path) -> Iterable[Any]:
-    from datasets import DatasetDict, load_from_disk
-
-    with _told(path, "folder of save_to_disk"):
-        found = load_from_disk(str(path))
-    if isinstance(found, DatasetDict):
-        if not found:
-            raise ValueError(f"{path}: holds no split: save a dataset there, or remove it from the data")
-        raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one, as {path}/{next(iter(found))}")
-    return found
-
-
-@contextlib.contextmanager
-def _told(path: Path, kind: str) -> Iterator[None]:
-    """Turn what goes wrong while reading into a ValueError of one line."""
+def _stored(path: Path, suffix: str) -> Iterable[Any]:
+    """The rows of a Parquet or Arrow file, or of a folder of ``save_to_disk``."""
+    kind = {".parquet": "Parquet file", ".arrow": "Arrow file"}.get(suffix, "folder of save_to_disk")
     try:
-        yield
+        if suffix == ".parquet":
+            from pyarrow import parquet  # only here: most files need none of it
+
+            return parquet.read_table(path).to_pylist()
+        from datasets import Dataset, DatasetDict, load_from_disk
+
+        found = Dataset.from_file(str(path)) if suffix == ".arrow" else load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
         if isinstance(error, OSError) and error.errno:
             raise explain(error, path) from error
         raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
+    if isinstance(found, DatasetDict):
+        one = f": name one, as {path}/{next(iter(found))}" if found else ""
+        raise ValueError(f"{path}: holds the splits {', '.join(found) or 'of nothing'}{one}")
+    return found
 
 
-def _columns(values: Iterable[Any], source: str) -> Iterator[Row]:
+def _table(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """Rows of a table, in which every absent key stands as a null."""
-    for number, value in enumerate(values, start=1):
-        yield _row(_present(value), f"{source}, row {number}", f"row-{number}")
+    return ((f"row {number}", _present(value)) for number, value in enumerate(values, 1))
 
 
 def _present(value: Any) -> Any:
@@ -176,7 +238,27 @@ def _present(value: Any) -> Any:
     return [_present(item) for item in value] if isinstance(value, list) else value
 
 
-def _row(value: Any, place: str, name: str) -> Row:
+def _row(value: Any, place: str, name: str) -> DataRow:
+    if isinstance(value, bytes):
+        value = _json(_decoded(value, place).rstrip(), place, "; one object a line")
     if not isinstance(value, dict):
         raise ValueError(f"{place}: a row must be a JSON object, not {type(value).__name__}")
-    return Row(place, name, {key: item for key, item in value.items() if item is not None})
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)") from error
+    return DataRow(place, name, {key: item for key, item in value.items() if item is not None})
+
+
+def _json(text: str, place: str, hint: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits; brackets without end
+        raise ValueError(f"{place}: not usable JSON: {error}{hint}") from error
+
+
+def _decoded(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: not UTF-8 text ({error.reason} at byte {error.start}); convert it") from error

@@ -1,19 +1,45 @@
-"""A conversation as text, by the target's own template, and which characters of it the model itself writes."""
+"""A conversation as text, by the target's own template, and which characters of it the model itself writes.
+
+A template with ``{% generation %}`` tags says so itself. Else the conversation is rendered up to each assistant turn:
+what is added between the generation prompt and the end of the turn is the model's own. Some templates write a turn
+otherwise once the conversation has gone on (they drop earlier thinking, move the system prompt, or end a last turn with
+another token); such a turn is found by rendering the conversation with other words in its place, twice: what stays
+the same is not the turn's.
+"""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specdec.data import rewritten
-from specdec.data.conversations import Conversation
-from specdec.data.layouts import Message
+from specdec.data.layouts import ChatConversation, Message
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # of templates whose models can do without
 
-Spans = list[tuple[int, int]]  # first character, character after the last
+WORDS = ("0123", "abcd")  # put in a message's place; they differ in their first and in their last letter
+
+Write = Callable[[list[Message]], str]
+"""Renders messages."""
+
+
+class TextSpan(NamedTuple):
+    """Characters of a text: the first, and the one behind the last."""
+
+    start: int
+    end: int
+
+
+class Frame(NamedTuple):
+    """What the template writes before and behind a message's words, whatever they are."""
+
+    before: str
+    behind: str
+
+
+Spans = Sequence[tuple[int, int]]
 
 
 class Rendered(NamedTuple):
@@ -52,7 +78,7 @@ class Template:
         self.special = tuple({*added, *tokenizer.all_special_tokens})
         self._closing: str | None = None  # not looked for yet
 
-    def _text(self, messages: list[Message], conversation: Conversation, prompt: bool = False, **more: Any) -> str:
+    def _text(self, messages: list[Message], conversation: ChatConversation, prompt: bool = False, **more: Any) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tools=conversation.tools, add_generation_prompt=prompt, tokenize=False, **more
@@ -61,7 +87,7 @@ class Template:
             reason = " ".join(str(error).split())
             raise ValueError(f"{conversation.place}: the chat template refuses the conversation: {reason}") from error
 
-    def render(self, conversation: Conversation) -> Rendered:
+    def render(self, conversation: ChatConversation) -> Rendered:
         """The whole conversation, and the spans of its assistant turns.
 
         Raises:
@@ -79,14 +105,14 @@ class Template:
             self._closing = self._find_closing(conversation, turns[0])
         return Rendered(text, [self._span(text, conversation, i, switches) for i in turns])
 
-    def _find_closing(self, conversation: Conversation, first: int) -> str:
+    def _find_closing(self, conversation: ChatConversation, first: int) -> str:
         """The token that ends a conversation rather than a turn, if there is one: a question alone has it as well."""
         asked = self._text(conversation.messages[:first], conversation)
         opened = self._text(conversation.messages[:first], conversation, prompt=True)
         ends = [token for token in self.special if asked.endswith(token) and not opened.startswith(asked)]
         return next((token for token in ends if opened.startswith(asked.removesuffix(token))), "")
 
-    def _tagged_spans(self, text: str, conversation: Conversation, source: str) -> Spans:
+    def _tagged_spans(self, text: str, conversation: ChatConversation, source: str) -> Spans:
         """What the template itself marks as generated, and the end-of-turn token if it stands right behind."""
         (again,), (spans,) = render_jinja_template(
             conversations=[conversation.messages],
@@ -99,14 +125,14 @@ class Template:
             raise ValueError(f"{conversation.place}: the chat template renders differently each time: use a fixed one")
         return [(start, self._with_end_of_turn(text, start, end)) for start, end in spans]
 
-    def _span(self, text: str, conversation: Conversation, i: int, switches: list[str]) -> tuple[int, int]:
+    def _span(self, text: str, conversation: ChatConversation, i: int, switches: list[str]) -> TextSpan:
         """From the generation prompt's end to the end of turn ``i``, by rendering the conversation up to there."""
-        messages, where = conversation.messages, f"{conversation.place}: message {i + 1}"
+        messages = conversation.messages
 
         def write(changed: list[Message]) -> str:
             return self._text(changed, conversation)
 
-        def asking(**options: Any) -> rewritten.Write:
+        def asking(**options: Any) -> Write:
             return lambda changed: self._text(changed, conversation, prompt=True, **options)
 
         # thinking switched off may be a longer prompt: an empty thought, which the model does not write
@@ -117,14 +143,15 @@ class Template:
             self._check_prompt(text, opened, conversation, i)
         begun = max((one for one in (opened, *off) if text.startswith(one)), key=len, default=None)
         if begun is not None and closed.startswith(begun) and text.startswith(closed):
-            return len(begun), self._without_separator(text, len(begun), len(closed))
+            return TextSpan(len(begun), self._without_separator(text, len(begun), len(closed)))
         found = self._rewritten(text, messages, i, begun, closed, write, prompts)
         if found is None:
             raise ValueError(
-                f"{where}: the chat template writes it otherwise once the conversation goes on, and where it stands "
-                "then cannot be told: end the row there, or use a template with {% generation %} tags"
+                f"{conversation.place}: message {i + 1}: the chat template writes it otherwise once the conversation "
+                "goes on, and where it stands then cannot be told: end the row there, or use a template with "
+                "{% generation %} tags"
             )
-        return found.start, self._without_separator(text, *found)
+        return TextSpan(found.start, self._without_separator(text, *found))
 
     def _rewritten(
         self,
@@ -133,30 +160,31 @@ class Template:
         i: int,
         begun: str | None,
         closed: str,
-        write: rewritten.Write,
-        prompts: list[rewritten.Write],
-    ) -> rewritten.Place | None:
+        write: Write,
+        prompts: Sequence[Write],
+    ) -> TextSpan | None:
         """Turn ``i`` where it is written otherwise than at a conversation's end, if that can be told."""
-        place, said = rewritten.words(text, messages, i, write), messages[i].get("content")
-        silent = not said or (place is None and rewritten.unwritten(text, messages, i, write))
-        if silent and begun is not None and (found := rewritten.shortened(text, begun, closed)):
+        words = _words(text, messages, i, write)
+        silent = not messages[i].get("content") or (words is None and write(_with(messages, i, WORDS[0])) == text)
+        if silent and begun is not None and (found := _shortened(text, begun, closed)):
             return found
-        if place is None:
+        if words is None:
             return None
-        last = rewritten.around(messages[: i + 1], i, write)
-        end = rewritten.end(text, place, messages[i], last, self.special)
-        if begun is not None and len(begun) <= place.start:
-            start = len(begun)
-        else:
-            start = rewritten.start(text, place, messages, i, write, prompts)
-        return None if end is None else rewritten.Place(start, end)
+        begins = begun is not None and len(begun) <= words.start
+        start = len(begun or "") if begins else _start(text, words, messages, i, write, prompts)
+        # the turn ends as it does when it is the last, or with the token right behind its words
+        last = _frame(messages[: i + 1], i, write)
+        if last is not None and text.startswith(last.behind, words.end):
+            return TextSpan(start, words.end + len(last.behind))
+        follows = [len(token) for token in self.special if text.startswith(token, words.end)]
+        return TextSpan(start, words.end + max(follows)) if follows and not messages[i].get("tool_calls") else None
 
-    def _check_prompt(self, text: str, opened: str, conversation: Conversation, i: int) -> None:
+    def _check_prompt(self, text: str, opened: str, conversation: ChatConversation, i: int) -> None:
         """Without a generation prompt a turn begins with its header, whatever it says."""
         if not text.startswith(self.special, len(opened)):
             return
         before = conversation.messages[:i]
-        answer: Message = {"role": "assistant", "content": rewritten.WORDS[0]}
+        answer: Message = {"role": "assistant", "content": WORDS[0]}
         headed = self._text([*before, answer], conversation).startswith(self.special, len(opened))
         if headed and opened == self._text(before, conversation):
             raise ValueError(
@@ -177,3 +205,59 @@ class Template:
         rest = text[end:].lstrip()
         follows = [token for token in self.special if rest.startswith(token)]
         return len(text) - len(rest) + max(map(len, follows)) if follows else end
+
+
+def _frame(messages: list[Message], i: int, write: Write) -> Frame | None:
+    """What stands around message ``i``'s words; None if the template writes them twice, changed or not at all."""
+    one, other = (write(_with(messages, i, words)) for words in WORDS)
+    before = _common(one, other)
+    rest = _common(one[len(before) :][::-1], other[len(before) :][::-1])
+    behind = one[len(one) - len(rest) :]
+    return Frame(before, behind) if one == before + WORDS[0] + behind else None
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with."""
+    differ = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return one[: next(differ, min(len(one), len(other)))]
+
+
+def _words(text: str, messages: list[Message], i: int, write: Write) -> TextSpan | None:
+    """Message ``i``'s words in the conversation's text: all, or their end if a thought before them was dropped."""
+    frame = _frame(messages, i, write)
+    if frame is None or len(text) < len(frame.before) + len(frame.behind):
+        return None
+    span = TextSpan(len(frame.before), len(text) - len(frame.behind))
+    if not (text.startswith(frame.before) and text.endswith(frame.behind)):
+        return None
+    own, kept = (messages[i].get("content") or "").strip(), text[slice(*span)].strip()
+    return span if own.endswith(kept) and bool(kept) == bool(own) else None
+
+
+def _start(text: str, words: TextSpan, messages: list[Message], i: int, write: Write, prompts: Sequence[Write]) -> int:
+    """Where the model begins to write turn ``i``: behind the generation prompt.
+
+    The prompt is what follows the words of the message before, in one of the ``prompts``; where none of them stands
+    in the text, the turn begins with its words.
+    """
+    frame = _frame(messages, i - 1, write)
+    if frame is None or not isinstance(messages[i - 1].get("content"), str):
+        return words.start
+    # the message before, as long as it is here: its words may be written with escapes
+    ends = len(text) - len(frame.behind)
+    found = (_frame(messages[:i], i - 1, prompt) for prompt in prompts)
+    tails = [len(one.behind) for one in found if one is not None and text.startswith(one.behind, ends)]
+    return max((ends + tail for tail in tails if ends + tail <= words.start), default=words.start)
+
+
+def _shortened(text: str, prompt: str, closed: str) -> TextSpan | None:
+    """A turn without words: as much of the end of what is written for a last one as follows the prompt here."""
+    if not (text.startswith(prompt) and closed.startswith(prompt)):
+        return None
+    ends = (first for first in range(len(prompt), len(closed)) if text.startswith(closed[first:], len(prompt)))
+    first = next(ends, None)
+    return None if first is None else TextSpan(len(prompt), len(prompt) + len(closed) - first)
+
+
+def _with(messages: list[Message], i: int, words: str) -> list[Message]:
+    return [*messages[:i], messages[i] | {"content": words}, *messages[i + 1 :]]

@@ -1,4 +1,4 @@
-"""The host loop: admit prompts, run rounds, read what was committed, hand out answers.
+"""Decoders, the host loop of decoding: admit prompts, run rounds, read what was committed, hand out answers.
 
 Legend: B sequences.
 """
@@ -6,27 +6,40 @@ Legend: B sequences.
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from specdec.decoding.growth import Growth
 from specdec.decoding.pair import check_pair
-from specdec.decoding.request import Generation, Request, Text, check_length
-from specdec.decoding.room import CompiledRoom, Room
-from specdec.decoding.round import DraftedRound, PlainRound
+from specdec.decoding.proposal import DraftShape
+from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.sampling import Sampling
-from specdec.drafter import Drafter, tabled
+from specdec.decoding.session import DecodeSession, slots_for
+from specdec.drafter import Drafter
 from specdec.target import Target
-from specdec.timers import timer
+from specdec.utils.timers import Timer, timer
 
 GREEDY = Sampling()
-ROOM = 64  # compiled decoders have room for a multiple of so many tokens
 
 
-def room_for(target: Target, slots: int, before: int = 0) -> int:
-    """Slots that a compiled decoder makes when it needs so many and ``before`` have become too few."""
-    capacity = -(-max(slots, 2 * before) // ROOM) * ROOM
-    return capacity if target.most_slots is None else max(slots, min(capacity, target.most_slots))
+class Request(NamedTuple):
+    """A text to go on with."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    seed: int = 0  # of this text; unread where nothing is drawn
+
+
+class Generation(NamedTuple):
+    """Tokens generated after a prompt, and how."""
+
+    ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
+    accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
+    seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
+    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
+    draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
+    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
+    drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
 
 
 class PlainDecoder:
@@ -34,8 +47,8 @@ class PlainDecoder:
 
     Args:
         batch: B, sequences decoded side by side. Each has its own length, and its tokens are those it has alone.
-        compiled: whether rounds run as compiled graphs, with room for some length. The first call compiles, and each
-            call does that needs more room than any before; weights must not change afterwards.
+        compiled: whether rounds run as compiled graphs, made for texts up to some length. The first call compiles, and
+            each call does that has longer texts than any before.
 
     Raises:
         ValueError: the batch is smaller than one.
@@ -45,14 +58,14 @@ class PlainDecoder:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self._kept: CompiledRoom | None = None
+        self._kept: DecodeSession | None = None
         self._calls = 0
 
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
         """Generate; stops after a token of ``end``.
 
         Args:
-            seed: of this text; unread without chance.
+            seed: of this text; unread where nothing is drawn.
         """
         ((_, made),) = self.generate_all([Request(prompt, max_new_tokens, seed)], end)
         return made
@@ -73,113 +86,179 @@ class PlainDecoder:
             return
         self._calls += 1
         call = self._calls
-        room = self._room(max(len(request.prompt) + request.max_new_tokens for request in requests))
-        room.check()
+        session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
         for b in range(self.batch):  # whoever asked last may have left in the middle
-            room.round.sequences.end(b)
-        waiting = deque(Text(number, request, end) for number, request in enumerate(requests))
-        texts: list[Text | None] = [None] * self.batch
+            session.round.sequences.end(b)
+        waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
+        answers: list[_Answer | None] = [None] * self.batch
         watch, last = timer(self.target.device), time.perf_counter()
-        while waiting or any(texts):
+        while waiting or any(answers):
+            # admit: whatever is free takes the next prompt, whose pass gives the first token
             for b in range(self.batch):
-                while texts[b] is None and waiting:
+                while answers[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = room.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = session.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
-                        room.round.sequences.end(b)
+                        session.round.sequences.end(b)
                         yield new.number, new.generation(watch)
                         last = self._resumed(call)
                     else:
-                        texts[b] = new
-            running = [text for text in texts if text]
+                        answers[b] = new
+            running = [answer for answer in answers if answer]
             if not running:
                 continue
+            # a round: draft, then verify, accept and commit
             marks = [watch.mark()]
-            tree = room.draft()
+            tree = session.draft()
             marks.append(watch.mark())
-            report = room.verify(tree)
+            report = session.verify(tree)
             marks.append(watch.mark())
+            # read what was committed: the only wait for the device
             for b, (count, *fresh, depth) in enumerate(report.tolist()):
-                if text := texts[b]:
-                    text.commit(fresh[:count], depth, marks)
-                    if text.done:
-                        texts[b] = None
-                        room.round.sequences.end(b)
+                if answer := answers[b]:
+                    answer.commit(fresh[:count], depth, marks)
+                    if answer.done:
+                        answers[b] = None
+                        session.round.sequences.end(b)
             last = _charge(running, last)
-            for text in running:
-                if text.done:
-                    yield text.number, text.generation(watch)
+            for answer in running:
+                if answer.done:
+                    yield answer.number, answer.generation(watch)
                     last = self._resumed(call)
-
-    def _resumed(self, call: int) -> float:
-        """Now; if nobody else has used the room in the meantime."""
-        if self.compiled and call != self._calls:
-            raise ValueError("this decoder was asked for other texts before these were done: take one for each")
-        return time.perf_counter()
 
     def prepare(self, longest: int) -> None:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
         if self.compiled:
-            self._room(longest)
-
-    def _new_round(self, longest: int) -> PlainRound:
-        return PlainRound(self.target, self.sampling, longest, self.batch)
-
-    @torch.inference_mode()
-    def _room(self, longest: int) -> Room:
-        if not self.compiled:
-            return Room(self._new_round(longest))
-        slots = longest + self.nodes
-        if self._kept is None or self._kept.round.capacity < slots:
-            capacity = room_for(self.target, slots, self._kept.round.capacity if self._kept else 0)
-            self._kept = CompiledRoom(self._new_round(capacity - self.nodes))
-        return self._kept
+            self._session(longest)
 
     @property
     def nodes(self) -> int:
         """Nodes that a pass verifies, the root included, at most."""
         return PlainRound.nodes
 
+    def _resumed(self, call: int) -> float:
+        """Now; if nobody else has used the session in the meantime."""
+        if self.compiled and call != self._calls:
+            raise ValueError("this decoder was asked for other texts before these were done: take one for each")
+        return time.perf_counter()
+
+    def _new_round(self, longest: int) -> PlainRound:
+        return PlainRound(self.target, self.sampling, longest, self.batch)
+
+    @torch.inference_mode()
+    def _session(self, longest: int) -> DecodeSession:
+        if not self.compiled:
+            return DecodeSession(self._new_round(longest))
+        slots = longest + self.nodes
+        if self._kept is None or self._kept.round.capacity < slots:
+            slots = slots_for(self.target, slots, self._kept.round.capacity if self._kept else 0)
+            self._kept = DecodeSession(self._new_round(slots - self.nodes), compiled=True)
+        return self._kept
+
 
 class SpeculativeDecoder(PlainDecoder):
     """Speculative decoding; the output is the target's own.
 
     Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with the
-    other rules it has plain decoding's law.
+    other rules it has plain decoding's distribution.
 
     Raises:
-        ValueError: drafter and target do not match, or the rule cannot judge such a growth.
+        ValueError: drafter and target do not match, or the rule cannot judge such a shape.
     """
 
     def __init__(
         self,
         target: Target,
         drafter: Drafter,
-        growth: Growth,
+        shape: DraftShape,
         sampling: Sampling = GREEDY,
         *,
         batch: int = 1,
         compiled: bool = False,
     ) -> None:
         check_pair(target, drafter)
-        growth.check(drafter.config.draft_vocab_size)
-        growth.check_rule(sampling.acceptance)
+        shape.check(drafter.config.draft_vocab_size)
+        shape.check_rule(sampling.acceptance)
         super().__init__(target, sampling, batch=batch, compiled=compiled)
-        self.drafter, self.growth = drafter, growth
-
-    def _new_round(self, longest: int) -> PlainRound:
-        drafter = tabled(self.drafter) if self.compiled else self.drafter
-        return DraftedRound(self.target, drafter, self.growth, self.sampling, longest, self.batch)
+        self.drafter, self.shape = drafter, shape
 
     @property
     def nodes(self) -> int:
-        return self.growth.nodes_drafted + 1
+        return self.shape.nodes_drafted + 1
+
+    def _new_round(self, longest: int) -> PlainRound:
+        return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
 
 
-def _charge(texts: Sequence[Text], last: float) -> float:
-    """Share the time since ``last`` among texts; returns now."""
+def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: int = 1) -> None:
+    """Raise ValueError for a request that no decoding can serve.
+
+    Args:
+        nodes: of the largest tree to verify, the root included.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token")
+    if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
+        raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    most = target.config.max_position_embeddings
+    if len(prompt) + max_new_tokens > most:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
+        )
+    slots, most_slots = len(prompt) + max_new_tokens + nodes, target.most_slots
+    if most_slots is not None and slots > most_slots:
+        raise ValueError(
+            f"a prompt of {len(prompt)} tokens, {max_new_tokens} new ones and a tree of {nodes} exceed {most_slots} "
+            "positions, where this target's rotary frequencies start to depend on the text's length"
+        )
+
+
+class _Pass(NamedTuple):
+    """What one target pass was to an answer; see :class:`Generation`."""
+
+    context: int
+    accepted: int
+    drafted: int
+    marks: list[Any]  # before drafting, before the pass, after it
+
+
+class _Answer:
+    """A request being served."""
+
+    def __init__(self, number: int, request: Request, end: Collection[int]) -> None:
+        self.number, self.request, self.end = number, request, end
+        self.ids: list[int] = []
+        self.seconds = 0.0
+        self.passes: list[_Pass] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
+
+    def commit(self, ids: list[int], depth: int, marks: list[Any]) -> None:
+        """Take what a target pass gave to a proposal of this depth, up to an end token."""
+        if self.end:
+            ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
+        self.passes.append(_Pass(len(self.request.prompt) + len(self.ids), len(ids) - 1, depth, marks))
+        self.ids += ids
+
+    def generation(self, watch: Timer) -> Generation:
+        """What came of it."""
+        if self.passes:
+            watch.wait(self.passes[-1].marks[-1])
+        context, accepted, drafted, marks = zip(*self.passes, strict=True) if self.passes else ((), (), (), ())
+        draft_ms = tuple(1e3 * watch.seconds(before, between) for before, between, _ in marks)
+        verify_ms = tuple(1e3 * watch.seconds(between, after) for _, between, after in marks)
+        ids = self.ids[: self.request.max_new_tokens]
+        return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)
+
+
+def _charge(answers: Sequence[_Answer], last: float) -> float:
+    """Share the time since ``last`` among answers; returns now."""
     now = time.perf_counter()
-    for text in texts:
-        text.seconds += (now - last) / len(texts)
+    for answer in answers:
+        answer.seconds += (now - last) / len(answers)
     return now

@@ -1,18 +1,26 @@
-"""Noise as a function of the seed and the place: no state to carry, and no sequence sees another.
+"""Randomness as a function of the seed and the place in the text: no state to carry, and no sequence sees another.
 
-The noise at a place in the text is the same whichever pass comes to it. It is used once nevertheless: a pass uses only
-the noise of tokens that it commits. Plain decoding and :class:`rules.OneHot` so draw the same tokens from one seed.
+The noise at a place is the same whichever pass comes to it, and it is used once nevertheless: a pass uses only the
+noise of tokens that it commits. So plain decoding and :class:`specdec.decoding.accept.OneHot` draw the same tokens from
+one seed.
 
-Legend: B sequences, P places, X lanes (independent numbers at one place), N nodes, L levels, V vocabulary.
+Legend: B sequences, P places, X lanes (independent numbers at one place), N nodes, L levels, V vocabulary, R draws.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.decoding.rules.rule import Noise
-
 WORD = 0xFFFFFFFF
 TOKEN, COIN, DRAFT = range(3)  # streams: independent noise for independent uses
+
+
+class AcceptanceNoise(NamedTuple):
+    """All randomness in accepting, independent of the randomness in drafting."""
+
+    coin_BN: Tensor  # uniform in [0, 1), one for each node
+    race_BLV: Tensor  # Exp(1), positive; one race for each level: the root's draws the token after the root
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -70,10 +78,43 @@ def draft_races(seed_B: Tensor, place_B: Tensor, parents: int, width: int, vocab
     return flat.view(len(seed_B), parents, width, vocab_size)
 
 
-def acceptance_noise(seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int) -> Noise:
+def acceptance_noise(seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int) -> AcceptanceNoise:
     """The noise of a pass whose root stands at place ``root_B``."""
     place_BL = root_B[:, None] + 1 + torch.arange(levels, device=root_B.device)
-    return Noise(
-        coins(seed_B, root_B[:, None], COIN, nodes)[:, 0],
-        token_races(seed_B, place_BL, vocab_size),
-    )
+    coin_BN = coins(seed_B, root_B[:, None], COIN, nodes)[:, 0]
+    return AcceptanceNoise(coin_BN, token_races(seed_B, place_BL, vocab_size))
+
+
+def _arrivals(probs_V: Tensor, race_V: Tensor) -> Tensor:
+    """Tokens race, each at the pace of its probability: greater is earlier, zero never arrives."""
+    return probs_V / race_V.clamp_min(torch.finfo(race_V.dtype).tiny)
+
+
+def draw(probs_V: Tensor, race_V: Tensor) -> Tensor:
+    """One token, int64, over the last dimension: an exponential race, also known as Gumbel-max; no wait for the device.
+
+    Args:
+        probs_V: not negative, and some of them positive; they need not sum to one.
+        race_V: independent Exp(1) noise, broadcastable to the probabilities.
+    """
+    return _arrivals(probs_V, race_V).argmax(-1)
+
+
+def draw_distinct(probs_V: Tensor, race_V: Tensor, count: int) -> Tensor:
+    """``count`` tokens one after another without replacement, in order, (..., count) int64.
+
+    The order of arrival in one race is that of sequential draws from what is left (https://arxiv.org/abs/1903.06059).
+    Once all tokens of positive probability are drawn, the rest are arbitrary tokens of probability zero.
+    """
+    return _arrivals(probs_V, race_V).topk(count).indices
+
+
+def draw_repeatedly(probs_V: Tensor, race_RV: Tensor) -> Tensor:
+    """R independent tokens, (..., R) int64, from a distribution (..., V) and races (..., R, V)."""
+    return draw(probs_V[..., None, :], race_RV)
+
+
+def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The greatest scores in order, and their tokens, (..., count) each; of one alone, the first of its equals."""
+    values, tokens = scores_V.max(-1, keepdim=True) if count == 1 else scores_V.topk(count)
+    return values, tokens

@@ -1,25 +1,85 @@
-"""One round of B sequences: propose, verify, accept, commit. Only a confident chain's drafting waits for the device.
+"""One round of B sequences: draft, verify, accept, commit. Only a confident chain's drafting waits for the device.
 
-Legend: B sequences, N tree nodes with the root, P path nodes at most, V vocabulary.
+Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers, H hidden, T tokens, V vocabulary.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from specdec.decoding.growth import Growth
-from specdec.decoding.prompt import Part
-from specdec.decoding.proposer import Proposer
-from specdec.decoding.rules import Drafts, ancestors
-from specdec.decoding.sampling import Sampling
-from specdec.decoding.sequences import Sequences
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.proposal import DraftShape, Proposer
+from specdec.decoding.sampling import SamplerState, Sampling
+from specdec.decoding.tree import DraftTree, ancestors, nodes_in_order
 from specdec.drafter import Drafter
 from specdec.nn.view import View
-from specdec.target import Target
+from specdec.target import Target, TargetCache
 
 
-class PlainRound:
+class Sequences(NamedTuple):
+    """What is known of B sequences that are decoded side by side, on the device; all updated in place.
+
+    A sequence that is not live takes part in the arithmetic, for the shapes' sake, and in nothing else.
+    """
+
+    cache: TargetCache
+    sampler: SamplerState
+    live_B: Tensor  # bool
+    length_B: Tensor  # int64, tokens in the target's cache
+    root_B: Tensor  # int64, the last committed token, which is in no cache yet
+    fresh_BP: Tensor  # int64, the tokens that the last pass committed, the root last; what follows is padding
+    count_B: Tensor  # int64, how many they are; 0 if not live
+    aux_BPLH: Tensor  # the target's states before each of them
+
+    @classmethod
+    def empty(
+        cls, target: Target, sampling: Sampling, capacity: int, batch: int = 1, path: int = 1, layers: int = 0
+    ) -> "Sequences":
+        """None of them live.
+
+        Args:
+            capacity: of the target's cache.
+            path: P.
+            layers: L.
+        """
+        zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
+        seen_BV = zero_B.new_zeros(batch, target.vocab_size if sampling.needs_seen else 0, dtype=torch.bool)
+        return cls(
+            cache=target.new_cache(capacity, batch),
+            sampler=SamplerState(sampling, zero_B.clone(), seen_BV),
+            live_B=zero_B.bool(),
+            length_B=zero_B.clone(),
+            root_B=zero_B.clone(),
+            fresh_BP=zero_B[:, None].repeat(1, path),
+            count_B=zero_B.clone(),
+            aux_BPLH=torch.zeros(batch, path, layers, target.hidden_size, dtype=target.dtype, device=target.device),
+        )
+
+    def begin(self, b: int, length: int, root_1: Tensor, aux_1LH: Tensor) -> None:
+        """Sequence ``b`` has been prefilled with ``length`` tokens, the last of them with these states."""
+        self.live_B[b], self.length_B[b], self.count_B[b] = True, length, 1
+        self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
+        self.aux_BPLH[b, :1] = aux_1LH
+
+    def end(self, b: int) -> None:
+        """Sequence ``b`` is done; its slots are free."""
+        self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
+
+    def advance(self, count_B: Tensor, fresh_BP: Tensor, aux_BPLH: Tensor) -> None:
+        """A pass has committed ``count_B`` nodes of its paths, with these states, and these tokens after them."""
+        self.sampler.see(fresh_BP)
+        self.length_B.add_(count_B)
+        self.count_B.copy_(count_B)
+        self.fresh_BP.copy_(fresh_BP)
+        self.root_B.copy_(fresh_BP.take_along_dim((count_B - 1).clamp_min(0)[:, None], 1)[:, 0])
+        self.aux_BPLH.copy_(aux_BPLH)
+
+
+class PlainRound(nn.Module):
     """A target pass for each token: a tree of the root alone.
+
+    A module, because a compiled graph takes what it reaches through one for tensors that stay where they are, so that
+    CUDA graphs may write to them.
 
     Args:
         longest: tokens of the longest sequence, prompt and answer.
@@ -28,142 +88,88 @@ class PlainRound:
     nodes, path = 1, 1
     drafts_fixed = False  # whether drafting has the same shape in every round, and is worth a graph
     in_order = True  # whether paths are the first nodes of their trees
-    drafter_slots = (0, 0)  # key slots of the drafter's cache, and how many beyond a sequence may be in use
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
     final_norm = False
 
     def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
+        super().__init__()
         self.target = target
-        self.modules: list[nn.Module] = [target.model]
         self.capacity = longest + self.nodes
         self.sequences = Sequences.empty(target, sampling, self.capacity, batch, self.path, len(self.layers))
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What stays from round to round and is updated in place; a target's keys only once there are some."""
-        return self.sequences.tensors
-
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
-        return self.begin(b, prompt, seed, *self.read_whole(b, prompt))
-
-    def read_whole(self, b: int, prompt: list[int]) -> tuple[Tensor, Tensor]:
-        """:meth:`read` of all of a prompt at once."""
-        return self.read(b, Part.whole(prompt, self.target.device))
-
-    def read(self, b: int, part: Part, columns: int | None = None) -> tuple[Tensor, Tensor]:
-        """Read a part of sequence ``b``'s prompt; what its last token says: logits (1, V), and states (1, N, H).
-
-        Args:
-            columns: of the target's key slots and of the drafter's; as in :meth:`draft`.
-        """
-        cache = self.sequences.cache.row(b)
-        view = View.chain(part.first_1, part.ids_1T.shape[1], columns or self.capacity, cache)
-        out = self.target.forward(part.ids_1T, view, self.layers, self.final_norm)
-        self._read_drafter(b, part, out.aux_BTNH[:, : part.after_1M.shape[1]], columns)
-        logits_11V = self.target.logits(out.final_BTH.take_along_dim(part.last_11[..., None], 1))
-        return logits_11V[:, 0], out.aux_BTNH.take_along_dim(part.last_11[..., None, None], 1)[0]
-
-    def begin(self, b: int, prompt: list[int], seed: int, logits_1V: Tensor, aux_1NH: Tensor) -> Tensor:
-        """Start sequence ``b`` on a prompt that has been read; returns its first new token, (1,)."""
-        sequences, chance = self.sequences, self.sequences.chance.row(b)
-        chance.begin(prompt, seed)
-        root_1 = chance.draw(logits_1V, chance.seed_B.new_full((1,), len(prompt)))
-        chance.see(root_1[None])
-        sequences.begin(b, len(prompt), root_1, aux_1NH)
+        sampler = self.sequences.sampler.row(b)
+        ids_1T = torch.tensor([prompt], device=self.target.device)
+        zero_1 = ids_1T.new_zeros(1)
+        view = View.chain(zero_1, len(prompt), self.capacity, self.sequences.cache.row(b))
+        out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
+        self.prefill_drafter(b, ids_1T, out.aux_BTNH)
+        sampler.begin(prompt, seed)
+        root_1 = sampler.draw(self.target.logits(out.final_BTH[:, -1:])[:, 0], zero_1 + len(prompt))
+        sampler.see(root_1[None])
+        self.sequences.begin(b, len(prompt), root_1, out.aux_BTNH[0, -1:])
         return root_1
 
-    def draft(self, columns: int | None = None) -> DraftTree:
-        """What to verify.
+    def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
+        """The same for the drafter, of which plain decoding has none."""
 
-        Args:
-            columns: how many of the drafter's key slots to look at: no sequence has any use for the others yet. None
-                for all.
-        """
+    def draft(self) -> DraftTree:
+        """What to verify."""
         return DraftTree.of_roots(self.sequences.root_B.clone())  # the roots change while the tree is verified
 
     def verify(self, tree: DraftTree) -> Tensor:
-        """Verify and commit; (B, P + 2) int64: how many tokens are committed, the tokens, how deep the proposal was."""
-        report = self.judge(tree)
-        self.tidy()
-        return report
+        """Verify, accept and commit; the target is asked once about all nodes.
 
-    def tidy(self) -> None:
-        """Move the target's keys of what was committed last to where the next verification looks for them."""
-        if not self.in_order:
-            self.sequences.tidy()
-
-    def judge(self, tree: DraftTree, columns: int | None = None) -> Tensor:
-        """Verification without the tidying after it.
-
-        Args:
-            columns: of the target's key slots; as in :meth:`draft`.
+        Returns:
+            (B, P + 2) int64, all that the host must know: how many tokens are committed, the tokens, how deep the
+            proposal was.
         """
-        sequences = self.sequences
-        length_B, tokens_BN = sequences.length_B, tree.tokens_BN
+        sequences, length_B, tokens_BN = self.sequences, self.sequences.length_B, tree.tokens_BN
+        # verify: every node sees the committed prefix and its own ancestors
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # 0 of padding
-        view = View.append(length_B, ancestors_BNN, depth_BN, columns or self.capacity, sequences.cache)
+        view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, sequences.cache)
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
+        # accept: a path from the root, and the target's own token after it
         logits_BNV = self.target.logits(out.final_BTH)
-        verdict = sequences.chance.judge(self._drafts(tree), ancestors_BNN, self.path, logits_BNV, length_B)
+        accepted = sequences.sampler.judge(tree, ancestors_BNN, self.path, logits_BNV, length_B)
+        nodes_BP = nodes_in_order(accepted.path_BN, self.path)
+        taken_B = accepted.path_BN.sum(-1)
+        # commit: the tokens after each node of the path, which are the drafts on it and then the target's own
         order_P = torch.arange(self.path, device=tokens_BN.device)
-        taken_B = verdict.path_BN.sum(-1)
-        nodes_BP = _nodes_in_order(verdict.path_BN, order_P)
-        after_BP = tokens_BN.gather(1, nodes_BP)[:, 1:]
-        next_B1 = verdict.next_B[:, None]
-        fresh_BP = torch.where(order_P < taken_B[:, None] - 1, torch.cat([after_BP, next_B1], 1), next_B1)
+        next_B1 = accepted.next_B[:, None]
+        shifted_BP = torch.cat([tokens_BN.gather(1, nodes_BP)[:, 1:], next_B1], 1)
+        fresh_BP = torch.where(order_P < taken_B[:, None] - 1, shifted_BP, next_B1)
         count_B = taken_B * sequences.live_B
-        sequences.advance(nodes_BP, count_B, fresh_BP, out.aux_BTNH)
+        if not self.in_order:  # the path's keys move to where the next pass looks for them
+            sequences.cache.commit(length_B, nodes_BP)
+        sequences.advance(count_B, fresh_BP, out.aux_BTNH.take_along_dim(nodes_BP[..., None, None], 1))
         return torch.cat([count_B[:, None], fresh_BP, depth_BN.amax(1, keepdim=True)], 1)
 
-    def _read_drafter(self, b: int, part: Part, aux_1MNH: Tensor, columns: int | None) -> None:
-        """The same for the drafter, as far as there are tokens after its own."""
 
-    def _drafts(self, tree: DraftTree) -> Drafts:
-        return Drafts(tree.tokens_BN, tree.parents_BN)
-
-
-class DraftedRound(PlainRound):
+class SpeculativeRound(PlainRound):
     """A target pass for each draft tree."""
 
     def __init__(
-        self, target: Target, drafter: Drafter, growth: Growth, sampling: Sampling, longest: int, batch: int = 1
+        self, target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, longest: int, batch: int = 1
     ) -> None:
-        self.nodes, self.path = growth.nodes_drafted + 1, min(growth.depth, growth.nodes_drafted) + 1
-        self.drafts_fixed, self.in_order = growth.fixed, growth.in_order
-        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.aux_final_norm
+        self.nodes, self.path = shape.nodes_drafted + 1, min(shape.depth, shape.nodes_drafted) + 1
+        self.drafts_fixed, self.in_order = shape.fixed, shape.in_order
+        self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
-        self.modules.append(drafter)
-        self.proposer = Proposer(drafter, growth, longest + growth.depth, batch)
-        self.drafter_slots = (self.proposer.capacity, self.proposer.beyond)
+        self.proposer = Proposer(drafter, shape, longest, batch)
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*super().tensors, *self.proposer.cache.tensors]
+    def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
+        if ids_1T.shape[1] > 1:  # row i pairs feature i with token i + 1, which the last token does not have yet
+            self.proposer.prefill(b, ids_1T[:, 1:], aux_1TLH[:, :-1])
 
-    def draft(self, columns: int | None = None) -> DraftTree:
-        sequences = self.sequences
-        length_B, count_B = sequences.length_B, sequences.count_B
-        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPNH, count_B, columns)
-        children = sequences.chance.sampling.children(sequences.chance.seed_B, length_B)
-        return self.proposer.propose(length_B, sequences.root_B, start, children, columns)
-
-    def _read_drafter(self, b: int, part: Part, aux_1MNH: Tensor, columns: int | None) -> None:
-        if part.after_1M.shape[1]:
-            self.proposer.prefill(b, part.after_1M, aux_1MNH, part.first_1, columns)
-
-    def _drafts(self, tree: DraftTree) -> Drafts:
-        return tree.drafts(self.proposer.drafter.vocab)
-
-
-def _nodes_in_order(path_BN: Tensor, order_P: Tensor) -> Tensor:
-    """The nodes of each path, (B, P) int64; behind its end the nodes ``order_P``, or the last one."""
-    B, N = path_BN.shape
-    P = len(order_P)
-    order_N = torch.arange(N, device=path_BN.device)
-    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # cumsum would call a library in compiled code
-    step_BN = torch.where(path_BN, place_BN, P)  # those off the path go to a column past the end
-    rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
-    nodes_BN = order_N.expand(B, N)
-    return rest_BW.scatter(1, step_BN, nodes_BN)[:, :P]
+    def draft(self) -> DraftTree:
+        sequences, length_B, count_B = self.sequences, self.sequences.length_B, self.sequences.count_B
+        # the drafter reads what was committed last, with the target's true features ...
+        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPLH, count_B)
+        # ... and proposes what may follow
+        sampler = sequences.sampler
+        return self.proposer.propose(
+            length_B, sequences.root_B, start, sampler.sampling.children(sampler.seed_B, length_B)
+        )

@@ -1,16 +1,14 @@
 """The drafter and its axes."""
 
 from specdec.drafter.config import DrafterConfig, DrafterSpec
-from specdec.drafter.drafter import Drafter, Step
 from specdec.drafter.dry_run import dry_run
 from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
-from specdec.drafter.fusion import Concat, Fusion, LastLayer
+from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
 from specdec.drafter.io import load, save
-from specdec.drafter.norms import Norms
+from specdec.drafter.model import Drafter, Step
+from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
 from specdec.drafter.vocab import DraftVocab, choose
-from specdec.drafter.weighted_sum import WeightedSum
-from specdec.drafter.well_read import tabled
 
 __all__ = [
     "Concat",
@@ -24,16 +22,16 @@ __all__ = [
     "Fusion",
     "LastLayer",
     "Narrow",
+    "Norm",
     "Norms",
     "PostNorm",
     "PreNorm",
     "Recurrence",
+    "ScalarMix",
     "Step",
-    "WeightedSum",
     "Wide",
     "choose",
     "dry_run",
     "load",
     "save",
-    "tabled",
 ]

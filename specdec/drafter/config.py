@@ -1,30 +1,30 @@
 """The description of a drafter: what the user chose, and what it became for one target."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from specdec.drafter.entry import Entry, Wide
 from specdec.drafter.fusion import Concat, Fusion
-from specdec.drafter.norms import Norms
-from specdec.drafter.parts import describe, revive
+from specdec.drafter.norms import Norm, Norms
+from specdec.drafter.parts import Part, describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.rope import frequencies, rope_parameters
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
-AXES: dict[str, type] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
+AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
 
 
-def _check_sizes(owner: Any, *names: str) -> None:
+SIZES = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
+
+
+def _check_sizes(owner: Any, names: Iterable[str]) -> None:
     for name in names:
-        value = getattr(owner, name)
-        if value < 1:
+        if (value := getattr(owner, name)) < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-
-
-def _check_window(window: int | str) -> None:
+    window = owner.attention_window
     if window != "full" and (not isinstance(window, int) or window < SMALLEST_WINDOW):
         raise ValueError(
             f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window}: a node always sees its own "
@@ -83,9 +83,7 @@ class DrafterSpec:
                 raise ValueError(
                     f"drafter.{name}={base.__name__} is the base of this axis, no part: choose one of its own"
                 )
-        names = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
-        _check_sizes(self, *(name for name in names if not isinstance(getattr(self, name), str)))
-        _check_window(self.attention_window)
+        _check_sizes(self, (name for name in SIZES if not isinstance(getattr(self, name), str)))
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
@@ -129,23 +127,18 @@ class DrafterConfig:
     target: Mapping[str, str | int | None]
 
     def __post_init__(self) -> None:
-        _check_sizes(
-            self, "num_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"
-        )
-        _check_window(self.attention_window)
+        _check_sizes(self, (*SIZES, "num_attention_heads", "num_key_value_heads"))
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r}")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(
                 f"head_dim must be even and at least 2, not {self.head_dim}: rotary positions pair channels"
             )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
-                f"{self.num_key_value_heads}"
-            )
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if heads % groups:
+            raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
         _check_boundaries(self.aux_layers, self.num_target_layers)
-        if not 1 <= self.draft_vocab_size <= self.vocab_size:
+        if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
         if self.head == "target" and self.draft_vocab_size != self.vocab_size:
             raise ValueError("head=target covers the whole vocabulary: set draft_vocab_size=all")
@@ -156,11 +149,6 @@ class DrafterConfig:
         for axis in (self.fusion, self.entry, self.norms, self.recurrence):
             axis.check(self)
         frequencies(self.rope, self.head_dim, self.max_position_embeddings)
-
-    @property
-    def aux_final_norm(self) -> bool:
-        """Whether the state at the target's last boundary is wanted after its final norm."""
-        return self.fusion.final_norm
 
     @classmethod
     def for_target(
@@ -178,29 +166,21 @@ class DrafterConfig:
             hf_config: the target's transformers config of its text model.
             vocab_size: rows of the target's output head.
         """
-        layers = spec.fusion.default_layers(num_target_layers) if spec.aux_layers == "default" else spec.aux_layers
-        heads = hf_config.num_attention_heads
-        wanted = vocab_size if spec.draft_vocab_size == "all" else min(spec.draft_vocab_size, vocab_size)
+        chosen = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        for width in ("hidden_size", "intermediate_size"):
+            if chosen[width] == "target":
+                chosen[width] = getattr(hf_config, width)
+        default = spec.aux_layers == "default"
+        chosen["aux_layers"] = tuple(spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers)
+        size, heads = spec.draft_vocab_size, hf_config.num_attention_heads
+        chosen["draft_vocab_size"] = vocab_size if size == "all" else min(size, vocab_size)
         return cls(
-            fusion=spec.fusion,
-            entry=spec.entry,
-            norms=spec.norms,
-            recurrence=spec.recurrence,
-            head=spec.head,
-            aux_layers=tuple(layers),
-            num_layers=spec.num_layers,
-            hidden_size=hf_config.hidden_size if spec.hidden_size == "target" else spec.hidden_size,
-            intermediate_size=(
-                hf_config.intermediate_size if spec.intermediate_size == "target" else spec.intermediate_size
-            ),
+            **chosen,
             num_attention_heads=heads,
             num_key_value_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
             head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
             vocab_size=vocab_size,
-            draft_vocab_size=wanted,
-            attention_window=spec.attention_window,
-            # families without RMSNorm name no such epsilon
-            rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),
+            rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),  # families without RMSNorm name no such epsilon
             rope=rope_parameters(hf_config),
             max_position_embeddings=hf_config.max_position_embeddings,
             target_hidden_size=hf_config.hidden_size,
@@ -211,17 +191,9 @@ class DrafterConfig:
     def to_json(self) -> dict[str, Any]:
         """Lossless JSON-able data."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        parts = {name: describe(values[name]) for name in AXES}
-        return (
-            values
-            | parts
-            | {
-                "norms": dataclasses.asdict(self.norms),
-                "aux_layers": list(self.aux_layers),
-                "rope": dict(self.rope),
-                "target": dict(self.target),
-            }
-        )
+        values |= {name: describe(values[name]) for name in AXES}
+        plain = {"aux_layers": list(self.aux_layers), "rope": dict(self.rope), "target": dict(self.target)}
+        return values | plain | {"norms": norms_to_json(self.norms)}
 
     @classmethod
     def from_json(cls, data: Any, where: str = "config") -> Self:
@@ -238,11 +210,24 @@ class DrafterConfig:
         if unknown := sorted(set(data) - names):
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
         parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
-        norm_sites = {f.name for f in dataclasses.fields(Norms)}
-        if not isinstance(data["norms"], Mapping) or set(data["norms"]) != norm_sites:
-            raise ValueError(f"{where}: norms must name {', '.join(sorted(norm_sites))}; found {data['norms']!r}")
         try:
-            norms = Norms(**data["norms"])
+            norms = _norms_from_json(data["norms"], f"{where}: norms")
             return cls(**{**data, **parts, "norms": norms, "aux_layers": tuple(data["aux_layers"])})
         except TypeError as error:
             raise ValueError(f"{where}: {error}") from error
+
+
+def norms_to_json(norms: Norms) -> dict[str, Any]:
+    """Every site as JSON-able data."""
+    sites = {field.name: getattr(norms, field.name) for field in dataclasses.fields(norms)}
+    return {site: describe(norm) if isinstance(norm, Norm) else norm for site, norm in sites.items()}
+
+
+def _norms_from_json(data: Any, where: str) -> Norms:
+    sites = {field.name for field in dataclasses.fields(Norms)}
+    if not isinstance(data, Mapping) or set(data) != sites:
+        raise ValueError(f"{where} must name {', '.join(sorted(sites))}; found {data!r}")
+    words = ("none", "each", "concat", "raw", "normed")
+    plain = {site: isinstance(norm, bool) or norm in words for site, norm in data.items()}
+    own = {site: revive(Norm, data[site], f"{where}.{site}") for site in sites if not plain[site]}
+    return Norms(**{**data, **own})

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
+from specdec.drafter.parts import Part
+
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig, DrafterSpec
     from specdec.drafter.norms import NormTable
@@ -34,15 +36,8 @@ class EntryModule(nn.Module):
         raise TypeError(f"{type(self).__name__} must say what the first layer receives")
 
 
-class Entry:
-    """Base of the entry axis: a frozen spec that builds an :class:`EntryModule`."""
-
-    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        """Raise ValueError for a config this entry cannot serve."""
-
-    def build(self, config: "DrafterConfig") -> EntryModule:
-        """The module."""
-        raise TypeError(f"{type(self).__name__} must build a module")
+class Entry(Part):
+    """Base of the entry axis: it builds an :class:`EntryModule`."""
 
 
 class WideEntry(EntryModule):

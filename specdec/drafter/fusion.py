@@ -6,14 +6,32 @@ Legend: B batch, T nodes, N aux layers, H hidden.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor, nn
+
+from specdec.drafter.parts import Part
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
 
-class Fusion:
-    """Base of the fusion axis: a frozen spec that builds a module from (B, T, N, H_target) to (B, T, H)."""
+def published_layers(num_target_layers: int) -> tuple[int, ...]:
+    """EAGLE-3's three boundaries (https://arxiv.org/abs/2503.01840): 2, L // 2 and L - 3.
+
+    Raises:
+        ValueError: the target is too shallow for three that increase.
+    """
+    layers = (2, num_target_layers // 2, num_target_layers - 3)
+    if not 0 <= layers[0] < layers[1] < layers[2]:
+        raise ValueError(
+            f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
+            f"(they would be {list(layers)}): set aux_layers"
+        )
+    return layers
+
+
+class Fusion(Part):
+    """Base of the fusion axis: its module goes from (B, T, N, H_target) to (B, T, H)."""
 
     final_norm: ClassVar[bool] = False
     """Whether the state at the last boundary is asked for after the target's final norm."""
@@ -21,15 +39,8 @@ class Fusion:
     """Whether a learned projection stands between the target's states and the drafter's width."""
 
     def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """Boundaries tapped when the user names none."""
-        raise TypeError(f"{type(self).__name__} must say which layers it taps")
-
-    def check(self, config: "DrafterConfig") -> None:
-        """Raise ValueError for a config this fusion cannot serve."""
-
-    def build(self, config: "DrafterConfig") -> nn.Module:
-        """The module."""
-        raise TypeError(f"{type(self).__name__} must build a module")
+        """Boundaries tapped when the user names none: EAGLE-3's."""
+        return published_layers(num_target_layers)
 
 
 @dataclass(frozen=True)
@@ -60,21 +71,6 @@ class LastLayer(Fusion):
         return nn.Flatten(2)
 
 
-def published_layers(num_target_layers: int) -> tuple[int, ...]:
-    """EAGLE-3's three boundaries (https://arxiv.org/abs/2503.01840): 2, L // 2 and L - 3.
-
-    Raises:
-        ValueError: the target is too shallow for three that increase.
-    """
-    layers = (2, num_target_layers // 2, num_target_layers - 3)
-    if not 0 <= layers[0] < layers[1] < layers[2]:
-        raise ValueError(
-            f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
-            f"(they would be {list(layers)}): set aux_layers"
-        )
-    return layers
-
-
 class ConcatFusion(nn.Module):
     """Concatenate the states and project them to the drafter's width."""
 
@@ -91,10 +87,32 @@ class ConcatFusion(nn.Module):
 class Concat(Fusion):
     """EAGLE-3's fusion (https://arxiv.org/abs/2503.01840): low, middle and high states through one linear layer."""
 
-    def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """The published three."""
-        return published_layers(num_target_layers)
-
     def build(self, config: "DrafterConfig") -> nn.Module:
         """One linear layer without bias, for one state too."""
         return ConcatFusion(len(config.aux_layers) * config.target_hidden_size, config.hidden_size)
+
+
+class ScalarMixFusion(nn.Module):
+    """Weigh the states, add them, and project the sum to the drafter's width."""
+
+    def __init__(self, states: int, width_in: int, width: int) -> None:
+        super().__init__()
+        self.scores_N = nn.Parameter(torch.zeros(states))  # equal weights at the start
+        self.fc = nn.Linear(width_in, width, bias=False)
+
+    def forward(self, aux_BTNH: Tensor) -> Tensor:
+        """(B, T, N, H_target) to (B, T, H)."""
+        weights_N = self.scores_N.softmax(0, dtype=torch.promote_types(self.scores_N.dtype, torch.float32))
+        return self.fc((aux_BTNH * weights_N.to(aux_BTNH.dtype)[:, None]).sum(2))
+
+
+@dataclass(frozen=True)
+class ScalarMix(Fusion):
+    """One weight per state, softmax-normalised as in ELMo (https://arxiv.org/abs/1802.05365), then one linear layer.
+
+    The projection has the size that fusion Concat gives a single state, however many states there are.
+    """
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """N scores and one linear layer without bias, for one state too."""
+        return ScalarMixFusion(len(config.aux_layers), config.target_hidden_size, config.hidden_size)

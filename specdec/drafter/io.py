@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
-from specdec.drafter.drafter import Drafter
-from specdec.files import explain, read_json, sha256, staged_directory, write_json
-from specdec.sums import SUMS, check_sums, write_sums
+from specdec.drafter.model import Drafter
+from specdec.utils.checksums import SUMS, check_sums, write_sums
+from specdec.utils.files import explain, read_json, sha256, staged_directory, write_json
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
@@ -44,8 +44,13 @@ def weights_sha256(drafter: Drafter) -> str:
     return hashlib.sha256(serialized(_tensors(drafter), metadata=METADATA)).hexdigest()
 
 
-def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Drafter:
+def load(
+    directory: Path | str, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
+) -> Drafter:
     """Read a drafter's directory, in evaluation mode.
+
+    Args:
+        dtype: None for the one it is stored in.
 
     Raises:
         ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected or of another
@@ -76,7 +81,8 @@ def load(directory: Path | str, dtype: torch.dtype = torch.float32, device: torc
     if digest != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
     _check_sums(directory)
-    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype)
+    stored_dtype = tensors["lm_head.weight"].dtype if "lm_head.weight" in tensors else torch.float32
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or stored_dtype)
     wanted = drafter.state_dict()
     if missing := sorted(set(wanted) - set(tensors)):
         raise ValueError(f"{weights}: missing tensors: {', '.join(missing)}")

@@ -1,38 +1,35 @@
-"""Parts of a drafter as plain data: ``{"class_path": ..., "init_args": {...}}`` and back."""
+"""A part of a drafter: a frozen spec that builds a module; and parts as plain data.
+
+specdec's own part is saved by its class's name, so that files can move, a user's own by its import path. A part with
+arguments is ``{"class_path": name, "init_args": {...}}``, as in a config; one without is its name alone.
+"""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
-from specdec.imports import FLAG, ensure
+from specdec.utils.config_diff import class_name
+from specdec.utils.imports import FLAG, ensure
 
-Part = TypeVar("Part")
-Built = TypeVar("Built", bound=nn.Module)
+if TYPE_CHECKING:
+    from specdec.drafter.config import DrafterConfig
 
-
-def class_path(part: Any) -> str:
-    """A part's class as configs name it."""
-    return f"{type(part).__module__}.{type(part).__qualname__}"
+Kind = TypeVar("Kind")
 
 
-def built(axis: str, config: Any, kind: type[Built]) -> Built:
-    """The module of one of a config's axes.
+class Part:
+    """Base of fusion, entry and recurrence: a frozen dataclass whose fields are its arguments."""
 
-    Raises:
-        ValueError: it builds something else.
-    """
-    part = getattr(config, axis)
-    module = part.build(config)
-    if not isinstance(module, kind):
-        made = "None" if module is None else f"a {type(module).__name__}"
-        wanted = f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"{axis} {class_path(part)}: its build returned {made}, wanted an instance of {wanted}")
-    return module
+    def check(self, config: Any) -> None:
+        """Raise ValueError for a DrafterConfig or a DrafterSpec that this part cannot serve."""
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """The module."""
+        raise TypeError(f"{type(self).__name__} must build a module")
 
 
-def describe(part: Any) -> dict[str, Any]:
+def describe(part: Any) -> str | dict[str, Any]:
     """A frozen spec as JSON-able data, in the spelling that configs use.
 
     Raises:
@@ -41,32 +38,30 @@ def describe(part: Any) -> dict[str, Any]:
     cls = type(part)
     if not dataclasses.is_dataclass(cls):
         raise ValueError(f"{cls.__name__} cannot be stored: decorate it with @dataclass(frozen=True)")
-    return {"class_path": class_path(part), "init_args": dataclasses.asdict(part)}
+    arguments = dataclasses.asdict(part)
+    return {"class_path": class_name(cls), "init_args": arguments} if arguments else class_name(cls)
 
 
-def _known(base: type[Part]) -> Iterator[type[Part]]:
-    if dataclasses.is_dataclass(base):
-        yield base
-    for cls in base.__subclasses__():
-        yield from _known(cls)
+def revive(base: type[Kind], data: Any, where: str) -> Kind:
+    """The spec that ``data`` describes.
 
-
-def revive(base: type[Part], data: Any, where: str) -> Part:
-    """The spec that ``data`` describes. Of modules that are not loaded only allowed ones are; see ``specdec.imports``.
+    A module that is not loaded is imported only if the user allowed it; see :mod:`specdec.utils.imports`.
 
     Raises:
         ValueError: not a part, an unknown class, one that may not be imported, or arguments that it does not take.
     """
+    if isinstance(data, str):
+        data = {"class_path": data, "init_args": {}}
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
-        raise ValueError(f"{where}: expected class_path and init_args, found {data!r}")
-    path, given = data["class_path"], data["init_args"]
-    cls = _find(base, path)
+        raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r}")
+    name, given = str(data["class_path"]), data["init_args"]
+    cls = _find(base, name)
     if cls is None:
-        ensure(str(path))
-        cls = _find(base, path)
+        ensure(name)
+        cls = _find(base, name)
     if cls is None:
         raise ValueError(
-            f"{where}: {path!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
+            f"{where}: {name!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
             f"or name it with {FLAG}"
         )
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -75,5 +70,7 @@ def revive(base: type[Part], data: Any, where: str) -> Part:
     return cls(**given)
 
 
-def _find(base: type[Part], path: Any) -> type[Part] | None:
-    return next((cls for cls in _known(base) if f"{cls.__module__}.{cls.__qualname__}" == path), None)
+def _find(base: type[Kind], name: str) -> type[Kind] | None:
+    if dataclasses.is_dataclass(base) and class_name(base) == name:
+        return base
+    return next((found for cls in base.__subclasses__() if (found := _find(cls, name))), None)

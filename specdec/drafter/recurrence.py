@@ -8,36 +8,31 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from specdec.drafter.parts import Part
+
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig, DrafterSpec
 
 
-class Recurrence:
-    """Base of the recurrence axis: a frozen spec that builds ``(out, normed) -> next feature``.
+class Recurrence(Part):
+    """Base of the recurrence axis: its module takes ``(out, normed)`` and returns the next feature.
 
     The logits are always the head of the normed state; a recurrence only chooses what returns.
     """
 
-    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        """Raise ValueError for a config this recurrence cannot serve."""
-
-    def build(self, config: "DrafterConfig") -> nn.Module:
-        """The module."""
-        raise TypeError(f"{type(self).__name__} must build a module")
-
 
 class FeedRaw(nn.Module):
-    """Return the block's output as it is."""
+    """Of a state and its normalised self, the state as it is."""
 
-    def forward(self, out_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+    def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
         """The raw state."""
-        return out_BTH
+        return raw_BTH
 
 
 class FeedNormed(nn.Module):
-    """Return the state that the head sees."""
+    """Of a state and its normalised self, the latter."""
 
-    def forward(self, out_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+    def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
         """The normalised state."""
         return normed_BTH
 
@@ -53,7 +48,7 @@ class PreNorm(Recurrence):
 
 @dataclass(frozen=True)
 class PostNorm(Recurrence):
-    """EAGLE-3.1's ``norm_output``: feed the normalised output back (https://arxiv.org/abs/2605.09992)."""
+    """EAGLE-3.1's ``norm_output``: feed back what the head sees (https://arxiv.org/abs/2605.09992)."""
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """There must be a norm to come after."""

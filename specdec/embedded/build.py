@@ -5,28 +5,115 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import platform
 import shutil
 import time
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specdec.embedded.config import EmbeddedConfig
-from specdec.embedded.corpus import Corpus, corpus
-from specdec.files import read_json, sha256, staged_directory, write_json
-from specdec.host import multiplies_bfloat16
-from specdec.provenance import provenance
-from specdec.shared import cache_directory, locked
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from specdec.embedded.pretrain import Pretrained
+from specdec import __version__
+from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
+from specdec.utils.files import read_json, sha256, staged_directory, write_json
+from specdec.utils.locks import cache_directory, locked
+from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.progress import no_progress_bars
+from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
 
 RECORD = "embedded.json"
+SMALLEST_VOCABULARY = 2 + 256  # the special tokens and every byte
+PRECISIONS = ("bf16-mixed", "32-true")
+
+
+def native_precision() -> str:
+    """``bf16-mixed`` where this CPU multiplies bfloat16 matrices in hardware, ``32-true`` elsewhere."""
+    return "bf16-mixed" if multiplies_bfloat16() else "32-true"
+
+
+@dataclass(frozen=True)
+class EmbeddedConfig:
+    """A small Llama and its training, complete: with the corpus, the versions and what the CPU multiplies it determines
+    the weights.
+
+    Args:
+        vocab_size: tokens of the tokenizer.
+        hidden_size: width of the residual stream.
+        num_layers: decoder layers.
+        heads: attention heads.
+        kv_heads: key and value heads; divides ``heads``.
+        head_dim: width of a head, even.
+        intermediate: width of the MLP.
+        max_position_embeddings: positions the model accepts; it is trained on the first ``seq_len`` of them.
+        seq_len: tokens of a training row.
+        batch_size: rows of a training step.
+        tokens: training budget in tokens, rounded down to whole steps.
+        lr: peak learning rate of the layers' matrices, trained with Muon.
+        lr_rest: peak learning rate of embedding, head and norms, trained with AdamW.
+        warmup: share of the steps with a rising learning rate; it falls linearly to zero afterwards.
+        seed: of the split of the corpus, the initial weights and the order of rows.
+        precision: ``bf16-mixed`` or ``32-true``; by default what this CPU is fast at.
+
+    Raises:
+        ValueError: a number is out of range; the message names it.
+    """
+
+    vocab_size: int = 2048
+    hidden_size: int = 256
+    num_layers: int = 12
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    intermediate: int = 704
+    max_position_embeddings: int = 2048
+    seq_len: int = 256
+    batch_size: int = 8
+    tokens: int = 780_000
+    lr: float = 3e-3
+    lr_rest: float = 1e-2
+    warmup: float = 0.03
+    seed: int = 0
+    precision: str = field(default_factory=native_precision)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if one.type is int and one.name != "seed" and getattr(self, one.name) < 1:
+                raise ValueError(f"{one.name} is {getattr(self, one.name)}: it must be at least 1")
+        for name, good, wanted in (
+            (
+                "vocab_size",
+                self.vocab_size >= SMALLEST_VOCABULARY,
+                f"at least {SMALLEST_VOCABULARY}, all bytes and two",
+            ),
+            ("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}"),
+            ("head_dim", self.head_dim % 2 == 0, "even, for rotary positions"),
+            ("seq_len", self.seq_len <= self.max_position_embeddings, "at most max_position_embeddings"),
+            ("tokens", self.tokens >= self.tokens_per_step, f"at least one step's, {self.tokens_per_step}"),
+            ("lr", 0 < self.lr < math.inf, "a positive number"),
+            ("lr_rest", 0 < self.lr_rest < math.inf, "a positive number"),
+            ("warmup", 0 <= self.warmup < 1, "a share of the steps, from 0 to below 1"),
+            ("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
+            ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
+        ):
+            if not good:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {wanted}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimiser step learns from."""
+        return self.batch_size * self.seq_len
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole training."""
+        return self.tokens // self.tokens_per_step
+
+
 DEFAULT = EmbeddedConfig()
-# modules whose code determines the weights
-_RECIPE = ("embedded/corpus", "embedded/pretrain", "embedded/rows", "embedded/tokenizer", "optimizers")
 
 
 def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = None) -> Path:
@@ -44,7 +131,14 @@ def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = N
         ValueError: Python has no library sources, the cache may not be written, or the disk is full.
     """
     sources = corpus(config.seed)
-    determinants = _determinants(config, sources)
+    determinants = {
+        "config": dataclasses.asdict(config),
+        "corpus": hashlib.sha256(json.dumps(sources.record()).encode()).hexdigest(),
+        "bfloat16": multiplies_bfloat16(),
+        "python": platform.python_version(),
+        "specdec": __version__,
+        **{name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")},
+    }
     key = hashlib.sha256(json.dumps(determinants, sort_keys=True).encode()).hexdigest()[:16]
     path = (cache_directory() if cache_dir is None else cache_dir) / f"embedded-{key}"
     if _whole(path):
@@ -65,16 +159,35 @@ def read_record(path: Path) -> dict[str, Any]:
     return read_json(path / RECORD)
 
 
-def _determinants(config: EmbeddedConfig, sources: Corpus) -> dict[str, Any]:
-    package = Path(__file__).parents[1]
-    return {
-        "config": dataclasses.asdict(config),
-        "corpus": hashlib.sha256(json.dumps(sources.record()).encode()).hexdigest(),
-        "recipe": {name: sha256(package / f"{name}.py") for name in _RECIPE},
-        "bfloat16": multiplies_bfloat16(),
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")},
-    }
+@dataclass(frozen=True)
+class PretrainConfig(EmbeddedConfig):
+    """The options of ``specdec pretrain``: an :class:`EmbeddedConfig`, and where to.
+
+    Args:
+        out: copy the model here, beside the cache.
+    """
+
+    out: Path | None = None
+
+
+def build_target(config: PretrainConfig) -> None:
+    """Train a small Llama on the Python standard library's sources, with no download, and say how good it is.
+
+    Example: specdec pretrain --num_layers 2 --out runs/assistant
+
+    Raises:
+        ValueError: a number is out of range, ``--out`` exists or may not be written, or there is no corpus.
+    """
+    target = EmbeddedConfig(**{one.name: getattr(config, one.name) for one in fields(EmbeddedConfig)})
+    if config.out is None:
+        path = embedded_target(target)
+    else:
+        path = config.out
+        with staged_directory(path) as staging:  # before the training: it refuses a place that will not do
+            shutil.copytree(embedded_target(target), staging, dirs_exist_ok=True)
+    record = read_record(path)
+    text = f"{path}: held-out loss {record['held_out_loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s"
+    Console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _whole(path: Path) -> bool:
@@ -93,29 +206,14 @@ def _whole(path: Path) -> bool:
 
 
 def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any], path: Path) -> None:
-    # Imported here: a cached target needs none of these, and they take seconds.
-    from specdec.embedded.pretrain import pretrain
-    from specdec.embedded.rows import stream_rows
-    from specdec.embedded.tokenizer import train_tokenizer
+    from specdec.embedded.pretrain import pretrain  # takes seconds, and a cached target needs none of it
 
     started, started_cpu = time.monotonic(), time.process_time()
     log.info("building the embedded target, %s tokens in %s", f"{config.tokens:,}", config.precision)
     texts, held_out_texts = ([source.text for source in part] for part in sources)
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     train_RT = stream_rows(tokenizer, texts, config.seq_len)
-    held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
-    trained = pretrain(config, tokenizer, train_RT, held_out_RT)
-    seconds = {"seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - started_cpu}
-    save_target(path, config, tokenizer, trained, seconds | {"determinants": determinants, "corpus": sources.record()})
-    log.info("built the embedded target: held-out loss %.3f after %.0f s", trained.held_out_loss, seconds["seconds"])
-
-
-def save_target(
-    path: Path, config: EmbeddedConfig, tokenizer: Any, trained: "Pretrained", more: dict[str, Any]
-) -> None:
-    """Write what Hugging Face needs, and ``embedded.json`` with ``more`` in it, into an existing directory."""
-    from specdec.target.loading import no_progress_bars
-
+    trained = pretrain(config, tokenizer, train_RT, stream_rows(tokenizer, held_out_texts, config.seq_len))
     tokenizer.save_pretrained(path)
     with no_progress_bars():
         trained.model.save_pretrained(path)
@@ -130,11 +228,10 @@ def save_target(
         "parameters": trained.model.num_parameters(),
         "files": {file.name: sha256(file) for file in sorted(path.iterdir())},
         "provenance": provenance(seed=config.seed),
-        **more,
+        "seconds": time.monotonic() - started,
+        "cpu_seconds": time.process_time() - started_cpu,
+        "determinants": determinants,
+        "corpus": sources.record(),
     }
     write_json(path / RECORD, record)
-
-
-def copy_target(source: Path, destination: Path) -> None:
-    """Copy an embedded target into the existing directory ``destination``."""
-    shutil.copytree(source, destination, dirs_exist_ok=True)
+    log.info("built the embedded target: held-out loss %.3f after %.0f s", trained.held_out_loss, record["seconds"])

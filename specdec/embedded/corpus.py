@@ -1,10 +1,22 @@
-"""The text of the embedded target: the Python standard library's own sources, found on this machine."""
+"""The embedded target's text, the Python standard library's own sources, its tokenizer, and its training rows.
+
+Every text starts with ``<s>``: encoding adds it, and training rows begin with it, so position 0 is always the same
+token and a natural attention sink. ``</s>`` ends a file.
+
+Legend: R rows, T predicted tokens of a row.
+"""
 
 import hashlib
 import sysconfig
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+if TYPE_CHECKING:  # they take seconds, and who asks which files there are needs none
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast
+
+BOS, EOS = "<s>", "</s>"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
 MOST_CHARACTERS = 500_000
@@ -16,7 +28,7 @@ _SKIPPED_FOLDERS = frozenset(
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
 
 
-class Source(NamedTuple):
+class CorpusFile(NamedTuple):
     """One file: its path below the standard library, with forward slashes, and its text."""
 
     path: str
@@ -26,8 +38,8 @@ class Source(NamedTuple):
 class Corpus(NamedTuple):
     """Files to train on and files never trained on, each sorted by path."""
 
-    train: list[Source]
-    held_out: list[Source]
+    train: list[CorpusFile]
+    held_out: list[CorpusFile]
 
     def record(self) -> list[dict[str, Any]]:
         """What was used: split, path, SHA-256 and length of every file."""
@@ -65,7 +77,7 @@ def corpus(seed: int) -> Corpus:
     return Corpus(train, held_out)
 
 
-def _read(root: Path, path: Path) -> Source | None:
+def _read(root: Path, path: Path) -> CorpusFile | None:
     relative = path.relative_to(root)
     if not _SKIPPED_FOLDERS.isdisjoint(relative.parts):
         return None
@@ -78,9 +90,76 @@ def _read(root: Path, path: Path) -> Source | None:
     if not LEAST_CHARACTERS <= len(text) <= MOST_CHARACTERS:
         return None
     prose = sum(character.isalpha() or character.isspace() for character in text)
-    return Source(relative.as_posix(), text) if prose >= LEAST_PROSE * len(text) else None
+    return CorpusFile(relative.as_posix(), text) if prose >= LEAST_PROSE * len(text) else None
 
 
 def _held_out(seed: int, path: str) -> bool:
     digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> "PreTrainedTokenizerFast":
+    """Train a byte-level BPE of exactly ``vocab_size`` tokens; decoded without special tokens, a text comes back whole.
+
+    Args:
+        texts: what to train on.
+        vocab_size: at least 258: two special tokens and every byte.
+        longest: the model's ``max_position_embeddings``.
+
+    Raises:
+        ValueError: the texts are too short for ``vocab_size`` tokens.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size}: the corpus yields a vocabulary of {tokenizer.get_vocab_size()} tokens; "
+            "choose that or a smaller one"
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A {BOS} $B",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=longest,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "<s>" written in a source is four characters, not the token
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def stream_rows(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], seq_len: int) -> "Tensor":
+    """Cut the texts, joined with ``</s>`` between them, into rows of ``<s>`` and ``seq_len`` tokens; the rest is lost.
+
+    A row may start anywhere in a file, so the model knows texts that begin in the middle.
+
+    Returns:
+        int64 (R, T + 1): the input is ``[:, :-1]``, what it should predict ``[:, 1:]``.
+
+    Raises:
+        ValueError: the texts do not fill one row.
+    """
+    import torch
+
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    stream = torch.tensor([id_ for ids in encoded for id_ in (*ids, tokenizer.eos_token_id)])
+    count = len(stream) // seq_len
+    if count == 0:
+        raise ValueError(f"seq_len is {seq_len}: the corpus has only {len(stream)} tokens for a row of this length")
+    pieces_RT = stream[: count * seq_len].view(count, seq_len)
+    return torch.cat([torch.full((count, 1), tokenizer.bos_token_id), pieces_RT], dim=1)

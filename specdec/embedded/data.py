@@ -1,16 +1,40 @@
-"""Prompts from text the embedded target was never trained on."""
+"""The embedded target's text as data: rows to train a drafter on, and prompts that nothing was ever trained on."""
 
 import random
 import re
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from specdec.embedded.corpus import Source, corpus
+import torch
+
+from specdec.data.module import TokenData
+from specdec.data.packing import Document
+from specdec.embedded.build import EmbeddedConfig
+from specdec.embedded.corpus import CorpusFile, corpus, stream_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
+
+
+class EmbeddedData(TokenData):
+    """The corpus that the embedded target was trained on: the same split by file and the same kind of rows, each of
+    which starts with ``<s>``."""
+
+    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """Rows of the training and of the held-out files."""
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise ValueError(
+                "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
+                "choose --data TextData or ChatData"
+            )
+        files = corpus(EmbeddedConfig().seed)
+        return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
+
+    def _rows(self, files: list[CorpusFile], tokenizer: Any) -> list[Document]:
+        rows_RT = stream_rows(tokenizer, [file.text for file in files], self.seq_len - 1)  # and <s>
+        return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]
 
 
 def held_out_prompts(
@@ -31,7 +55,7 @@ def held_out_prompts(
 
 
 def cut_prompts(
-    sources: list[Source], count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
+    sources: list[CorpusFile], count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[dict[str, Any]]:
     """Cut prompts from files, each from the start of a file or of a top-level function or class.
 
@@ -52,11 +76,11 @@ def cut_prompts(
     """
     if count < 1 or prompt_tokens < 2:
         raise ValueError(f"count is {count}, prompt_tokens is {prompt_tokens}: they must be at least 1 and 2")
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     files = [_prompts(source, prompt_tokens, tokenizer) for source in sources]
     for prompts in files:
-        chance.shuffle(prompts)
-    chance.shuffle(files)
+        generator.shuffle(prompts)
+    generator.shuffle(files)
     waiting, chosen = deque(deque(prompts) for prompts in files if prompts), list[dict[str, Any]]()
     while waiting and len(chosen) < count:
         prompts_left = waiting.popleft()
@@ -71,7 +95,7 @@ def cut_prompts(
     return chosen
 
 
-def _prompts(source: Source, length: int, tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
+def _prompts(source: CorpusFile, length: int, tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
     """Every prompt of a file, in order, none overlapping the one before."""
     prompts: list[dict[str, Any]] = []
     free = 0

@@ -1,29 +1,20 @@
-"""Training of the embedded target: next-token prediction under Lightning, on the CPU.
+"""Training of the embedded target: next-token prediction on the CPU, Muon with AdamW, linear warm-up and decay.
 
-Legend: B rows, T tokens, R all rows, V vocabulary.
+Legend: B rows of a batch, T tokens, R all rows.
 """
 
-import contextlib
-import logging
 import math
-import signal
 import time
-import warnings
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec.embedded.config import EmbeddedConfig
-from specdec.embedded.progress import progress
-from specdec.embedded.rows import spread, training_order
-from specdec.optimizers import MuonAdamW
+from specdec.embedded.build import EmbeddedConfig
+from specdec.nn.optimizers import MuonAdamW
+from specdec.utils.progress import progress
 
 EMBEDDING_STD = 0.2  # the embedding must not drown in what the layers add
 HELD_OUT_TOKENS = 65_536  # how much of the held-out text is scored
@@ -65,46 +56,6 @@ def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
     return model
 
 
-class PretrainModule(pl.LightningModule):
-    """Cross-entropy of the next token, Muon with AdamW, linear warm-up and decay."""
-
-    def __init__(self, model: LlamaForCausalLM, config: EmbeddedConfig) -> None:
-        super().__init__()
-        self.model, self.config = model, config
-
-    @property
-    def tokens_per_step(self) -> int:
-        """For progress reports."""
-        return self.config.tokens_per_step
-
-    def loss(self, rows_BT: Tensor) -> Tensor:
-        """Mean cross-entropy of a row's tokens after its first; a float32 scalar."""
-        logits_BTV = self.model(rows_BT[:, :-1], use_cache=False).logits
-        return cross_entropy(logits_BTV.flatten(0, 1).float(), rows_BT[:, 1:].flatten())
-
-    def training_step(self, batch: tuple[Tensor]) -> Tensor:
-        """Loss of one batch of rows."""
-        loss = self.loss(batch[0])
-        self.log("train_loss", loss, prog_bar=True)
-        return loss
-
-    def test_step(self, batch: tuple[Tensor]) -> None:
-        """Log the loss of held-out rows."""
-        self.log("held_out_loss", self.loss(batch[0]), batch_size=len(batch[0]))
-
-    def configure_optimizers(self) -> Any:
-        """Muon for the layers' matrices, AdamW for embedding, head and norms, one schedule for both."""
-        optimizer = MuonAdamW(self.model.named_parameters(), lr=self.config.lr, lr_rest=self.config.lr_rest)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _rate(self, step: int) -> float:
-        rising = math.ceil(self.config.warmup * self.config.steps)
-        if step < rising:
-            return (step + 1) / rising
-        return (self.config.steps - step) / (self.config.steps - rising)
-
-
 def pretrain(
     config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast, train_RT: Tensor, held_out_RT: Tensor
 ) -> Pretrained:
@@ -113,62 +64,45 @@ def pretrain(
     Args:
         config: shape and training.
         tokenizer: for the ids of ``<s>`` and ``</s>``.
-        train_RT: int64 rows, as :func:`specdec.embedded.rows.stream_rows` cuts them.
+        train_RT: int64 rows, as :func:`specdec.embedded.corpus.stream_rows` cuts them; all are read in random order,
+            then all again in another.
         held_out_RT: rows that are only scored; about :data:`HELD_OUT_TOKENS` tokens of them, evenly spaced.
     """
-    order = training_order(len(train_RT), config.steps * config.batch_size, config.seed)
-    batches = train_RT[order].view(config.steps, config.batch_size, -1)
-    module = PretrainModule(llama(config, tokenizer), config)
-    bar = progress()
-    with _without_tips(), _plain_interrupt():
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            devices=1,
-            precision="bf16-mixed" if config.precision == "bf16-mixed" else "32-true",
-            max_steps=config.steps,
-            gradient_clip_val=1.0,
-            callbacks=[bar],
-            enable_progress_bar=isinstance(bar, ProgressBar),
-            logger=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
-        started = time.monotonic()
-        trainer.fit(module, _loader(batches, None))
-        seconds = time.monotonic() - started
-        scored_RT = spread(held_out_RT, max(1, HELD_OUT_TOKENS // config.seq_len))
-        scores = trainer.test(module, _loader(scored_RT, config.batch_size), verbose=False)
-    return Pretrained(module.model.eval(), scores[0]["held_out_loss"], seconds)
+    model = llama(config, tokenizer).train()
+    rising = math.ceil(config.warmup * config.steps)
+    optimizer = MuonAdamW(model.named_parameters(), lr=config.lr, lr_rest=config.lr_rest)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: (step + 1) / rising if step < rising else (config.steps - step) / (config.steps - rising),
+    )
+
+    def loss(rows_BT: Tensor) -> Tensor:
+        """Mean cross-entropy of a row's tokens after its first; a float32 scalar."""
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.precision == "bf16-mixed"):
+            logits_BTV = model(rows_BT[:, :-1], use_cache=False).logits
+        return cross_entropy(logits_BTV.flatten(0, 1).float(), rows_BT[:, 1:].flatten())
+
+    started = time.monotonic()
+    with progress("pretraining", "tokens", config.steps * config.tokens_per_step) as done:
+        for rows_BT in train_RT[_order(len(train_RT), config)]:
+            optimizer.zero_grad()
+            loss(rows_BT).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            done(config.tokens_per_step)
+    seconds = time.monotonic() - started
+    model.eval()
+    count = min(len(held_out_RT), max(1, HELD_OUT_TOKENS // config.seq_len))
+    scored_RT = held_out_RT[torch.arange(count) * len(held_out_RT) // count]
+    with torch.inference_mode():
+        total = sum(float(loss(rows_BT)) * len(rows_BT) for rows_BT in scored_RT.split(config.batch_size))
+    return Pretrained(model, total / count, seconds)
 
 
-def _loader(rows: Tensor, batch_size: int | None) -> DataLoader[Any]:
-    own = torch.Generator()  # an iterator would draw on the global one otherwise
-    return DataLoader(TensorDataset(rows), batch_size=batch_size, generator=own)
-
-
-@contextlib.contextmanager
-def _without_tips() -> Iterator[None]:
-    """Keep Lightning's notes on what it has not found, and on a part of torch it still uses, to itself."""
-    chatter = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    level = chatter.level
-    chatter.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-            yield
-    finally:
-        chatter.setLevel(level)
-
-
-@contextlib.contextmanager
-def _plain_interrupt() -> Iterator[None]:
-    """Let Ctrl-C be a KeyboardInterrupt: Lightning turns it into a SystemExit and leaves SIGINT ignored."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SystemExit as error:
-        if not isinstance(error.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, handler)
-        raise error.__context__ from None
+def _order(rows: int, config: EmbeddedConfig) -> Tensor:
+    """Numbers of the rows of every batch, int64 (steps, B)."""
+    generator, wanted = torch.Generator().manual_seed(config.seed), config.steps * config.batch_size
+    passes = -(-wanted // rows)
+    order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(passes)])[:wanted]
+    return order.view(config.steps, config.batch_size)

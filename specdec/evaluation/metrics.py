@@ -1,193 +1,205 @@
-"""What is measured by decoding, as torchmetrics. ``docs/metrics.md`` defines every number.
+"""What decoded answers say: every figure of ``metrics.json``, which ``docs/evaluate.md`` defines.
 
-Legend: Q target passes, P prompts.
+A figure is a function of answers. Where it has an interval it is a statistic of sums over prompts, in an order that
+depends on the prompts' ids alone; times are summed in whole nanoseconds, so that the order of answers changes nothing.
+
+Legend: P prompts, F sums of each.
 """
 
+import hashlib
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
-from torchmetrics import MetricCollection
+import torch
+from torch import Tensor
+from torchmetrics import Metric
 
-from specdec.evaluation.answer_metric import AnswerMetric, measured, speedup
-from specdec.evaluation.statistics import Interval
-from specdec.evaluation.table import Passes, per_prompt
-
-CONTEXT_EDGES = tuple(2**power for power in range(7, 18))  # 128 to 131,072 tokens
-
-
-class Positions(NamedTuple):
-    """Acceptance by draft position k = 1, 2, ..., to the deepest draft."""
-
-    joint: list[float]
-    """Share of target passes that accepted at least k drafts; empty without a pass."""
-    conditional: list[float | None]
-    """The same among passes that accepted k - 1; None where there is no such pass."""
+from specdec.evaluation.answers import Answer, answer_of
+from specdec.evaluation.statistics import Array, Interval, interval
 
 
-class PassTimes(NamedTuple):
-    """Milliseconds per target pass; None where not measured."""
-
-    draft_ms: Interval | None
-    verify_ms: Interval | None
-
-
-class Rates(NamedTuple):
-    """Tokens per second, pooled over answers; None where no time was measured."""
-
-    speculative: float | None
-    plain: float | None
+def per_prompt(answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()) -> Array:
+    """What ``of`` give for each answer, summed over each prompt, (P, F); ``prompts`` have a row in any case."""
+    sums = {prompt_id: np.zeros(len(of)) for prompt_id in {*prompts, *(one.prompt_id for one in answers)}}
+    for one in answers:
+        sums[one.prompt_id] += [number(one) for number in of]
+    # an order that has nothing to do with the answers, the same on every process
+    order = sorted(
+        sums, key=lambda name: int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+    )
+    return np.array([sums[name] for name in order]).reshape(-1, len(of))
 
 
-class Group(NamedTuple):
-    """Some of the passes and answers."""
-
-    name: str
-    prompts: int
-    passes: int
-    acceptance_length: Interval | None
-    speedup: Interval | None
+def committed(one: Answer) -> int:
+    """Tokens that an answer's target passes committed, bonus tokens included."""
+    return sum(one.accepted) + len(one.accepted)
 
 
-class AcceptanceLength(AnswerMetric):
+def passes(one: Answer) -> int:
+    """Target passes of an answer."""
+    return len(one.accepted)
+
+
+def _pooled(
+    answers: Sequence[Answer], part: Callable[[Answer], float], of: Callable[[Answer], float], scale: float = 1
+) -> Interval | None:
+    """The sum of one over the sum of the other; prompts that have none of the other do not enter."""
+    sums_P2 = per_prompt(answers, part, of)
+    return interval(sums_P2[sums_P2[:, 1] > 0] / (scale, 1))
+
+
+def acceptance_length(answers: Sequence[Answer]) -> Interval | None:
     """Tokens committed per target pass, bonus token included, pooled over passes."""
-
-    def compute(self) -> Interval | None:
-        return self.length(self.every_pass())
+    return _pooled(answers, committed, passes)
 
 
-class AcceptedDrafts(AnswerMetric):
-    """Drafts accepted per target pass, without the bonus token: acceptance length less one."""
-
-    def compute(self) -> Interval | None:
-        passes = self.every_pass()
-        return self.interval(per_prompt(passes.prompt, passes.accepted, 1))
-
-
-class DraftAcceptanceRate(AnswerMetric):
+def draft_acceptance_rate(answers: Sequence[Answer]) -> Interval | None:
     """Drafts accepted over those of every pass's longest path."""
-
-    def compute(self) -> Interval | None:
-        passes = self.every_pass()
-        sums_P2 = per_prompt(passes.prompt, passes.accepted, passes.drafted)
-        return self.interval(sums_P2[sums_P2[:, 1] > 0])
+    return _pooled(answers, lambda one: sum(one.accepted), lambda one: sum(one.drafted))
 
 
-class AcceptedHistogram(AnswerMetric):
+def histogram(answers: Sequence[Answer]) -> list[int]:
     """Number of target passes by accepted drafts: 0, 1, ..., the deepest draft."""
-
-    def compute(self) -> list[int]:
-        return _histogram(self.every_pass())
-
-
-class AcceptedPerPosition(AnswerMetric):
-    """Joint and conditional acceptance by position; acceptance length is 1 + the sum of the joint ones."""
-
-    def compute(self) -> Positions:
-        counts = _histogram(self.every_pass())
-        reached = [sum(counts[k:]) for k in range(len(counts))]  # passes with at least k accepted, from k = 0
-        if not reached[0]:
-            return Positions([], [])
-        return Positions(
-            joint=[count / reached[0] for count in reached[1:]],
-            conditional=[now / before if before else None for before, now in itertools.pairwise(reached)],
-        )
+    counts = Counter(count for one in answers for count in one.accepted)
+    deepest = max((depth for one in answers for depth in one.drafted), default=0)
+    return [counts[k] for k in range(deepest + 1)]
 
 
-class PassTime(AnswerMetric):
-    """Milliseconds of drafting and of verification per target pass."""
+def accepted_per_position(answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """For draft positions k = 1, 2, ...: which share of passes accepted at least k drafts (``joint``), and which share
+    of those that accepted k - 1 (``conditional``). Acceptance length is 1 plus the sum of the joint ones."""
+    counts = histogram(answers)
+    reached = [sum(counts[k:]) for k in range(len(counts))]  # passes with at least k accepted, from k = 0
+    if not reached[0]:
+        return {"joint": [], "conditional": []}
+    return {
+        "joint": [count / reached[0] for count in reached[1:]],
+        "conditional": [now / before if before else None for before, now in itertools.pairwise(reached)],
+    }
 
-    def compute(self) -> PassTimes:
-        passes, times = self.every_pass(), []
-        for ns_Q in (passes.draft_ns, passes.verify_ns):
-            known_Q = ns_Q >= 0
-            sums_P2 = per_prompt(passes.prompt[known_Q], ns_Q[known_Q], 1)
-            times.append(self.interval(sums_P2 / (1e6, 1)))
-        return PassTimes(*times)
+
+def _both_ways(answers: Sequence[Answer]) -> Array:
+    """Tokens, nanoseconds and both of plain decoding, of every prompt, (P, 4)."""
+    return per_prompt(
+        answers, lambda one: one.tokens, lambda one: round(one.seconds * 1e9),
+        lambda one: one.plain_tokens, lambda one: round(one.plain_seconds * 1e9),
+    )  # fmt: skip
 
 
-class TokensPerSecond(AnswerMetric):
+def tokens_per_second(answers: Sequence[Answer]) -> dict[str, float | None]:
     """All tokens over all seconds, of speculative and of plain decoding."""
-
-    def compute(self) -> Rates:
-        turns = self.every_turn()
-        return Rates(
-            _rate(turns.tokens.sum(), turns.nanoseconds.sum()),
-            _rate(turns.plain_tokens.sum(), turns.plain_nanoseconds.sum()),
-        )
+    own, own_ns, plain, plain_ns = _both_ways(answers).sum(0).tolist()
+    rates = {"speculative": (own, own_ns), "plain": (plain, plain_ns)}
+    return {kind: tokens / (ns / 1e9) if ns else None for kind, (tokens, ns) in rates.items()}
 
 
-class Speedup(AnswerMetric):
+def speedup(answers: Sequence[Answer]) -> Interval | None:
     """Ratio of the two pooled rates, of prompts decoded both ways."""
-
-    def compute(self) -> Interval | None:
-        return self.pooled_speedup(self.every_turn())
-
-
-class SpeedupPerPrompt(AnswerMetric):
-    """Mean over prompts of each prompt's own speed-up, all its turns together."""
-
-    def compute(self) -> Interval | None:
-        ratio_P = speedup(measured(self.every_turn()))
-        return self.interval(np.stack([ratio_P, np.ones_like(ratio_P)], axis=-1))
+    sums_P4 = _both_ways(answers)
+    both_P4 = sums_P4[(sums_P4 > 0).all(1)]
+    return interval(both_P4, lambda sums: (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2]))
 
 
-class ByCategory(AnswerMetric):
-    """Acceptance length and speed-up of every category that has an answer, in the order of ``categories``."""
+def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
+    """Milliseconds of drafting and of verification per target pass, of the passes that recorded them."""
 
-    def compute(self) -> list[Group]:
-        passes, turns, out = self.every_pass(), self.every_turn(), []
-        for index, name in enumerate(self.categories or []):
-            own, answered = passes.where(passes.category == index), turns.where(turns.category == index)
-            if prompts := len(np.unique(answered.prompt)):
-                out.append(Group(name, prompts, len(own.prompt), self.length(own), self.pooled_speedup(answered)))
-        return out
+    def mean(times: Callable[[Answer], Sequence[float]]) -> Interval | None:
+        return _pooled(answers, lambda one: sum(round(ms * 1e6) for ms in times(one)), lambda one: len(times(one)), 1e6)
+
+    return {"draft_ms": mean(lambda one: one.draft_ms), "verify_ms": mean(lambda one: one.verify_ms)}
 
 
-class ByContext(AnswerMetric):
-    """Acceptance length by committed tokens before the pass, in buckets that double; empty where not recorded."""
-
-    def compute(self) -> list[Group]:
-        passes, out = self.every_pass(), []
-        for low, high in itertools.pairwise((0, *CONTEXT_EDGES, np.iinfo(np.int64).max)):
-            own = passes.where((low <= passes.context) & (passes.context < high))
-            if len(own.prompt):
-                name = f"{low}-{high - 1}" if high in CONTEXT_EDGES else f"{low} and more"
-                out.append(Group(name, len(np.unique(own.prompt)), len(own.prompt), self.length(own), None))
-        return out
+def by_category(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Acceptance length and speed-up of every category that has an answer, JSON-ready."""
+    out = {}
+    for name in sorted({one.category for one in answers if one.category is not None}):
+        own = [one for one in answers if one.category == name]
+        out[name] = {**_counts(own), "acceptance_length": _json(acceptance_length(own)), **_speed(own)}
+    return out
 
 
-METRICS: dict[str, type[AnswerMetric]] = {
-    "acceptance_length": AcceptanceLength,
-    "accepted_drafts": AcceptedDrafts,
-    "draft_acceptance_rate": DraftAcceptanceRate,
-    "accepted_per_position": AcceptedPerPosition,
-    "histogram": AcceptedHistogram,
-    "pass_time": PassTime,
-    "tokens_per_second": TokensPerSecond,
-    "speedup": Speedup,
-    "speedup_per_prompt": SpeedupPerPrompt,
-    "by_category": ByCategory,
-    "by_context": ByContext,
-}
+def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dict[str, Any]:
+    """All figures of a draft shape's answers, JSON-ready; a number that was not measured is None.
 
-
-def decoding_metrics(categories: Sequence[str] | None = None, only: Sequence[str] = tuple(METRICS)) -> MetricCollection:
-    """The metrics by the names that ``metrics.json`` gives them; the answers are kept once for all.
-
-    Args:
-        categories: as of :class:`AnswerMetric`.
-        only: some of the names.
+    Raises:
+        ValueError: the answers hold no target pass.
     """
-    metrics: dict[str, Any] = {name: METRICS[name](categories) for name in only}
-    return MetricCollection(metrics, compute_groups=[list(only)])
+    if not any(map(passes, answers)):
+        raise ValueError("no target pass to take statistics of: decode at least one prompt, with more new tokens")
+    return {
+        "shape": name,
+        "shape_config": config,
+        **_counts(answers),
+        "answers": len(answers),
+        "tokens": sum(answer.tokens for answer in answers),
+        "acceptance_length": _json(acceptance_length(answers)),
+        "draft_acceptance_rate": _json(draft_acceptance_rate(answers)),
+        "accepted_per_position": accepted_per_position(answers),
+        "histogram": histogram(answers),
+        "tokens_per_second": tokens_per_second(answers),
+        **_speed(answers),
+        "pass_time": {kind: _json(found) for kind, found in pass_time(answers).items()},
+        "by_category": by_category(answers),
+        **_identity(answers),
+    }
 
 
-def _histogram(passes: Passes) -> list[int]:
-    deepest = int(passes.drafted.max(initial=0))
-    return np.bincount(passes.accepted, minlength=deepest + 1).tolist()
+def baseline_summary(name: str, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The speed of a baseline beside plain decoding."""
+    rate = tokens_per_second(answers)["speculative"]
+    counts = {"baseline": name, "tokens": sum(one.tokens for one in answers), "tokens_per_second": rate}
+    return {**counts, **_speed(answers), **_identity(answers)}
 
 
-def _rate(tokens: Any, nanoseconds: Any) -> float | None:
-    return float(tokens / (nanoseconds / 1e9)) if nanoseconds else None
+def _counts(answers: Sequence[Answer]) -> dict[str, int]:
+    return {"prompts": len({one.prompt_id for one in answers}), "passes": sum(map(passes, answers))}
+
+
+def _speed(answers: Sequence[Answer]) -> dict[str, Any]:
+    found = speedup(answers)
+    low_high = {"low": found.low, "high": found.high} if found else None
+    return {"speedup": found.mean if found else None, "speedup_interval": low_high}
+
+
+def _identity(answers: Sequence[Answer]) -> dict[str, int]:
+    identical, compared = (sum(one.identical in kinds for one in answers) for kinds in ((True,), (True, False)))
+    return {"identical_outputs": identical, "compared_outputs": compared}
+
+
+def _json(found: Interval | None) -> dict[str, Any] | None:
+    return found._asdict() if found else None
+
+
+class DecodingMetrics(Metric):
+    """Acceptance length and positions of all processes' answers; a process without an answer takes part too."""
+
+    full_state_update = False
+    rows: list[Tensor] | Tensor
+    """Answers as lines of JSON, in bytes: what processes can send to each other, and no cast of a module rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", [], dist_reduce_fx="cat")
+
+    def update(self, answers: Sequence[Answer]) -> None:
+        """Add answers, if any."""
+        text = "".join(json.dumps(one._asdict()) + "\n" for one in answers)
+        assert isinstance(self.rows, list)
+        self.rows.append(torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device))
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gather; a process that never had an answer sends no bytes, which torchmetrics needs a tensor for."""
+        if isinstance(self.rows, list) and not self.rows:
+            self.rows.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
+        super().sync(*args, **kwargs)
+
+    def compute(self) -> tuple[Interval | None, list[float]]:
+        """The acceptance length, and the shares of passes that accepted at least 1, 2, ... drafts."""
+        rows = self.rows if isinstance(self.rows, list) else [self.rows]
+        text = b"".join(bytes(one.tolist()) for one in rows).decode()
+        answers = [answer_of(json.loads(line)) for line in text.splitlines()]
+        return acceptance_length(answers), accepted_per_position(answers)["joint"]

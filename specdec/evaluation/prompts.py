@@ -1,14 +1,23 @@
-"""Prompts to evaluate on, from files and the Hugging Face Hub."""
+"""Prompts to evaluate on, from files and the Hugging Face Hub, and the conversation that each becomes as token ids."""
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from specdec.evaluation.layouts import ID_COLUMNS, Asked, BlankError, Layout, named, recognise, text
-from specdec.evaluation.rows import Row, read_rows, stem
+from jinja2 import TemplateError
+
+from specdec.data.layouts import PROMPTS, Layout, Question, named, recognise
+from specdec.data.rows import read_rows, stem
+from specdec.decoding import check_length
+from specdec.target import Target
+
+log = logging.getLogger(__name__)
+
+BLANK = "it is empty, or a part of it is"
 
 
 class Prompt(NamedTuple):
@@ -27,12 +36,8 @@ class Prompt(NamedTuple):
 def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layouts: Sequence[str] = ()) -> list[Prompt]:
     """Read prompts from files and Hub data, the first ``limit`` of all together.
 
-    :func:`~specdec.evaluation.rows.read_rows` says what can be read, :mod:`specdec.evaluation.layouts` what rows may
-    hold. Their id is ``question_id``, ``prompt_id``, ``task_id`` or ``id``, else the line or row; one that occurs in
-    several files gets the file's stem in front. Their ``category``, if they bring none, is the suite's.
-
-    Args:
-        layouts: names of layouts; a row that has the columns of one of them is read so, the first of them winning.
+    An id (a row's own, else its line) that occurs in several files gets the file's stem in front. A row that has the
+    columns of one of ``layouts`` is read so, the first of them winning.
 
     Raises:
         ValueError: a source cannot be read or used; the message names it, the line and what is wrong.
@@ -41,13 +46,12 @@ def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layout
         raise ValueError("no prompt file given")
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}: it must be at least 1")
-    preferred = named(layouts)
+    preferred = named(layouts, PROMPTS)
     used: set[str] = set()
     names = [str(source) for source in sources]
     loaded = [(name, _load(name, preferred, used)) for name in names]
-    for layout in preferred:
-        if layout.name not in used:
-            raise ValueError(f"layouts: no row is read as {layout.name} ({', '.join(sorted(layout.columns))})")
+    if unused := [layout for layout in preferred if layout.name not in used]:
+        raise ValueError(f"layouts: no row is read as {unused[0].name} ({unused[0].needs})")
     times_used = Counter(prompt.prompt_id for _, prompts in loaded for prompt in prompts)
     stems = Counter(stem(name) for name in names)
     unique: dict[str, Prompt] = {}
@@ -61,37 +65,166 @@ def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layout
     return list(unique.values())[:limit]
 
 
+def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prompt]:
+    prompts: dict[str, Prompt] = {}
+    for row in read_rows(source):
+        layout = recognise(row.values, row.place, PROMPTS, preferred)
+        used.add(layout.name)
+        category = row.values.get("category", "") or layout.category  # EAGLE's own files have empty ones
+        if not isinstance(category, str | None):
+            raise ValueError(f"{row.place}: category must be a string, not {type(category).__name__}")
+        question: Question = layout.read(row.values, row.place)
+        name = row.own_id or row.name
+        if name in prompts:
+            raise ValueError(f"{row.place}: id {name} is taken already")
+        prompts[name] = Prompt(name, category, *(Question(text="") if question.blank else question))
+    if not prompts:
+        raise ValueError(f"{source}: there is no prompt in it")
+    return list(prompts.values())
+
+
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """SHA-256 of what is asked, whatever the files are called."""
     return hashlib.sha256(json.dumps([prompt._asdict() for prompt in prompts]).encode()).hexdigest()
 
 
-def _load(source: str, preferred: Sequence[Layout], used: set[str]) -> list[Prompt]:
-    prompts: list[Prompt] = []
-    places: dict[str, str] = {}
-    for row in read_rows(source):
-        layout = recognise(row.values, row.place, preferred)
-        used.add(layout.name)
-        prompt = _prompt(row, layout)
-        if prompt.prompt_id in places:
-            other = places[prompt.prompt_id].removeprefix(f"{source}, ")
-            raise ValueError(f"{row.place}: id {prompt.prompt_id} is taken by {other} already")
-        places[prompt.prompt_id] = row.place
-        prompts.append(prompt)
-    if not prompts:
-        raise ValueError(f"{source}: there is no prompt in it")
-    return prompts
+def template_sha256(tokenizer: Any, prompts: Sequence[Prompt]) -> str | None:
+    """SHA-256 of the chat template's text; None if no prompt is rendered by it."""
+    template = tokenizer.chat_template
+    if all(prompt.text is not None for prompt in prompts):
+        return None
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)  # several, by name
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _prompt(row: Row, layout: Layout) -> Prompt:
-    prompt_id = next((row.values[key] for key in ID_COLUMNS if key in row.values), row.name)
-    if isinstance(prompt_id, bool) or not isinstance(prompt_id, str | int):
-        raise ValueError(f"{row.place}: the id must be a string or an integer, not {type(prompt_id).__name__}")
-    category = layout.category
-    if row.values.get("category", "") != "":  # EAGLE's own files have empty ones
-        category = text(row.values["category"], f"{row.place}: category")
+class PromptConversation:
+    """One prompt as token ids, turn by turn: ``next_ids``, then ``add_answer``, until ``next_ids`` is None.
+
+    Each turn's ids hold the whole conversation so far, rendered anew; a template may change what came before (some
+    drop earlier reasoning), so they need not begin with the ids of the turn before.
+
+    Args:
+        system: the system prompt.
+        thinking: the template's ``enable_thinking``; None leaves it to the template.
+
+    Raises:
+        ValueError: the tokenizer has no chat template and the prompt needs one, or an option does not apply.
+    """
+
+    def __init__(self, prompt: Prompt, tokenizer: Any, system: str | None = None, thinking: bool | None = None) -> None:
+        self.prompt, self.tokenizer, self.thinking = prompt, tokenizer, thinking
+        self._messages = list(prompt.messages or [])
+        self._turns_left = list(prompt.turns or [])
+        self._done = False
+        if prompt.text == "":
+            return  # next_ids will say so
+        wrong = None
+        if prompt.text is not None:
+            if system is not None or thinking is not None:
+                what = "thinking" if system is None else "system prompt"
+                wrong = f"raw text takes no {what}, which is a chat's; use a `turns` or `messages` row"
+        elif tokenizer.chat_template is None:
+            wrong = (
+                "the tokenizer has no chat template, which a conversation needs; `prompt` rows, plain text files and "
+                "--layouts humaneval_raw do without"
+            )
+        elif system is not None:
+            if any(message["role"] in ("system", "developer") for message in self._messages):
+                wrong = "it brings its own system message; drop that or the system prompt"
+            self._messages.insert(0, {"role": "system", "content": system})
+        if wrong:
+            raise ValueError(f"prompt {prompt.prompt_id}: {wrong}")
+
+    def next_ids(self) -> list[int] | None:
+        """Token ids the target is to continue, or None after the last turn; ValueError if there cannot be any."""
+        if self._done:
+            return None
+        if self.prompt.text == "":
+            raise ValueError(f"prompt {self.prompt.prompt_id}: {BLANK}")
+        if self.prompt.text is not None:
+            ids = self.tokenizer.encode(self.prompt.text, add_special_tokens=True)
+        else:
+            if self._turns_left:
+                self._messages.append({"role": "user", "content": self._turns_left.pop(0)})
+            # the template writes the special tokens itself: adding them again would double the first one
+            ids = self.tokenizer.encode(self._render(self.thinking), add_special_tokens=False)
+        if not ids:
+            raise ValueError(f"prompt {self.prompt.prompt_id}: the tokenizer makes no tokens of it")
+        self._done = not self._turns_left
+        return list(ids)
+
+    def add_answer(self, ids: Sequence[int]) -> None:
+        """The target's answer, which the next turn builds on; special tokens in it are dropped."""
+        if not self._done:
+            content = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+            self._messages.append({"role": "assistant", "content": content})
+
+    def heeds_thinking(self) -> bool:
+        """Whether ``enable_thinking`` makes a difference to how the template writes the conversation so far."""
+        try:
+            return self._render(thinking=True) != self._render(thinking=False)
+        except ValueError:  # it refuses one of them, so it reads it
+            return True
+
+    def _render(self, thinking: bool | None) -> str:
+        more: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(self._messages, add_generation_prompt=True, tokenize=False, **more)
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = f"the chat template refuses this conversation: {' '.join(str(error).split())}"
+            raise ValueError(f"prompt {self.prompt.prompt_id}: {reason}") from error
+
+
+class Skipped(NamedTuple):
+    """A prompt that was left out, with all its turns."""
+
+    prompt_id: str
+    reason: str
+
+
+def next_ids(
+    conversation: PromptConversation, target: Target, max_new_tokens: int, nodes: int = 1
+) -> list[int] | Skipped | None:
+    """The next turn's ids, None after the last, or why it cannot be decoded; ``nodes`` as of :func:`check_length`."""
+    prompt_id = conversation.prompt.prompt_id
     try:
-        asked = layout.ask(row.values, row.place)
-    except BlankError:
-        asked = Asked(text="")
-    return Prompt(str(prompt_id), category, *asked)
+        ids = conversation.next_ids()
+        if ids is not None:
+            check_length(target, ids, max_new_tokens, nodes)
+    except ValueError as error:
+        return Skipped(prompt_id, str(error).removeprefix(f"prompt {prompt_id}: "))
+    return ids
+
+
+def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
+    """Warn of prompts that were left out; raise ValueError if all were."""
+    if not skipped:
+        return
+    name, reason = skipped[0]
+    if len(skipped) == prompts:
+        raise ValueError(f"prompt {name}: {reason}" + (f"; none of {prompts} can be decoded" if prompts > 1 else ""))
+    names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+    log.warning("%d of %d prompts were left out (%s); %s: %s", len(skipped), prompts, names, name, reason)
+
+
+def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Those that can be asked of whoever renders them itself; ValueError if none is left."""
+    check_skipped([Skipped(prompt.prompt_id, BLANK) for prompt in prompts if prompt.text == ""], len(prompts))
+    return [prompt for prompt in prompts if prompt.text != ""]
+
+
+def first_turns(
+    target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int = 1
+) -> tuple[list[list[int]], list[Skipped]]:
+    """What the target is asked first by every prompt, and the prompts left out.
+
+    Raises:
+        ValueError: none is left; or the target has no chat template and a prompt needs one.
+    """
+    conversations = [PromptConversation(prompt, target.tokenizer) for prompt in prompts]
+    asked = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
+    skipped = [one for one in asked if isinstance(one, Skipped)]
+    check_skipped(skipped, len(prompts))
+    return [one for one in asked if isinstance(one, list)], skipped

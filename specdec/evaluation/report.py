@@ -1,186 +1,108 @@
-"""Results for machines and for people: ``metrics.json``, ``report.md`` and a table on the terminal."""
+"""What ``metrics.json`` holds, for people: a table on the terminal, ``report.md`` and one picture."""
 
-import math
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec.evaluation.markdown import bracketed, cell, few_prompts, settings_table, table
-from specdec.evaluation.statistics import METHOD, RESAMPLES, SEED
-from specdec.files import write_json, write_text
+from specdec.evaluation.statistics import HOW
+from specdec.evaluation.style import GREY, bracketed, few_prompts, label, settings_table, style, table
+from specdec.utils.files import staged, write_text
 
 _DEFINITIONS = f"""\
 - **Acceptance length**: tokens committed per target pass, the target's own (bonus) token included, pooled over all
-  passes; 1 means that no draft was ever accepted. **Accepted drafts** leave that token out. The **draft acceptance
-  rate** divides them by the drafts of the longest path.
-- **Joint acceptance at position k**: share of target passes that accepted at least k drafts. Acceptance length is
-  1 plus the sum of these.
-- **Conditional acceptance at position k**: the same among the passes that accepted k - 1. Passes whose draft was
-  shallower than k count as not accepting, in both.
-- **Tokens/s**: all new tokens over all seconds. **Speed-up** is the ratio of the two rates; **speed-up per prompt**
-  is the mean of each prompt's own ratio.
-- **Brackets**: {METHOD}, all turns of a prompt together, {RESAMPLES:,} resamples, seed {SEED}.
-- **Identical outputs**: answers that equal plain decoding token by token, of those compared. Greedily, and with the
-  rule one_hot, speculative decoding gives the tokens of plain decoding from the same seed in exact arithmetic. In
-  floating point a pass over several tokens rounds differently from a pass over one, so where two tokens are almost
-  equally likely the choice can flip, and the rest of that answer with it; the lower the precision, the more often.
-  Outputs of the other rules are not compared: they agree in distribution only.
+  passes; 1 means that no draft was ever accepted.
+- **Joint acceptance at position k**: share of target passes that accepted at least k drafts; **conditional**: the same
+  among the passes that accepted k - 1. The **draft acceptance rate** is accepted drafts over those of the longest path.
+- **Tokens/s**: all new tokens over all seconds of whole calls, the prompt's pass included, without compilation.
+  **Speed-up** is the ratio of the two rates.
+- **Identical outputs**: answers that equal plain decoding token by token, of those compared. Where two tokens are
+  almost equally likely, rounding can flip the choice, and with it the rest of that answer.
+- **Brackets**: {HOW}, all turns of a prompt together.
 """
-
-
-def write_metrics(directory: Path | str, results: list[dict[str, Any]], **context: Any) -> Path:
-    """Write ``metrics.json`` atomically: the results, and the context beside them.
-
-    Raises:
-        ValueError: a number is not finite (the message says which), or the file cannot be written.
-    """
-    metrics = {"results": results, **context}
-    _check_finite(metrics, "metrics")
-    path = Path(directory) / "metrics.json"
-    write_json(path, metrics)
-    return path
-
-
-def write_report(directory: Path | str, metrics: dict[str, Any], figure: str | None = None) -> Path:
-    """Write ``report.md``; ``figure`` is the plot's path relative to ``directory``."""
-    results = metrics["results"]
-    lines = ["# Evaluation", "", *table(_HEADINGS, [_overview(result) for result in results]), ""]
-    lines += [f"{note}\n" for note in _notes(results)]
-    if figure is not None:
-        lines += [f"![Acceptance and speed]({figure})", ""]
-    if rows := [_baseline_row(one) for one in metrics.get("baselines", [])]:
-        lines += ["## Baselines", "", *table(_BASELINE_HEADINGS, rows), ""]
-    lines += ["## Acceptance by position", ""]
-    for result in results:
-        drafts, rate = (_interval(result[name]) for name in ("accepted_drafts", "draft_acceptance_rate"))
-        lines += [f"### {cell(result['growth'])}", "", *_positions_table(result), ""]
-        lines += [f"Accepted drafts per pass {drafts}, draft acceptance rate {rate}.", ""]
-    if rows := [row for result in results for row in _category_rows(result)]:
-        lines += ["## By category", ""]
-        lines += [*table(["Growth", "Category", "Prompts", "Acceptance length", "Speed-up"], rows, left=2), ""]
-    if rows := [row for result in results for row in _context_rows(result)]:
-        lines += ["## By context length", "", "Committed tokens before the pass, the prompt's included.", ""]
-        headings = ["Growth", "Tokens", "Prompts", "Passes", "Acceptance length"]
-        lines += [*table(headings, rows, left=2), ""]
-    if rows := [row for result in results if (row := _time_row(result))]:
-        lines += ["## Time per pass", "", *table(["Growth", "Drafting", "Verification"], rows), ""]
-    if rows := [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]:
-        lines += ["## Prompts left out", "", *table(["Prompt", "Reason"], rows, left=2), ""]
-    lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
-    context = {key: value for key, value in metrics.items() if key not in ("results", "baselines", "skipped")}
-    context |= context.pop("provenance", None) or {}
-    growths = [(f"growth {result['growth']}", result["growth_config"]) for result in results]
-    lines += settings_table([*context.items(), *growths])
-    path = Path(directory) / "report.md"
-    write_text(path, "\n".join(lines) + "\n")
-    return path
+_HEADINGS = (
+    "Draft shape", "Prompts", "Acceptance length", "Tokens/s", "Plain tokens/s", "Speed-up", "Identical outputs",
+)  # fmt: skip
 
 
 def print_results(metrics: dict[str, Any], console: Console) -> None:
-    """Show the results as one table on the terminal."""
+    """Show the results, and those of baselines, as one table on the terminal."""
     shown = Table(title="Evaluation", caption="acceptance length counts the bonus token; brackets: 95 %")
     for index, heading in enumerate(_HEADINGS):
         shown.add_column(heading, justify="right" if index else "left")
-    for result in metrics["results"]:
-        shown.add_row(*[Text(text) for text in _overview(result)])
-    for baseline in metrics.get("baselines", []):
-        name, rate, speed, per_prompt, same = _baseline_row(baseline)
-        shown.add_row(name, "", "-", rate, "", speed, per_prompt, same)
+    for row in _rows(metrics):
+        shown.add_row(*map(Text, row))
     console.print(shown)
-    for note in _notes(metrics["results"]):
+    for note in _notes(metrics):
         console.print(Text(note), style="yellow")
 
 
-_HEADINGS = [
-    "Growth", "Prompts", "Acceptance length", "Tokens/s", "Plain tokens/s", "Speed-up", "Speed-up per prompt",
-    "Identical outputs",
-]  # fmt: skip
+def write_report(path: Path | str, metrics: dict[str, Any], figure: str) -> None:
+    """Write the report in Markdown; ``figure`` is the plot's path relative to its folder."""
+    results = metrics["results"]
+    lines = ["# Evaluation", "", *table(_HEADINGS, _rows(metrics)), "", *(f"{note}\n" for note in _notes(metrics))]
+    lines += [f"![Acceptance and speed]({figure})", ""]
 
+    def section(title: str, headings: tuple[str, ...], rows: list[list[str]], left: int = 2) -> None:
+        if rows:
+            lines.extend([f"## {title}", "", *table(headings, rows, left=left), ""])
 
-def _overview(result: dict[str, Any]) -> list[str]:
-    compared = result["compared_outputs"]
-    rates = result["tokens_per_second"]
-    return [
-        result["growth"],
-        str(result["prompts"]),
-        _interval(result["acceptance_length"]),
-        _number(rates["speculative"], 1),
-        _number(rates["plain"], 1),
-        _speed(result),
-        _interval(result["speedup_per_prompt"], "x"),
-        f"{result['identical_outputs']} of {compared}" if compared else "not compared",
-    ]
-
-
-_BASELINE_HEADINGS = ["Baseline", "Tokens/s", "Speed-up", "Speed-up per prompt", "Identical outputs"]
-
-
-def _baseline_row(baseline: dict[str, Any]) -> list[str]:
-    compared = baseline["compared_outputs"]
-    return [
-        baseline["baseline"],
-        _number(baseline["tokens_per_second"], 1),
-        _speed(baseline),
-        _interval(baseline["speedup_per_prompt"], "x"),
-        f"{baseline['identical_outputs']} of {compared}" if compared else "not compared",
-    ]
-
-
-def _notes(results: list[dict[str, Any]]) -> list[str]:
-    return few_prompts(min((result["prompts"] for result in results), default=0))
-
-
-def _positions_table(result: dict[str, Any]) -> list[str]:
-    joint, conditional = result["accepted_per_position"].values()
-    passes = result["histogram"]
-    rows = [["0", "", "", str(passes[0])]] + [
-        [str(k), _number(together, 3), _number(given, 3), str(count)]
-        for k, (together, given, count) in enumerate(zip(joint, conditional, passes[1:], strict=True), start=1)
-    ]
-    return table(["Drafts k", "Joint", "Conditional", "Passes with exactly k"], rows)
-
-
-def _context_rows(result: dict[str, Any]) -> list[list[str]]:
-    return [
-        [result["growth"], tokens, str(part["prompts"]), str(part["passes"]), _interval(part["acceptance_length"])]
-        for tokens, part in result["by_context"].items()
-    ]
-
-
-def _time_row(result: dict[str, Any]) -> list[str] | None:
-    times = list(result["pass_time"].values())
-    return [result["growth"], *(_interval(time, " ms") for time in times)] if any(times) else None
-
-
-def _category_rows(result: dict[str, Any]) -> list[list[str]]:
-    return [
-        [
-            result["growth"],
-            category,
-            str(part["prompts"]),
-            _interval(part["acceptance_length"]),
-            _speed(part),
-        ]
+    positions = []
+    for result in results:
+        joint, conditional = result["accepted_per_position"].values()
+        rates = zip([None, *joint], [None, *conditional], result["histogram"], strict=True)
+        for k, (*shares, count) in enumerate(rates):
+            positions.append([result["shape"], str(k), *(_number(share, 3) for share in shares), str(count)])
+    headings = ("Draft shape", "Drafts k", "Joint", "Conditional", "Passes with exactly k")
+    section("Acceptance by position", headings, positions, left=1)
+    by_category = [
+        [result["shape"], category, str(part["prompts"]), _interval(part["acceptance_length"]), _speed(part)]
+        for result in results
         for category, part in result["by_category"].items()
     ]
+    section("By category", ("Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"), by_category)
+    by_pass = [
+        [result["shape"], *(_interval(time, " ms") for time in result["pass_time"].values()),
+         _interval(result["draft_acceptance_rate"])]
+        for result in results
+    ]  # fmt: skip
+    section("Per pass", ("Draft shape", "Drafting", "Verification", "Draft acceptance rate"), by_pass, left=1)
+    left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
+    section("Prompts left out", ("Prompt", "Reason"), left_out)
+    lines += ["## What the numbers mean", "", _DEFINITIONS, "## How they were made", ""]
+    context = {key: value for key, value in metrics.items() if key not in ("results", "baselines", "skipped")}
+    context |= context.pop("provenance", {})
+    shapes = [(f"shape {result['shape']}", result["shape_config"]) for result in results]
+    lines += settings_table([*context.items(), *shapes])
+    write_text(path, "\n".join(lines) + "\n")
 
 
-def _check_finite(value: Any, where: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{where} is {value}, which is no measurement; None stands for what was not measured")
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_finite(item, f"{where}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check_finite(item, f"{where}[{index}]")
+def _rows(metrics: dict[str, Any]) -> list[list[str]]:
+    """Of the draft shapes, then of the baselines."""
+    rows = []
+    for one in [*metrics["results"], *metrics.get("baselines", [])]:
+        if "shape" in one:
+            rates = [_number(one["tokens_per_second"][kind], 1) for kind in ("speculative", "plain")]
+            row = [one["shape"], str(one["prompts"]), _interval(one["acceptance_length"]), *rates]
+        else:
+            row = [one["baseline"], "", "-", _number(one["tokens_per_second"], 1), ""]
+        compared = one["compared_outputs"]
+        same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
+        rows.append([*row, _speed(one), same])
+    return rows
 
 
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
+def _notes(metrics: dict[str, Any]) -> list[str]:
+    return few_prompts(min(result["prompts"] for result in metrics["results"]))
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _speed(part: dict[str, Any]) -> str:
@@ -188,6 +110,49 @@ def _speed(part: dict[str, Any]) -> str:
 
 
 def _interval(value: dict[str, Any] | None, unit: str = "") -> str:
-    if value is None:
-        return "-"
-    return bracketed(value["mean"], value["low"], value["high"], "{:.2f}".format, unit)
+    return "-" if value is None else bracketed(value["mean"], value["low"], value["high"], "{:.2f}".format, unit)
+
+
+def plot(metrics: dict[str, Any], path: Path | str) -> None:
+    """Draw acceptance length, acceptance by position and speed as a PNG at ``path``, whole or not at all."""
+    results = metrics["results"]
+    names = [label(result["shape"], 20) for result in results]
+    figure = Figure(figsize=(15, max(4.8, 1.8 + 0.9 * len(names))), dpi=120, layout="constrained")
+    lengths, positions, speeds = figure.subplots(1, 3)
+    for row, result in enumerate(results):
+        look = style(row)
+        mean, low, high = result["acceptance_length"].values()
+        bar = None if low is None else [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+        lengths.errorbar([mean], [row], xerr=bar, capsize=4, markersize=7, **look)
+        lengths.annotate(f"{mean:.2f}", (mean, row), (0, 8), textcoords="offset points", ha="center")
+        joint = result["accepted_per_position"]["joint"]
+        if joint:  # the layout engine goes astray over an empty line
+            positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
+        own, plain = result["tokens_per_second"].values()
+        speedup = "" if result["speedup"] is None else f"  ({result['speedup']:.2f}x)"
+        _bar(speeds, row - 0.19, own, f"{own:,.1f}{speedup}", look["color"])
+        _bar(speeds, row + 0.19, plain, "plain not measured" if plain is None else f"{plain:,.1f} plain", GREY)
+    lengths.axvline(1, color=GREY, linestyle=":")
+    lengths.set(title="Acceptance length", xlabel="tokens per target pass, bonus token included (bars: 95 %)")
+    lengths.margins(x=0.12)
+    positions.set(
+        title="Acceptance by draft position", xlabel="draft position k", ylabel="share of passes with k accepted"
+    )
+    positions.set_ylim(0, 1)
+    positions.xaxis.set_major_locator(MaxNLocator(integer=True))
+    speeds.set(title="Speed", xlabel="tokens per second (x: times plain decoding)")
+    speeds.set_xlim(0, max(1e-9, speeds.get_xlim()[1]) * 1.35)  # room for the numbers at the ends
+    for axes in (lengths, speeds):
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+    for axes in (lengths, positions, speeds):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    with staged(path) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+def _bar(axes: Axes, row: float, rate: float | None, text: str, colour: str) -> None:
+    axes.barh(row, rate or 0, height=0.34, color=colour)
+    axes.annotate(text, (rate or 0, row), (4, 0), textcoords="offset points", va="center")

@@ -6,11 +6,11 @@ from typing import Any
 
 from specdec.drafter import Concat, Drafter, PostNorm
 from specdec.drafter.io import weights_sha256
-from specdec.export.format import Format, Served
+from specdec.export.formats import Format, ServingTarget
 from specdec.export.switches import Subject
-from specdec.files import read_json
 from specdec.target import Target
-from specdec.values import canonical
+from specdec.utils.config_diff import canonical
+from specdec.utils.files import read_json
 
 
 def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
@@ -25,7 +25,7 @@ def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[
         design = dict(metrics["drafter"])
         where_from, digest = design.pop("directory"), design.pop("weights_sha256")
         fingerprint, results = metrics["target"]["fingerprint"], metrics["results"]
-        [(result["growth"], result["acceptance_length"]["mean"], result["prompts"]) for result in results]
+        [(result["shape"], result["acceptance_length"]["mean"], result["prompts"]) for result in results]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{where}: not of specdec evaluate, for want of {error}") from error
     if fingerprint != target.identity["fingerprint"]:
@@ -38,18 +38,22 @@ def quoted(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[
 
 
 def card(
-    subject: Subject, served: Served, chosen: Format, line: str, metrics: Mapping[str, Any] | None, rounding: str = ""
+    subject: Subject,
+    served: ServingTarget,
+    chosen: Format,
+    line: str,
+    metrics: Mapping[str, Any] | None,
+    rounding: str = "",
 ) -> str:
-    """``README.md``.
-
-    Args:
-        rounding: as :func:`specdec.export.shared.rounded` tells it.
-    """
+    """``README.md``; ``rounding`` is what :func:`specdec.export.write.warn_if_rounded` found."""
     config = subject.config
+    generation = "EAGLE-1"
+    if isinstance(config.fusion, Concat):
+        newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
+        generation = "EAGLE-3.1" if newest else "EAGLE-3"
     rows = [
-        ("Method", subject.method),
         ("Target", f"`{served.target}` ({config.target.get('model_type')}, {config.num_target_layers} layers)"),
-        ("Written for", f"{chosen.engine}, format {chosen.name}"),
+        ("Written for", f"{chosen.engine}, format {chosen.name}, method {subject.method}"),
         ("Needs at least", chosen.needs(subject) or "no release in particular"),
         ("Boundaries of the target read", ", ".join(str(b) for b in config.aux_layers)),
         ("Draft vocabulary", f"{config.draft_vocab_size} of {config.vocab_size} tokens"),
@@ -57,58 +61,44 @@ def card(
         ("Token embedding", "its own" if subject.own_embedding else "the target's, not in the file"),
         *([("Rounded in training, here as the target has them", rounding)] if rounding else []),
     ]
-    return "\n".join(
-        [
-            "---",
-            f"tags: [speculative-decoding, {subject.method}, specdec]",
-            "---",
-            "",
-            f"# {_generation(subject)} drafter for {config.target.get('source', served.target)}",
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows),
-            "",
-            "## Serving",
-            "",
-            "```bash",
-            line,
-            "```",
-            "",
-            "## Measured acceptance",
-            "",
-            *(_measured(metrics) if metrics else ["Nothing was measured: no evaluation was given at export."]),
-            "",
-            "`specdec.json` holds the drafter's complete config; `specdec import` reads it back.",
-            "",
-        ]
-    )
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    return f"""---
+tags: [speculative-decoding, {subject.method}, specdec]
+---
+
+# {generation} drafter for {config.target.get("source", served.target)}
+
+| | |
+|---|---|
+{table}
+
+## Serving
+
+```bash
+{line}
+```
+
+## Measured acceptance
+
+{_measured(metrics) if metrics else "Nothing was measured: no evaluation was given at export."}
+
+`specdec.json` holds the drafter's complete config; `specdec import` reads it back.
+"""
 
 
-def _generation(subject: Subject) -> str:
-    config = subject.config
-    if not isinstance(config.fusion, Concat):
-        return "EAGLE-1"
-    return "EAGLE-3.1" if config.norms.aux == "each" and isinstance(config.recurrence, PostNorm) else "EAGLE-3"
-
-
-def _measured(metrics: Mapping[str, Any]) -> list[str]:
+def _measured(metrics: Mapping[str, Any]) -> str:
     settings = metrics.get("settings", {})
-    rows = [_row(result) for result in metrics["results"]]
     prompts = ", ".join(Path(path).name for path in settings.get("prompts", []))
-    return [
-        "By `specdec evaluate`, tokens committed per target pass, the target's own token included:",
-        "",
-        "| Growth | Acceptance length | Prompts | Passes |",
-        "|---|---|---|---|",
-        *rows,
-        "",
-        f"Prompts {prompts}; at most {settings.get('max_new_tokens')} new tokens; evaluated drafter "
-        f"`{metrics['drafter'].get('directory')}`; {metrics.get('provenance', {}).get('date')}.",
-    ]
+    rows = []
+    for result in metrics["results"]:
+        found = result["acceptance_length"]
+        interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
+        rows.append(f"| {result['shape']} | {found['mean']:.3f}{interval} | {result['prompts']} |")
+    table = "\n".join(rows)
+    return f"""By `specdec evaluate`, tokens committed per target pass, the target's own token included:
 
+| Shape | Acceptance length | Prompts |
+|---|---|---|
+{table}
 
-def _row(result: Mapping[str, Any]) -> str:
-    found = result["acceptance_length"]
-    interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
-    return f"| {result['growth']} | {found['mean']:.3f}{interval} | {result['prompts']} | {result.get('passes')} |"
+Prompts {prompts}; at most {settings.get("max_new_tokens")} new tokens; {metrics.get("provenance", {}).get("date")}."""

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.export import names
-from specdec.files import explain, read_json, sha256
-from specdec.sums import SUMS, check_sums
+from specdec.export.tensors import canonical
+from specdec.utils.checksums import SUMS, check_sums
+from specdec.utils.files import explain, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG = "config.json"
@@ -27,12 +27,9 @@ class Checkpoint(NamedTuple):
     """What a directory holds."""
 
     where: str
-    raw: dict[str, Any]
-    """``config.json``."""
-    tensors: dict[str, Tensor]
-    """By canonical name, see :func:`specdec.export.names.canonical`."""
-    ours: dict[str, Any] | None
-    """``specdec.json``, which only our own exports have."""
+    raw: dict[str, Any]  # ``config.json``
+    tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.canonical`
+    ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
 
 
 def check_unchanged(directory: Path) -> None:
@@ -56,7 +53,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     tensors: dict[str, Tensor] = {}
     for file in files:
         for name, value in _tensors(file).items():
-            known = names.canonical(name)
+            known = canonical(name)
             if known in tensors:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if known is not None:
@@ -133,10 +130,9 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     except UNREADABLE as error:
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
         raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error
-    plain = isinstance(loaded, dict) and all(
+    if not isinstance(loaded, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
         for name, value in loaded.items()
-    )
-    if not plain:
+    ):
         raise ValueError(f"{file}: not a table of tensors")
     return dict(loaded)

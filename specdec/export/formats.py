@@ -1,12 +1,231 @@
-"""The formats by name."""
+"""What a checkpoint format is: the engine that reads it, its config, its tensors, and how it is served.
 
+Legend: D draft vocabulary, V target vocabulary.
+"""
+
+import json
+import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from specdec.export.format import Format
-from specdec.export.sglang import SglangFormat
-from specdec.export.speculators import SpeculatorsFormat
-from specdec.export.vllm import VllmFormat
+import torch
+from torch import Tensor
+
+from specdec.drafter import Drafter, PostNorm
+from specdec.export import keys, switches, tensors
+from specdec.export.switches import SGLANG, VLLM, NotServable, Subject
+
+VOCABULARY = "vocab.target_ids_D"
+
+
+class ServingTarget(NamedTuple):
+    """What a checkpoint is served with."""
+
+    target: str  # directory or Hub id
+    architectures: list[str]  # the target's
+    draft_tokens: int
+    revision: str | None = None  # of the target on the Hub
+    trust_remote_code: bool = False
+
+
+class Format:
+    """Base of the formats: one directory of ``config.json`` and ``model.safetensors``."""
+
+    name: ClassVar[str]
+    engine: ClassVar[str]
+
+    def check(self, subject: Subject) -> None:
+        """Raise NotServable for what the engine cannot express; it says which switch, which engine and why."""
+        switches.check(subject, self.engine)
+
+    def needs(self, subject: Subject) -> str | None:
+        """The engine's oldest release that serves it, as far as that is known."""
+        return switches.needs(subject, self.engine)
+
+    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
+        """The whole ``config.json``."""
+        return {"architectures": self.architectures(subject), **keys.write(subject.config, subject.method)}
+
+    def architectures(self, subject: Subject) -> list[str]:
+        """The classes that the engine looks for."""
+        raise TypeError(f"{type(self).__name__} must name the engine's class")
+
+    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of a ``config.json`` of this format without nesting, as :func:`specdec.export.keys.read` takes them.
+
+        Raises:
+            ValueError: something that the format demands is missing.
+        """
+        return dict(raw)
+
+    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+        """The checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps int64 and bool."""
+        rows = tensors.table(subject.config)
+        made: dict[str, Tensor] = {}
+        for name, value in tensors.published(drafter.state_dict(), subject.config).items():
+            if name == VOCABULARY or name in subject.shared:
+                continue
+            theirs = tensors.translate(name, rows)
+            if theirs is None:
+                raise NotServable(f"{self.engine} cannot serve this drafter: it has no place for the weights {name}")
+            made[self.spelled(theirs, subject)] = value
+        if not drafter.vocab.complete:
+            ids_D = drafter.vocab.target_ids_D
+            made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
+            made[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
+        return {name: value.detach().cpu().contiguous() for name, value in made.items()}
+
+    def spelled(self, name: str, subject: Subject) -> str:
+        """A tensor's name in the spelling that most versions of the engine know."""
+        return name.replace("layers.0.", "midlayer.") if subject.method == "eagle3" else name
+
+    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+        """The line that serves the target with the drafter."""
+        raise TypeError(f"{type(self).__name__} must say how it is served")
+
+
+class VllmFormat(Format):
+    """``--format vllm``: SGLang reads it too where it can serve the drafter."""
+
+    name: ClassVar[str] = "vllm"
+    engine: ClassVar[str] = VLLM
+
+    def architectures(self, subject: Subject) -> list[str]:
+        """A name that SGLang knows only where it drafts the same: else it would load the drafter all the same."""
+        if subject.method == "eagle":
+            return ["EagleLlamaForCausalLM"]
+        if subject.config.norms.query_key:
+            return ["Eagle3Qwen3ForCausalLM"]
+        shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
+        return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
+
+    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+        """``vllm serve``, with method and drafter."""
+        words = vllm_words(served.target, subject.method, directory, served.draft_tokens)
+        return shlex.join(["vllm", *words, *target_words(served.revision, served.trust_remote_code)])
+
+
+def vllm_words(target: str, method: str, directory: str, draft_tokens: int) -> list[str]:
+    """What ``vllm`` is told to serve a target with a drafter; it would guess the method from the path."""
+    speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
+    return ["serve", target, "--speculative-config", json.dumps(speculative)]
+
+
+def target_words(revision: str | None, trust_remote_code: bool) -> list[str]:
+    """What ``vllm`` is told of a target besides its name."""
+    pinned = ["--revision", revision, "--tokenizer-revision", revision] if revision is not None else []
+    return [*pinned, *(["--trust-remote-code"] if trust_remote_code else [])]
+
+
+class SglangFormat(Format):
+    """``--format sglang``, which vLLM reads too. What SGLang does not find it leaves at random: more is written."""
+
+    name: ClassVar[str] = "sglang"
+    engine: ClassVar[str] = SGLANG
+
+    def architectures(self, subject: Subject) -> list[str]:
+        """SGLang's class first; of two vLLM takes the one that it knows."""
+        eagle = subject.method == "eagle"
+        return ["LlamaForCausalLMEagle", "LlamaForCausalLM"] if eagle else ["LlamaForCausalLMEagle3"]
+
+    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+        """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""
+        made = super().tensors(drafter, subject)
+        if subject.method == "eagle":
+            made.setdefault("fc.bias", torch.zeros(subject.config.hidden_size, dtype=made["fc.weight"].dtype))
+            return made
+        for i in range(1, subject.config.num_layers):
+            made[f"layers.{i}.hidden_norm.weight"] = made[f"layers.{i}.input_layernorm.weight"].clone()
+        return made
+
+    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+        """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
+        line = (
+            f"python -m sglang.launch_server --model-path {shlex.quote(served.target)} "
+            f"--speculative-algorithm {subject.method.upper()} "
+            f"--speculative-draft-model-path {shlex.quote(directory)} "
+            f"--speculative-num-steps {served.draft_tokens} --speculative-eagle-topk 1 "
+            f"--speculative-num-draft-tokens {served.draft_tokens + 1}"
+        )
+        line += f" --revision {shlex.quote(served.revision)}" if served.revision is not None else ""
+        return line + " --trust-remote-code" * served.trust_remote_code
+
+
+LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
+# of the flat keys, those that stand at the top in the speculators format; the others describe the layer
+TOP = {"draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
+TOP |= {keys.IDS, "tie_word_embeddings"}
+
+
+class SpeculatorsFormat(Format):
+    """``--format speculators``: of vLLM's library, which ``vllm serve`` takes without further arguments."""
+
+    name: ClassVar[str] = "speculators"
+    engine: ClassVar[str] = VLLM
+
+    def needs(self, subject: Subject) -> str | None:
+        """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
+        config = subject.config
+        dropped = config.norms.aux == "each" or type(config.recurrence) is PostNorm
+        return "0.25.0" if dropped else super().needs(subject)
+
+    def check(self, subject: Subject) -> None:
+        """As the base; and EAGLE-1 is no speculator any more."""
+        super().check(subject)
+        if subject.method == "eagle":
+            raise NotServable(
+                f"{VLLM} cannot serve this drafter: the speculators format has no method eagle: use --format vllm"
+            )
+
+    def architectures(self, subject: Subject) -> list[str]:
+        """The library's class."""
+        return ["Eagle3Speculator"]
+
+    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
+        """The layer's config apart, the drafter's switches at the top, and the target by name."""
+        flat = keys.write(subject.config, subject.method)
+        layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
+        proposal = {"proposal_type": "greedy", "speculative_tokens": served.draft_tokens}
+        proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
+        return {
+            "architectures": self.architectures(subject),
+            "speculators_model_type": "eagle3",
+            "speculators_version": SPECULATORS_VERSION,
+            LAYER: layer | {"tie_word_embeddings": False},
+            **{key: value for key, value in flat.items() if key in TOP},
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": {"name_or_path": served.target, "architectures": served.architectures},
+            },
+        }
+
+    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The layer's keys and the switches together.
+
+        Raises:
+            ValueError: ``norm_before_residual`` is absent, which vLLM and the library read differently.
+        """
+        kind = raw.get("speculators_model_type")
+        if kind != "eagle3":
+            raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
+        if not isinstance(raw.get(LAYER), Mapping):
+            raise ValueError(f"{LAYER} is missing")
+        if "norm_before_residual" not in raw:
+            raise ValueError(
+                "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
+            )
+        return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}
+
+    def spelled(self, name: str, subject: Subject) -> str:
+        """The library's layers are all numbered."""
+        return name
+
+    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+        """The checkpoint names target, method and number of drafts itself."""
+        return shlex.join(["vllm", "serve", directory])
+
 
 FORMATS: dict[str, Format] = {each.name: each for each in (VllmFormat(), SpeculatorsFormat(), SglangFormat())}
 

@@ -2,22 +2,28 @@
 
 A row writes a key from a drafter's config, and reads the fields that the key decides. Rows that decide none are
 implied by others; engines want them all the same. The tables are flat: a format may nest them.
+
+The target's states are numbered in two ways. Ours, b, counts layers applied; vLLM's top-level ids are the same.
+SGLang's ids in ``eagle_config`` are of layers' outputs, b - 1, and so are those of most trainers.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import DrafterConfig, Norms, PostNorm
-from specdec.export import layers
+from specdec.drafter import DrafterConfig, PostNorm
+from specdec.drafter.fusion import published_layers
 from specdec.nn.rope import rope_parameters
+
+log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """One key."""
 
     key: str
@@ -26,29 +32,25 @@ class Row(NamedTuple):
     """Fields of the drafter's config, those of the norms as ``norms.aux``, from the file and transformers' reading."""
 
 
-def _same(key: str, field: str | None = None) -> Row:
+def _same(key: str, field: str | None = None) -> KeyRow:
     """A number that both call by one meaning; an absent one is what transformers takes it for."""
     field = field or key
 
     def read(raw: Raw, hf: Any) -> dict[str, Any]:
         value = getattr(hf, key, None)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{key} is {value!r}, wanted a number")
-        if value <= 0:
-            raise ValueError(f"{key} is {value!r}, wanted one above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ValueError(f"{key} is {value!r}, wanted a number above 0")
         return {field: value}
 
-    return Row(key, lambda config: getattr(config, field), read)
+    return KeyRow(key, lambda config: getattr(config, field), read)
 
 
-def _or(key: str, other: str) -> Row:
+def _or(key: str, other: str) -> KeyRow:
     """As :func:`_same`; an absent one equals another."""
-    return Row(
-        key, lambda config: getattr(config, key), lambda raw, hf: {key: getattr(hf, key, None) or getattr(hf, other)}
-    )
+    return _same(key)._replace(read=lambda raw, hf: {key: getattr(hf, key, None) or getattr(hf, other)})
 
 
-def _flag(key: str, field: str, on: Any, *spellings: str) -> Row:
+def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:
     """True where the field has the value ``on``; absent is false, as engines read it."""
 
     def write(config: DrafterConfig) -> bool:
@@ -62,10 +64,10 @@ def _flag(key: str, field: str, on: Any, *spellings: str) -> Row:
             raise ValueError(f"{key} is {odd[0]!r}, wanted true or false")
         return {field: on} if values and values[0] else {}
 
-    return Row(key, write, read)
+    return KeyRow(key, write, read)
 
 
-def _fixed(key: str, value: Any) -> Row:
+def _fixed(key: str, value: Any) -> KeyRow:
     """What no drafter here has otherwise."""
 
     def read(raw: Raw, hf: Any) -> dict[str, Any]:
@@ -73,11 +75,7 @@ def _fixed(key: str, value: Any) -> Row:
             raise ValueError(f"{key} is {raw[key]!r}; drafters here have {value!r} only")
         return {}
 
-    return Row(key, lambda config: value, read)
-
-
-def _told(key: str, write: Callable[[DrafterConfig], Any]) -> Row:
-    return Row(key, write)
+    return KeyRow(key, lambda config: value, read)
 
 
 def _window(raw: Raw, hf: Any) -> dict[str, Any]:
@@ -89,56 +87,63 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"attention_window": raw.get("sliding_window")}
 
 
-def _sliding(config: DrafterConfig) -> bool:
-    return config.attention_window != "full"
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
+    """The embeddings, boundary 0, are no layer's output."""
+    ids = {IDS: [b - 1 for b in config.aux_layers]} if config.aux_layers[0] else {}
+    return {"use_aux_hidden_state": True, **ids}
 
 
 COMMON = (
-    _told("model_type", lambda config: "qwen3" if config.norms.query_key else "llama"),
+    KeyRow("model_type", lambda config: "qwen3" if config.norms.query_key else "llama"),
     _same("vocab_size"),
     _same("hidden_size"),
     _same("intermediate_size"),
     _same("num_hidden_layers", "num_layers"),
     _same("num_attention_heads"),
     _same("num_key_value_heads"),
-    Row(
+    KeyRow(
         "head_dim",
         lambda config: config.head_dim,
         lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads},
     ),
     _fixed("hidden_act", "silu"),
     _same("rms_norm_eps"),
-    Row("rope_parameters", lambda config: dict(config.rope), lambda raw, hf: {"rope": rope_parameters(hf)}),
-    _told("rope_theta", lambda config: config.rope["rope_theta"]),
+    KeyRow("rope_parameters", lambda config: dict(config.rope), lambda raw, hf: {"rope": rope_parameters(hf)}),
+    KeyRow("rope_theta", lambda config: config.rope["rope_theta"]),
     _same("max_position_embeddings"),
-    _told("tie_word_embeddings", lambda config: False),
+    KeyRow("tie_word_embeddings", lambda config: False),
     _fixed("attention_bias", False),
     _fixed("mlp_bias", False),
 )
 
 EAGLE = (
     *COMMON,
-    _told("draft_vocab_size", lambda config: config.draft_vocab_size),
-    _told("target_hidden_size", lambda config: config.target_hidden_size),
+    KeyRow("draft_vocab_size", lambda config: config.draft_vocab_size),
+    KeyRow("target_hidden_size", lambda config: config.target_hidden_size),
 )
 
 EAGLE3 = (
     *COMMON,
     _or("draft_vocab_size", "vocab_size"),
     _or("target_hidden_size", "hidden_size"),
-    _told("num_aux_hidden_states", lambda config: len(config.aux_layers)),
-    _told("num_aux_layers", lambda config: len(config.aux_layers)),  # as vLLM's Qwen3 class calls it
-    _told("eagle_aux_hidden_state_layer_ids", lambda config: list(config.aux_layers)),
-    _told("eagle_config", layers.nested),
+    KeyRow("num_aux_hidden_states", lambda config: len(config.aux_layers)),
+    KeyRow("num_aux_layers", lambda config: len(config.aux_layers)),  # as vLLM's Qwen3 class calls it
+    KeyRow("eagle_aux_hidden_state_layer_ids", lambda config: list(config.aux_layers)),
+    KeyRow("eagle_config", _eagle_config),
     _flag("norm_before_residual", "norms.residual", "normed"),
     _flag("norm_before_fc", "norms.aux", "concat"),
     _flag("fc_norm", "norms.aux", "each", "use_aux_norm"),
     _flag("norm_output", "recurrence", PostNorm()),
-    _told("use_sliding_window", _sliding),
-    _told("sliding_window", lambda config: config.attention_window if _sliding(config) else None),
-    Row(
+    KeyRow("use_sliding_window", lambda config: config.attention_window != "full"),
+    KeyRow("sliding_window", lambda config: None if config.attention_window == "full" else config.attention_window),
+    KeyRow(
         "layer_types",
-        lambda config: ["sliding_attention" if _sliding(config) else "full_attention"] * config.num_layers,
+        lambda config: (
+            ["full_attention" if config.attention_window == "full" else "sliding_attention"] * config.num_layers
+        ),
         _window,
     ),
 )
@@ -161,8 +166,9 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
         raise ValueError(f"eagle_config is {raw['eagle_config']!r}, wanted a table")
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
+    plain = {key: value for key, value in raw.items() if key in _READ and value is not None}
     try:
-        hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**_plain(raw))
+        hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"config.json is not one that transformers reads: {' '.join(str(error).split())}") from error
     found: dict[str, Any] = {"attention_window": "full"}
@@ -173,15 +179,53 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     return found | {"norms": norms}
 
 
-def norms(changes: Mapping[str, Any], base: Norms) -> Norms:
-    """The norms that :func:`read` found, on top of a method's own."""
-    return Norms(**{**base.__dict__, **changes})
-
-
-def _plain(raw: Raw) -> dict[str, Any]:
-    """What transformers is to read: nothing that it would act on beyond dimensions and rope."""
-    return {key: value for key, value in raw.items() if key in _READ and value is not None}
-
-
+# what transformers is to read: nothing that it would act on beyond dimensions and rope
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
 _READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))}
+
+
+def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
+    """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them.
+
+    Without any list they are EAGLE-3's.
+
+    Raises:
+        ValueError: the two lists contradict each other, or ids repeat or do not exist.
+    """
+    inner = raw.get("eagle_config") or {}
+    if not inner.get("use_aux_hidden_state", True):
+        raise ValueError("eagle_config.use_aux_hidden_state is false: a drafter without fused states is not supported")
+    top, outputs = raw.get(IDS), inner.get(IDS)
+    layer_ids = inner.get("layer_ids")  # vLLM's second place, in its own numbering
+    for ids in (top, outputs, layer_ids):
+        if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
+            raise ValueError(f"{IDS} or layer_ids is {ids!r}, wanted a list of whole numbers")
+    ours = [i + 1 for i in outputs or ()]
+    if outputs and max(outputs) == num_target_layers:  # shows that boundaries were meant, as NVIDIA writes them
+        ours = outputs
+    named = [list(ids) for ids in (top, layer_ids, ours) if ids]
+    if not named:
+        return published_layers(num_target_layers)
+    if any(sorted(ids) != sorted(named[0]) for ids in named):
+        raise ValueError(
+            f"{IDS} is {top} at the top and {outputs} in eagle_config: the second should be one less everywhere; "
+            "say which boundaries were trained with --aux_layers"
+        )
+    usual = list(published_layers(num_target_layers))
+    alone = outputs if outputs and not top and not layer_ids else None
+    # a list of one kind alone is taken for what its place says, unless it is EAGLE-3's own in the other's numbering
+    if (top and not outputs and sorted(i + 1 for i in top) == usual) or (alone and sorted(alone) == usual):
+        raise ValueError(
+            f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
+            "numbered as in the other of the two places: say which boundaries were trained with --aux_layers"
+        )
+    if alone and max(alone) < num_target_layers:
+        log.warning(
+            "%s stands in eagle_config alone: read as outputs of layers, as SGLang does; vLLM reads it as boundaries "
+            "or not at all; --aux_layers says otherwise",
+            IDS,
+        )
+    found = tuple(sorted(named[0]))
+    if len(set(found)) < len(found) or found[0] < 0 or found[-1] > num_target_layers:
+        raise ValueError(f"{IDS} names boundaries {list(found)}: each must be named once, in 0..{num_target_layers}")
+    return found

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from specdec.drafter import Concat, DrafterConfig, LastLayer, Narrow, PostNorm, PreNorm, WeightedSum, Wide
-from specdec.export import rope
+from specdec.drafter import Concat, DrafterConfig, LastLayer, Narrow, Norm, PostNorm, PreNorm, ScalarMix, Wide
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)
@@ -64,21 +63,35 @@ def _both(reason: str) -> dict[str, str]:
     return {"vllm": reason, "sglang": reason}
 
 
-def _eagle(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "eagle" and used(s.config)
+def _eagle(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "eagle" and bool(used(s.config))
 
 
-def _eagle3(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
-    return lambda s: s.method == "eagle3" and used(s.config)
+def _eagle3(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "eagle3" and bool(used(s.config))
 
 
-def _any(used: Callable[[DrafterConfig], bool]) -> Callable[[Subject], bool]:
-    return lambda s: used(s.config)
+def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
+    return lambda s: bool(used(s.config))
 
 
-_NO_NORM = "method eagle has no such norm"
-_NEEDED = "method eagle3 always has this norm"
+# by rope_type, why vLLM and why SGLang do not honour it; nothing if they do
 _UNKNOWN = "its frequencies are not known to be ours"
+ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | {
+    "dynamic": ("", _UNKNOWN),
+    "longrope": ("the short or long factors are chosen by the server's max_model_len", _UNKNOWN),
+}
+_ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"}
+_MORE_ROPE_KEYS = {
+    "llama3": {"low_freq_factor", "high_freq_factor"},
+    "yarn": {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"},
+    "longrope": {"short_factor", "long_factor", "attention_factor"},
+}
+
+
+def _rope_keys(config: DrafterConfig) -> set[str]:
+    return _ROPE_KEYS | _MORE_ROPE_KEYS.get(config.rope["rope_type"], set())
+
 
 SWITCHES = (
     # EAGLE-1 and 2
@@ -87,22 +100,19 @@ SWITCHES = (
            **_both("a wide entry reads fused states: use fusion Concat")),
     Switch("entry.bias=true, the bias not zero", lambda s: s.method == "eagle" and s.entry_bias,
            vllm="fc.bias is dropped without a word: train with entry.bias=false"),
-    Switch("norms.embed, with method eagle", _eagle(lambda c: c.norms.embed), **_both(_NO_NORM)),
-    Switch("norms.hidden, with method eagle", _eagle(lambda c: c.norms.hidden), **_both(_NO_NORM)),
-    Switch("norms.input, with method eagle", _eagle(lambda c: c.norms.input), **_both(_NO_NORM)),
-    Switch("norms.output, with method eagle", _eagle(lambda c: c.norms.output), **_both(_NO_NORM)),
-    Switch("norms.query_key, with method eagle", _eagle(lambda c: c.norms.query_key), **_both(_NO_NORM)),
+    *(Switch(f"norms.{site}, with method eagle", _eagle(lambda c, site=site: getattr(c.norms, site)),  # type: ignore[misc]
+             **_both("method eagle has no such norm"))
+      for site in ("embed", "hidden", "input", "output", "query_key")),
     Switch("a head of its own, with method eagle", lambda s: s.method == "eagle" and s.own_head,
            **_both("method eagle reads the target's head: train with head=target")),
     # EAGLE-3 and 3.1
     Switch("method eagle3: fusion Concat, entry Wide", lambda s: s.method == "eagle3"),
-    Switch("fusion WeightedSum", _any(lambda c: type(c.fusion) is WeightedSum),
+    Switch("fusion ScalarMix", _any(lambda c: type(c.fusion) is ScalarMix),
            **_both("states are concatenated, there are no weights for them")),
     Switch("entry Narrow, with method eagle3", _eagle3(lambda c: type(c.entry) is Narrow),
            **_both("the layer reads embedding and feature side by side: use entry Wide")),
-    Switch("norms.embed=false, with method eagle3", _eagle3(lambda c: not c.norms.embed), **_both(_NEEDED)),
-    Switch("norms.hidden=false, with method eagle3", _eagle3(lambda c: not c.norms.hidden), **_both(_NEEDED)),
-    Switch("norms.output=false, with method eagle3", _eagle3(lambda c: not c.norms.output), **_both(_NEEDED)),
+    *(Switch(f"norms.{site}=false, with method eagle3", _eagle3(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
+             **_both("method eagle3 always has this norm")) for site in ("embed", "hidden", "output")),
     Switch("norms.aux=each (fc_norm)", _any(lambda c: c.norms.aux == "each"),
            vllm_since="0.22.0", sglang_since="0.5.12"),
     Switch("norms.aux=concat (norm_before_fc)", _any(lambda c: c.norms.aux == "concat"),
@@ -140,24 +150,28 @@ SWITCHES = (
            vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
     *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
-      for kind, lacks in rope.KINDS.items()),
-    Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in rope.KINDS), **_both(_UNKNOWN)),
+      for kind, lacks in ROPE_KINDS.items()),
+    Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in ROPE_KINDS), **_both(_UNKNOWN)),
     Switch("partial_rotary_factor", _any(lambda c: c.rope.get("partial_rotary_factor", 1.0) != 1.0),
            sglang="it reads the factor elsewhere than in the rope block"),
-    Switch("yarn without original_max_position_embeddings", _any(rope.yarn_without_original),
+    Switch("yarn without original_max_position_embeddings",
+           _any(lambda c: c.rope["rope_type"] == "yarn" and "original_max_position_embeddings" not in c.rope),
            **_both("the length that the factor starts from must be written")),
-    Switch("yarn with attention_factor", _any(rope.yarn_with_attention_factor),
+    Switch("yarn with attention_factor",
+           _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
            sglang="it reads no attention_factor"),
-    Switch("mrope_section and other keys in the rope block", _any(rope.unknown_keys), **_both(_UNKNOWN)),
+    Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
+           _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _rope_keys(c)), **_both(_UNKNOWN)),
     Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),
 )  # fmt: skip
 
 
 def _stock(config: DrafterConfig) -> bool:
     return (
-        type(config.fusion) in (LastLayer, Concat, WeightedSum)
+        type(config.fusion) in (LastLayer, Concat, ScalarMix)
         and type(config.entry) in (Narrow, Wide)
         and type(config.recurrence) in (PreNorm, PostNorm)
+        and not any(isinstance(norm, Norm) for norm in vars(config.norms).values())
     )
 
 
@@ -183,3 +197,14 @@ def check(subject: Subject, engine: str) -> None:
     if found := list(lint(subject, engine)):
         told = "; ".join(f"{switch.name}: {reason}" for switch, reason in found)
         raise NotServable(f"{engine} cannot serve this drafter: {told}")
+
+
+def matrix() -> str:
+    """The table of ``docs/serve.md``, as Markdown."""
+    rows = [["switch", *ENGINES], ["---"] * 3]
+    for switch in SWITCHES:
+        rows.append([switch.name])
+        for engine in ENGINES:
+            since = f"yes, since {switch.since(engine)}" if switch.since(engine) else "yes"
+            rows[-1].append(f"**no**: {switch.lacks(engine)}" if switch.lacks(engine) else since)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,39 +1,80 @@
 """``export``: a drafter as a checkpoint that an engine reads, written whole, verified and hashed, or not at all."""
 
+import logging
+import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Drafter, Narrow
-from specdec.embedded.source import TargetSource
-from specdec.export.adopt import adopt, contradictions, described, finite
-from specdec.export.arguments import found_at
+from specdec.drafter import Drafter, Narrow, load
 from specdec.export.card import card, quoted
 from specdec.export.checkpoint import CONFIG, FORMAT, OURS, SINGLE, read_checkpoint
-from specdec.export.format import Format, Served
-from specdec.export.formats import FORMATS
-from specdec.export.shared import is_targets, warn_if_rounded, weights
+from specdec.export.formats import FORMATS, ServingTarget
+from specdec.export.read import contradictions, described, finite, import_checkpoint
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
-from specdec.files import sha256, staged_directory, write_json, write_text
-from specdec.provenance import provenance
-from specdec.sums import write_sums
-from specdec.target import Target
+from specdec.target import Target, TargetSource
+from specdec.utils.checksums import write_sums
+from specdec.utils.files import sha256, staged_directory, write_json, write_text
+from specdec.utils.provenance import provenance
+
+log = logging.getLogger(__name__)
 
 DRAFT_TOKENS = 3
+ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # what a target is loaded in, beside float64
+
+
+def export(
+    *,
+    drafter: str,
+    out: str,
+    target: TargetSource = TargetSource(),  # noqa: B008  frozen
+    format: str = "vllm",
+    draft_tokens: int = DRAFT_TOKENS,
+    evaluation: str | None = None,
+    force: bool = False,
+) -> None:
+    """A saved drafter as a checkpoint that vLLM or SGLang serves; prints the line that serves it.
+
+    Example: specdec export --target Qwen/Qwen3-4B --drafter runs/a/drafter --out served/a --format vllm
+
+    Args:
+        drafter: the drafter's directory
+        out: directory of the checkpoint, not there yet
+        target: the model that it drafts for
+        format: vllm, speculators or sglang
+        draft_tokens: drafts a pass, in the line that serves it
+        evaluation: a directory of specdec evaluate, whose acceptance the model card quotes
+        force: replace an export that is there
+
+    Raises:
+        ValueError: an argument is wrong, or the engine cannot serve the drafter.
+    """
+    if Path(out).exists() and not force:
+        raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
+    exported = export_drafter(
+        load(drafter, dtype=None),
+        target.load(),
+        out,
+        format,
+        draft_tokens=draft_tokens,
+        served=target,
+        replace=force,
+        evaluation=evaluation,
+    )
+    sys.stdout.write(f"{exported.command}\n")
 
 
 class Exported(NamedTuple):
     """What an export leaves."""
 
     directory: Path
-    method: str
-    """``eagle`` or ``eagle3``, as engines call it."""
-    command: str
-    """The line that serves it."""
+    method: str  # ``eagle`` or ``eagle3``, as engines call it
+    command: str  # the line that serves it
 
 
 def export_drafter(
@@ -46,7 +87,6 @@ def export_drafter(
     served: TargetSource | None = None,
     replace: bool = False,
     evaluation: Path | str | None = None,
-    command: list[str] | None = None,
 ) -> Exported:
     """Write a drafter for a serving engine, in its own dtype.
 
@@ -57,7 +97,6 @@ def export_drafter(
         served: where the engine finds the target, if not at ``target.source``.
         replace: an older export in ``directory`` goes once the new one is there.
         evaluation: a directory of ``specdec evaluate``, which the model card quotes.
-        command: the command line, for the record.
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
@@ -71,13 +110,22 @@ def export_drafter(
     directory, chosen = Path(directory), FORMATS[format]
     if replace and directory.exists() and not (directory / OURS).is_file():
         raise ValueError(f"{directory} is no export, for want of {OURS}, and is not replaced: remove it yourself")
-    _check_target(drafter, target)
+    config = drafter.config
+    for name, ours, theirs in (
+        ("vocab_size", config.vocab_size, target.vocab_size),
+        ("hidden_size", config.target_hidden_size, target.hidden_size),
+        ("num_layers", config.num_target_layers, target.num_layers),
+    ):
+        if ours != theirs:
+            raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
+    warn_unless_made_for(target, drafter)
     subject = subject_of(drafter, target)
     chosen.check(subject)
-    where = Served(target.source, _architectures(target), draft_tokens)
+    architectures = list(target.model.config.architectures or [type(target.model).__name__])
+    where = ServingTarget(target.source, architectures, draft_tokens)
     if served is not None:
         where = where._replace(
-            target=found_at(served), revision=served.revision, trust_remote_code=served.trust_remote_code
+            target=served.directory(), revision=served.revision, trust_remote_code=served.trust_remote_code
         )
     line = chosen.command(str(directory.resolve()), subject, where)
     quote = quoted(evaluation, drafter, target) if evaluation is not None else None
@@ -91,7 +139,17 @@ def export_drafter(
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(temporary / CONFIG, chosen.config(subject, where))
-        write_json(temporary / OURS, _record(chosen, subject, sha256(file), line, command))
+        record = {
+            "format": FORMAT,
+            "exported_as": format,
+            "engine": chosen.engine,
+            "method": subject.method,
+            "serve": line,
+            "weights_sha256": sha256(file),
+            "drafter": config.to_json(),
+            "provenance": provenance(),
+        }
+        write_json(temporary / OURS, record)
         write_text(temporary / "README.md", card(subject, where, chosen, line, quote, rounding))
         write_sums(temporary)
         _verify(temporary, drafter, target, subject)
@@ -110,35 +168,6 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
     )
 
 
-def _architectures(target: Target) -> list[str]:
-    return list(target.model.config.architectures or [type(target.model).__name__])
-
-
-def _check_target(drafter: Drafter, target: Target) -> None:
-    config = drafter.config
-    for name, ours, theirs in (
-        ("vocab_size", config.vocab_size, target.vocab_size),
-        ("hidden_size", config.target_hidden_size, target.hidden_size),
-        ("num_layers", config.num_target_layers, target.num_layers),
-    ):
-        if ours != theirs:
-            raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
-    warn_unless_made_for(target, drafter)
-
-
-def _record(chosen: Format, subject: Subject, digest: str, line: str, command: list[str] | None) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "exported_as": chosen.name,
-        "engine": chosen.engine,
-        "method": subject.method,
-        "serve": line,
-        "weights_sha256": digest,
-        "drafter": subject.config.to_json(),
-        "provenance": provenance(command),
-    }
-
-
 def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
     """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit.
 
@@ -147,8 +176,55 @@ def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject)
     checkpoint = read_checkpoint(directory)
     if lost := contradictions(drafter.config, described(checkpoint, target)):
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
-    state, theirs = drafter.state_dict(), weights(target)
-    for name, value in adopt(checkpoint, target).state_dict().items():
+    state, theirs = drafter.state_dict(), _weights(target)
+    for name, value in import_checkpoint(checkpoint, target).state_dict().items():
         wanted = theirs[name].to(state[name].dtype) if name in subject.shared else state[name]
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")
+
+
+def is_targets(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether weights are the target's, though one of the two was rounded to another dtype, as a whole.
+
+    A float32 checkpoint loaded in bfloat16 is the same target. A drafter copies what it was trained with, and may be
+    stored wider or exported with the target in another dtype. Of trained weights, not all numbers are such roundings.
+    """
+    if ours.shape != theirs.shape:
+        return False
+    ours, theirs = ours.detach().cpu(), theirs.detach().cpu()
+    return _equal(ours, theirs) or _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
+
+
+def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> str:
+    """``embed_tokens.weight to bfloat16``: what stays with the target but is rounded in the drafter; else nothing.
+
+    It warns of it: what is served is not what was trained, to the last bit.
+    """
+    state, theirs = drafter.state_dict(), _weights(target)
+    dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
+    found = " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype)
+    if found:
+        log.warning(
+            "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
+            "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
+            found,
+        )
+    return found
+
+
+def _weights(target: Target) -> dict[str, Tensor]:
+    """The target's, by the drafter's names."""
+    return {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
+
+
+def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
+    """The dtype to which ours are theirs rounded; None if they are not, or equal."""
+    if _equal(ours, theirs):
+        return None
+    return next((dtype for dtype in ROUNDED if _equal(ours, theirs.to(dtype))), None)
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    """Number by number, of any dtypes."""
+    dtype = torch.promote_types(one.dtype, two.dtype)
+    return torch.equal(one.to(dtype), two.to(dtype))

@@ -1,24 +1,39 @@
-"""Where training gets the target's features from.
+"""Where training gets the target's features from: the target itself in the step, or a cache on disk.
 
-Legend: B batch, T tokens, N aux layers, H hidden, R tokens up to the last that is no padding.
+Legend: B batch, T tokens, N asked boundaries, H hidden, R tokens up to the last that is no padding.
 """
 
+import logging
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.data.loader import Companion
-from specdec.features.pieces import length
+from specdec.features.contract import DTYPES, described
+from specdec.features.store import FeatureStore, PackedRow, packed_rows, real_length
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
+from specdec.target.proof import TOLERANCE
+from specdec.utils.config_diff import words
+
+log = logging.getLogger(__name__)
+
+SPOT_TOKENS = 512  # tokens of the piece that is worked out again, at most
+SPOT_PIECES = 64  # pieces that it is the longest of
 
 
-class Source(Companion):
+class FeatureSource(Companion):
     """Features of batches, in the target's dtype on its device; what stands in padding says nothing."""
 
-    first_rows: int | None = None
-    """How many training rows it has, those that an epoch draws first; None if all."""
+    first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
@@ -31,7 +46,7 @@ class Source(Companion):
 class Features:
     """Base of the ways to features: a frozen spec."""
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> Source:
+    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """The source of a run that reads these boundaries of this data.
 
         Raises:
@@ -41,7 +56,7 @@ class Features:
 
 
 @dataclass(frozen=True)
-class OnTheFly(Features, Source):
+class OnTheFly(Features, FeatureSource):
     """The target runs in the training step, without gradient.
 
     Args:
@@ -55,12 +70,12 @@ class OnTheFly(Features, Source):
         if self.rows != "batch" and self.rows < 1:
             raise ValueError(f"model.features.rows must be batch or at least 1, not {self.rows}")
 
-    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> Source:
+    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Itself: there is nothing to open."""
         return self
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
-        """The whole batch, or some rows after others, each group up to its last token that is no padding."""
+        """The whole batch, or groups of rows, each up to its last token that is no padding."""
         if self.rows == "batch":
             return target.forward(batch.ids_BT, View.packed(batch.documents_BT), layers, final_norm)
         B, T = batch.ids_BT.shape
@@ -70,8 +85,164 @@ class OnTheFly(Features, Source):
         for start in range(0, B, self.rows):
             group = slice(start, start + self.rows)
             ids_GT, documents_GT = batch.ids_BT[group], batch.documents_BT[group]
-            R = length((documents_GT >= 0).any(0).long() - 1)
+            R = real_length((documents_GT >= 0).any(0).long() - 1)
             if R:
                 out = target.forward(ids_GT[:, :R], View.packed(documents_GT[:, :R]), layers, final_norm)
                 aux_BTNH[group, :R], final_BTH[group, :R] = out
         return TargetOutput(aux_BTNH, final_BTH)
+
+
+@dataclass(frozen=True)
+class Cached(Features):
+    """Features that ``specdec cache`` has stored.
+
+    Args:
+        directory: the cache.
+        verify: check every shard before the first step, instead of each when it is first read from.
+    """
+
+    directory: str
+    verify: bool = False
+
+    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+        """Check target, boundaries, data and, on one piece, the numbers themselves.
+
+        Raises:
+            ValueError: the cache is not of this target, or lacks a boundary or a row.
+        """
+        store = FeatureStore(Path(self.directory), described(data))
+        source = CachedSource(store, target, layers, final_norm)
+        for rows in (data.first_rows(store.contract.first_rows), data.splits.validation):
+            for row in packed_rows(rows):
+                store.find(row)
+        if self.verify:
+            store.verify()
+        spot_check(store, target)
+        log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
+        return source
+
+
+class CachedSource(FeatureSource):
+    """Reads batches; one thread reads the next while the present one is trained on.
+
+    Raises:
+        ValueError: the cache is of another target or dtype, or a boundary was not stored.
+    """
+
+    def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
+        self.store, self.dtype, self.final_norm, self.layers = store, target.dtype, final_norm, tuple(layers)
+        contract, where = store.contract, store.directory
+        if contract.target["fingerprint"] != target.identity["fingerprint"]:
+            raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
+        own = str(target.dtype).removeprefix("torch.")
+        if contract.target_dtype != own:
+            raise ValueError(
+                f"{where}: made with the target in {contract.target_dtype}, which runs in {own} here: set "
+                f"model.target.dtype={contract.target_dtype}, or run specdec cache again"
+            )
+        stored = [b for b in layers if b < target.num_layers or not final_norm]
+        if missing := [b for b in stored if b not in contract.layers]:
+            raise ValueError(
+                f"{where}: boundaries {missing} are not stored, only {list(contract.layers)}: run specdec cache with "
+                f"--layers {words(sorted({*stored, *contract.layers}))!r} into another directory"
+            )
+        if contract.dtype != own:
+            log.warning("%s: states of %s, rounded to %s when they were stored", where, own, contract.dtype)
+        self.first_rows = contract.first_rows
+        self.taps = [contract.layers.index(b) for b in stored]
+        self._thread = ThreadPoolExecutor(1, "features")
+        self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
+        self._lock = threading.Lock()
+
+    def announce(self, batch: Batch) -> None:
+        """Read it in the thread; at most the present batch and the next are kept.
+
+        Behind a run's last batch comes one that nobody asks for, which a cache of the first rows need not have.
+        """
+        rows = packed_rows(batch)
+        if self.first_rows is not None and not all(map(self.store.holds, rows)):
+            return
+        with self._lock:
+            while len(self._ahead) > 1:
+                del self._ahead[next(iter(self._ahead))]
+            self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+
+    def ready(self, batch: Batch) -> None:
+        """Wait for the thread, or read what nobody announced."""
+        keys = _keys(packed_rows(batch))
+        if keys not in self._ahead:
+            self.announce(batch)
+        if (ahead := self._ahead.get(keys)) is not None:
+            ahead.result()
+
+    def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
+        """The stored states of every row."""
+        if (tuple(layers), final_norm) != (self.layers, self.final_norm):
+            raise ValueError(f"{self.store.directory}: opened for boundaries {list(self.layers)}, not {list(layers)}")
+        rows = packed_rows(batch)
+        with self._lock:
+            ahead = self._ahead.pop(_keys(rows), None)
+        found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
+        return TargetOutput(*(x.to(target.device, self.dtype, non_blocking=True) for x in found))
+
+    def close(self) -> None:
+        """End the thread, and forget what it has read."""
+        with self._lock:
+            self._thread.shutdown(cancel_futures=True)
+            self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
+            self._ahead.clear()
+
+    def _read(self, rows: list[PackedRow], T: int) -> TargetOutput:
+        contract = self.store.contract
+        zeros = partial(torch.zeros, dtype=DTYPES[contract.dtype], pin_memory=torch.cuda.is_available())
+        aux_BTNH = zeros(len(rows), T, len(self.layers), contract.hidden_size)
+        final_BTH = zeros(len(rows), T, contract.hidden_size)
+        for row, aux_TNH, final_TH in zip(rows, aux_BTNH, final_BTH, strict=True):
+            self.store.read(row, self.taps, aux_TNH, final_TH)
+        if len(self.taps) < len(self.layers):  # the last boundary, after the final norm
+            aux_BTNH[:, :, -1] = final_BTH
+        return TargetOutput(aux_BTNH, final_BTH)
+
+
+@torch.no_grad()
+def spot_check(store: FeatureStore, target: Target) -> None:
+    """Compare a stored piece with the target, boundary by boundary, and the head's logits with the model's own.
+
+    So a wrong tap shows before the first step.
+
+    Raises:
+        ValueError: they differ by more than rounding, or another boundary is nearer than the one that is named.
+    """
+    shard, contract, where = store.shard(0), store.contract, store.directory / store.index.shards[0].file
+    longest: dict[int, int] = {}
+    for start, tokens in shard.spans[:SPOT_PIECES].tolist():
+        longest.setdefault(start, min(tokens, SPOT_TOKENS))  # a row starts with a piece, which comes first
+    start = max(longest, key=longest.__getitem__)
+    piece = slice(start, start + longest[start])
+    ids_1M = shard.ids_P[piece][None].to(target.device)
+    own = target.forward(ids_1M, View.packed(torch.zeros_like(ids_1M)), range(target.num_layers + 1))
+    allowed = max(TOLERANCE[DTYPES[contract.dtype]], TOLERANCE[target.dtype])
+    for n, boundary in enumerate(contract.layers):
+        off = [_distance(shard.aux_PNH[piece, n], state_MH) for state_MH in own.aux_BTNH[0].unbind(1)]
+        nearest = min(range(len(off)), key=off.__getitem__)
+        if off[boundary] > allowed or off[nearest] < off[boundary]:
+            raise ValueError(
+                f"{where}: what is stored for boundary {boundary} is not the target's (off by {off[boundary]:.1e}; "
+                f"nearest is boundary {nearest}, off by {off[nearest]:.1e}): run specdec cache again"
+            )
+    final_1MH = shard.final_PH[None, piece].to(target.device, target.dtype)
+    for name, stored, true in (
+        ("the final state", final_1MH, own.final_BTH),
+        ("the head's logits of the final state", target.logits(final_1MH), target.model(input_ids=ids_1M).logits),
+    ):
+        if (distance := _distance(stored, true)) > allowed:
+            raise ValueError(f"{where}: {name}: not the target's (off by {distance:.1e}): run specdec cache again")
+
+
+def _distance(stored: Tensor, true: Tensor) -> float:
+    stored, true = stored.to(true.device).double(), true.double()
+    return float((stored - true).norm() / true.norm().clamp(min=1e-30))
+
+
+def _keys(rows: list[PackedRow]) -> tuple[bytes, ...]:
+    return tuple(row.key for row in rows)

@@ -1,44 +1,138 @@
-"""Where keys and values live, and how queries meet them.
+"""How queries meet keys, and where decoding keeps its keys and values.
 
-Legend: B batch, h query heads, g key heads, T new nodes, S key slots, d head width.
+Legend: B batch, h query heads, g key heads, T new nodes, S key slots, d head width; R rows and K keys of a piece.
 """
 
 import copy
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.nn.few_queries import MOST, additive, attend_few
-from specdec.nn.pieces import Cut, attend_pieces, is_long
-from specdec.nn.sight import Sight
-from specdec.nn.unroll import Keys, UnrollKernel
+from specdec.nn.view import Spans, Visibility
+
+FEW = 64  # queries of a head up to which plain products beat torch's kernel on a CPU; in bfloat16 many times over
+PAIRS = 2048**2  # of nodes and keys in a sequence, up to which a mask of all is made
+ROWS = 512  # nodes of a piece; a document as long is a piece by itself
 
 
-class KVCache(Protocol):
-    """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
-
-    def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
-    ) -> Tensor:
-        """Attention output of the new nodes, shape (B, h, T, d)."""
-        ...
+def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zero where the mask allows, the least finite number elsewhere: -inf would make NaN of a row without keys."""
+    return torch.zeros_like(allowed_B1TS, dtype=dtype).masked_fill(~allowed_B1TS, torch.finfo(dtype).min)
 
 
-def attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, sight: Sight) -> Tensor:
-    """Scaled dot-product attention of what is in sight; grouped query heads."""
-    if is_long(sight):
-        return attend_pieces(_piece, q_BhTd, k_BgSd, v_BgSd, Cut.of(sight))
-    return _piece(q_BhTd, k_BgSd, v_BgSd, sight.mask_B1TS)
+def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
+    """Scaled dot-product attention by plain products, (B, h, T, d); values may be narrower than keys.
+
+    Args:
+        bias_B1TS: added to the scaled products.
+    """
+    B, h, T, d = q_BhTd.shape
+    g = k_BgSd.shape[1]
+    grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)  # the heads of a group share their keys' pass
+    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1)
+    if bias_B1TS is not None:
+        scores = scores + bias_B1TS[:, :, None]
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
+    return (weights.flatten(2, 3) @ v_BgSd).reshape(B, h, T, -1)
 
 
-def _piece(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    causal = mask_B1TS is None
+def attend(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, visibility: Visibility) -> Tensor:
+    """Scaled dot-product attention to the visible keys, (B, h, T, d); grouped query heads."""
+    if (pieces := Pieces.of(visibility)) is not None:
+        return attend_pieces(_sdpa, q_BhTd, k_BgSd, v_BgSd, pieces)
+    return _sdpa(q_BhTd, k_BgSd, v_BgSd, visibility.mask_B1TS)
+
+
+def _sdpa(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, mask_B1TS: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(
-        q_BhTd, k_BgSd, v_BgSd, attn_mask=mask_B1TS, is_causal=causal, enable_gqa=True
+        q_BhTd, k_BgSd, v_BgSd, attn_mask=mask_B1TS, is_causal=mask_B1TS is None, enable_gqa=True
     )
+
+
+class AttentionPiece(NamedTuple):
+    """Some nodes of one sequence, and the keys that any of them sees."""
+
+    sequence: int
+    rows: slice
+    keys: slice
+    causal: bool  # node i sees exactly the first i + 1 of the keys, which are as many as the nodes
+
+
+class Pieces(NamedTuple):
+    """A long visibility in pieces, handed on in place of its mask: no tensor of all pairs of nodes and keys is made.
+
+    A document, or a prompt from its first token on, needs no mask at all: it is plain causal attention. What is left
+    (windows, short documents, what is appended to a long prefix) goes by tiles of nodes, each with a mask of its keys.
+    """
+
+    spans: Spans
+    pieces: list[AttentionPiece]
+
+    @classmethod
+    def of(cls, visibility: Visibility) -> Self | None:
+        """What attention goes by where nodes are many, pairs too many, and keys in runs; never in a compiled graph."""
+        if not isinstance(visibility, Spans) or torch.compiler.is_compiling():
+            return None
+        T = visibility.first_BT.shape[1]
+        return cls.cut(visibility) if T > FEW and T * visibility.columns > PAIRS else None
+
+    @classmethod
+    def cut(cls, spans: Spans, causal: bool = True) -> Self:
+        """Every node that sees a key is in one piece, and every key that it sees among the piece's.
+
+        Args:
+            causal: whether there may be causal pieces.
+        """
+        return cls(spans, [p for b in range(len(spans.first_BT)) for p in _pieces(b, spans, causal)])
+
+
+def _pieces(b: int, spans: Spans, causal: bool) -> Iterator[AttentionPiece]:
+    first_T, last_T = spans.first_BT[b].cpu(), spans.last_BT[b].cpu()
+    T = len(first_T)
+    goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
+    goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
+    starts = (~goes_on_T).nonzero()[:, 0]
+    lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
+    whole = (lengths >= ROWS) & (first_T[starts] == last_T[starts]) & causal
+    done = 0
+    for start, length in [*zip(starts[whole].tolist(), lengths[whole].tolist(), strict=True), (T, 0)]:
+        for a in range(done, start, ROWS):
+            rows = slice(a, min(a + ROWS, start))
+            first_R, last_R = first_T[rows], last_T[rows]
+            sees_R = first_R <= last_R
+            if sees_R.any():
+                keys = slice(int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1)
+                yield AttentionPiece(b, rows, keys, False)
+        if length:
+            first, done = int(first_T[start]), start + length
+            yield AttentionPiece(b, slice(start, done), slice(first, first + length), True)
+
+
+def attend_pieces(
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor],
+    q_BhTd: Tensor,
+    k_BgSd: Tensor,
+    v_BgSd: Tensor,
+    pieces: Pieces,
+) -> Tensor:
+    """Attention to the visible keys, (B, h, T, d); zero for a node that sees nothing.
+
+    Args:
+        attend: of one piece: queries, keys, values, and a boolean mask, or None for causal attention.
+    """
+    d, narrow = q_BhTd.shape[-1], v_BgSd.shape[-1]
+    if narrow < d:  # the kernels that make no weights of all pairs want one width
+        v_BgSd = F.pad(v_BgSd, (0, d - narrow))
+    out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
+    for b, rows, keys, causal in pieces.pieces:
+        one = slice(b, b + 1)
+        mask_11RK = None if causal else pieces.spans.row(b).part(rows, keys)
+        got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], mask_11RK)
+        out[one, :, rows] = got[..., :narrow]
+    return out
 
 
 def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
@@ -64,13 +158,7 @@ def last_slot(slots_BT: Tensor, columns: int) -> int | None:
 class StaticCache:
     """Fixed slots, written in place: the cache of decoding.
 
-    Args:
-        layers: number of attention layers.
-        capacity: S, slots per layer.
-        batch: B, sequences side by side.
-
-    Attributes:
-        keys_BgSd: of every layer; values_BgSd likewise.
+    ``keys_BgSd`` and ``values_BgSd`` hold a tensor for each attention layer, of ``capacity`` slots.
     """
 
     def __init__(
@@ -100,72 +188,31 @@ class StaticCache:
         if len(self.keys_BgSd[0]) == 1:  # without a slice: compiled code would copy the buffer at every write
             return self
         one = copy.copy(self)
-        one.keys_BgSd, one.values_BgSd = (
-            [x_BgSd[b : b + 1] for x_BgSd in both] for both in (self.keys_BgSd, self.values_BgSd)
-        )
+        one.keys_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.keys_BgSd]
+        one.values_BgSd = [x_BgSd[b : b + 1] for x_BgSd in self.values_BgSd]
         return one
 
     def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visibility: Visibility,
+        slots_BT: Tensor | None,
     ) -> Tensor:
-        """Write the new keys into ``slots_BT`` and attend to every slot in sight.
+        """Write the new keys into ``slots_BT`` and attend to every visible slot.
 
         Raises:
-            ValueError: the sight has no column for a new key (on a CPU; compiled code does not look).
+            ValueError: the view has no column for a new key (on a CPU; compiled code does not look).
         """
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
-        keys_BgSd, values_BgSd = self.keys_BgSd[layer], self.values_BgSd[layer]
-        last_slot(slots_BT, sight.columns)
-        write(keys_BgSd, k_BgTd, slots_BT)
-        write(values_BgSd, v_BgTd, slots_BT)
-        keys_BgSd, values_BgSd = (x_BgSd.narrow(2, 0, sight.columns) for x_BgSd in (keys_BgSd, values_BgSd))
-        if q_BhTd.shape[2] > MOST or q_BhTd.device.type != "cpu":
-            return attend(q_BhTd, keys_BgSd, values_BgSd, sight)
-        bias_B1TS = additive(sight.mask_B1TS, q_BhTd.dtype)
+        columns = visibility.columns
+        last_slot(slots_BT, columns)
+        write(self.keys_BgSd[layer], k_BgTd, slots_BT)
+        write(self.values_BgSd[layer], v_BgTd, slots_BT)
+        keys_BgSd, values_BgSd = (x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd))
+        if q_BhTd.shape[2] > FEW or q_BhTd.device.type != "cpu" or q_BhTd.requires_grad:
+            return attend(q_BhTd, keys_BgSd, values_BgSd, visibility)
+        bias_B1TS = additive(visibility.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)
-
-
-class UnrollCache:
-    """Differentiable keys of training-time test (EAGLE-3, https://arxiv.org/abs/2503.01840).
-
-    Step 0 attends to what is in sight; at every later step, node t attends to the step-0 keys in its sight and to its
-    own keys of steps 1..k, and to nobody else's. The (k+1)T wide mask is never built.
-
-    Args:
-        kernel: how; all kernels give the same numbers.
-    """
-
-    def __init__(self, kernel: UnrollKernel) -> None:
-        self.kernel = kernel
-        self._layers: list[list[Keys]] = []  # by layer, then by step
-
-    def attend(
-        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, sight: Sight, slots_BT: Tensor | None
-    ) -> Tensor:
-        """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
-        if layer == len(self._layers):
-            self._layers.append([])
-        self._layers[layer].append(Keys(k_BgTd, v_BgTd))
-        return self.kernel(q_BhTd, self._layers[layer], sight)
-
-    def flat(self) -> list[Tensor]:
-        """Every key and value, step by step, layer by layer."""
-        return [x for step in zip(*self._layers, strict=True) for keys in step for x in keys]
-
-    def last(self) -> list[Tensor]:
-        """Those of the last step, layer by layer."""
-        return [x for steps in self._layers for x in steps[-1]]
-
-    def append(self, flat: Sequence[Tensor]) -> None:
-        """Add one step, as :meth:`last` gives it."""
-        for layer, keys in enumerate(zip(flat[::2], flat[1::2], strict=True)):
-            if layer == len(self._layers):
-                self._layers.append([])
-            self._layers[layer].append(Keys(*keys))
-
-    def holding(self, flat: Sequence[Tensor]) -> "UnrollCache":
-        """A cache of the same shape with the keys of :meth:`flat`."""
-        cache, each = UnrollCache(self.kernel), 2 * len(self._layers)
-        for start in range(0, len(flat), each or 1):
-            cache.append(flat[start : start + each])
-        return cache

@@ -1,6 +1,6 @@
 """Rotary position embedding with the target's own frequencies.
 
-The frequencies come from transformers' own initialisers, so that a drafter turns its queries exactly as its target
+The frequencies come from transformers' own initialisers, so that a drafter rotates its queries exactly as its target
 does, whichever of transformers' spellings the target's config uses.
 """
 
@@ -82,7 +82,7 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
 
 
 class Rope(nn.Module):
-    """Turns queries and keys by their positions (https://arxiv.org/abs/2104.09864), halves convention.
+    """Rotates queries and keys by their positions (https://arxiv.org/abs/2104.09864), halves convention.
 
     Legend: B batch, h heads, T nodes, d head width. Channels beyond the rotated width pass unchanged.
     """
@@ -102,11 +102,11 @@ class Rope(nn.Module):
         return angles.cos() * self.factor, angles.sin() * self.factor
 
 
-def turn(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rope(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the first channels of ``x`` by the tables of :meth:`Rope.tables`; by ``-sin`` it is the gradient."""
     cos, sin = cos.to(x_BhTd.dtype), sin.to(x_BhTd.dtype)
     width = cos.shape[-1]
-    turned, rest = x_BhTd[..., :width], x_BhTd[..., width:]
-    low, high = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat([-high, low], dim=-1) * sin
-    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+    rotated, rest = x_BhTd[..., :width], x_BhTd[..., width:]
+    low, high = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos + torch.cat([-high, low], dim=-1) * sin
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated

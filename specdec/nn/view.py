@@ -1,39 +1,176 @@
-"""Who sees whom: the one place where positions are made, and the sight that attention masks are made from.
+"""Who sees whom: positions, and the visibility that attention masks are made from. Both are made here and nowhere else.
 
 Every forward in speculative decoding appends nodes that see the committed prefix and their own ancestors:
-a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree.
+a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree. A visibility says
+whom each sees without a mask: the mask is made where someone needs it, whole or tile by tile.
 
-Legend: B batch, T new nodes, Q drafted nodes (the last T of them are new), S key slots.
+Legend: B batch, T new nodes, M some of them, Q drafted nodes (the last T of them are new), S key slots, h query heads,
+g key heads, d head width.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from specdec.nn.cache import KVCache
-from specdec.nn.sight import Pairs, Sight, Spans
+
+class Visibility(Protocol):
+    """Which of S keys each of T nodes sees."""
+
+    @property
+    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
+        """bool, True where the node sees the key."""
+        ...
+
+    @property
+    def columns(self) -> int:
+        """S."""
+        ...
+
+    def part(self, rows: slice, keys: slice) -> Tensor:
+        """This part of the mask, (B, 1, rows, keys)."""
+        ...
+
+    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Whether node t of sequence b sees key s; indices of any shapes that broadcast."""
+        ...
+
+    def spans(self) -> "Spans":
+        """For each node the shortest run of keys that holds all it sees."""
+        ...
+
+    def of(self, nodes_BM: Tensor) -> Self:
+        """That of some of the nodes, int64 (B, M)."""
+        ...
+
+    def cut(self, columns: int) -> Self:
+        """The first ``columns`` keys alone."""
+        ...
+
+    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
+        """Without the keys that stand ``window`` positions or more before the node."""
+        ...
+
+
+class Spans(NamedTuple):
+    """A run of keys for each node, at consecutive positions: of a document, or of a committed prefix.
+
+    Two numbers a node, however many the keys.
+    """
+
+    first_BT: Tensor  # int64, the first key seen
+    last_BT: Tensor  # int64, the last one; one before the first or less where the node sees none
+    columns: int  # S
+
+    @property
+    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
+        """See :class:`Visibility`."""
+        return self.part(slice(None), slice(0, self.columns))
+
+    def part(self, rows: slice, keys: slice) -> Tensor:
+        """See :class:`Visibility`; ``keys`` from a number to a number."""
+        keys_K = torch.arange(keys.start, keys.stop, device=self.first_BT.device)
+        first_BR1, last_BR1 = self.first_BT[:, rows, None], self.last_BT[:, rows, None]
+        return ((keys_K >= first_BR1) & (keys_K <= last_BR1))[:, None]
+
+    def row(self, b: int) -> Self:
+        """That of one sequence."""
+        return self._replace(first_BT=self.first_BT[b : b + 1], last_BT=self.last_BT[b : b + 1])
+
+    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """See :class:`Visibility`."""
+        return (s >= self.first_BT[b, t]) & (s <= self.last_BT[b, t])
+
+    def spans(self) -> Self:
+        """Itself."""
+        return self
+
+    def of(self, nodes_BM: Tensor) -> Self:
+        """See :class:`Visibility`."""
+        return self._replace(first_BT=self.first_BT.gather(1, nodes_BM), last_BT=self.last_BT.gather(1, nodes_BM))
+
+    def cut(self, columns: int) -> Self:
+        """See :class:`Visibility`."""
+        return self._replace(last_BT=self.last_BT.clamp(max=columns - 1), columns=columns)
+
+    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
+        """See :class:`Visibility`."""
+        last_BT = self.last_BT.clamp(0, self.columns - 1)
+        # no take_along_dim, with which torch compiles for a single number of keys
+        last_position_BT = key_positions_BS.expand(len(last_BT), -1).gather(1, last_BT)
+        nearest_BT = self.last_BT - last_position_BT + positions_BT - window + 1
+        return self._replace(first_BT=torch.maximum(self.first_BT, nearest_BT))
+
+
+class Pairs(NamedTuple):
+    """Any visibility at all, pair by pair: that of a draft tree."""
+
+    mask_B1TS: Tensor  # bool, True where the node sees the key
+
+    @property
+    def columns(self) -> int:
+        """See :class:`Visibility`."""
+        return self.mask_B1TS.shape[-1]
+
+    def part(self, rows: slice, keys: slice) -> Tensor:
+        """See :class:`Visibility`."""
+        return self.mask_B1TS[:, :, rows, keys]
+
+    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """See :class:`Visibility`."""
+        return self.mask_B1TS[b, 0, t, s]
+
+    def spans(self) -> Spans:
+        """See :class:`Visibility`."""
+        seen_BTS = self.mask_B1TS[:, 0].to(torch.uint8)
+        S = seen_BTS.shape[-1]
+        last_BT = S - 1 - seen_BTS.flip(-1).argmax(-1)
+        return Spans(seen_BTS.argmax(-1), torch.where(self.mask_B1TS.any(-1)[:, 0], last_BT, -1), S)
+
+    def of(self, nodes_BM: Tensor) -> Self:
+        """See :class:`Visibility`."""
+        return self._replace(mask_B1TS=self.mask_B1TS.take_along_dim(nodes_BM[:, None, :, None], dim=2))
+
+    def cut(self, columns: int) -> Self:
+        """See :class:`Visibility`."""
+        return self._replace(mask_B1TS=self.mask_B1TS[..., :columns])
+
+    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
+        """See :class:`Visibility`."""
+        distance_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :]
+        return self._replace(mask_B1TS=self.mask_B1TS & (distance_BTS < window)[:, None])
+
+
+class KVCache(Protocol):
+    """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
+
+    def attend(
+        self,
+        layer: int,
+        q_BhTd: Tensor,
+        k_BgTd: Tensor,
+        v_BgTd: Tensor,
+        visibility: Visibility,
+        slots_BT: Tensor | None,
+    ) -> Tensor:
+        """Attention output of the new nodes, shape (B, h, T, d)."""
+        ...
 
 
 class View(NamedTuple):
     """Positions, visibility and key storage of T new nodes."""
 
     positions_BT: Tensor  # int64, RoPE positions
-    sight: Sight  # which keys each node may attend to
+    visibility: Visibility  # which keys each node may attend to
     key_positions_BS: Tensor  # int64, position of every key column; what sliding windows measure from
     slots_BT: Tensor | None = None  # int64, where the nodes' keys are written; None without a static cache
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
-    asked_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
+    wanted_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
     @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
         """bool, True where the node may attend to the key; as many numbers as there are pairs."""
-        return self.sight.mask_B1TS
-
-    @property
-    def columns(self) -> int:
-        """S."""
-        return self.key_positions_BS.shape[-1]
+        return self.visibility.mask_B1TS
 
     @classmethod
     def packed(cls, documents_BT: Tensor, cache: KVCache | None = None) -> Self:
@@ -70,7 +207,7 @@ class View(NamedTuple):
                 new nodes are the last T columns; column ``j`` lives in slot ``prefix + j``. As for the next, a first
                 dimension of one, or none, stands for all sequences.
             depth_BQ: int64, depth of each drafted node; a node of depth d stands at position ``prefix + d``.
-            capacity: S, how many of the cache's slots to look at: all, or the first that hold every node in sight and
+            capacity: S, how many of the cache's slots to look at: all, or the first that hold every visible node and
                 the new ones.
         """
         new, drafted = seen_BTQ.shape[-2:]
@@ -93,35 +230,30 @@ class View(NamedTuple):
         device = prefix.device if isinstance(prefix, Tensor) else torch.device("cpu")
         slots_BT = torch.as_tensor(prefix, device=device).reshape(-1, 1) + torch.arange(length, device=device)
         key_positions_BS = torch.arange(capacity, device=device).expand(len(slots_BT), capacity)
-        sight = Spans(torch.zeros_like(slots_BT), slots_BT, capacity)
-        return cls(slots_BT, sight, key_positions_BS, slots_BT, cache)
+        visible = Spans(torch.zeros_like(slots_BT), slots_BT, capacity)
+        return cls(slots_BT, visible, key_positions_BS, slots_BT, cache)
 
     def wanted(self, x: Tensor, dim: int = 1) -> Tensor:
-        """What belongs to the nodes asked for, of ``x`` with the batch first and T nodes along ``dim``."""
-        if self.asked_BM is None:
+        """What belongs to the wanted nodes, of ``x`` with the batch first and T nodes along ``dim``."""
+        if self.wanted_BM is None:
             return x
         shape = [1] * x.ndim
-        shape[0], shape[dim] = self.asked_BM.shape
-        return x.take_along_dim(self.asked_BM.view(shape), dim)
-
-    @property
-    def wanted_sight(self) -> Sight:
-        """That of the nodes asked for."""
-        return self.sight if self.asked_BM is None else self.sight.of(self.asked_BM)
+        shape[0], shape[dim] = self.wanted_BM.shape
+        return x.take_along_dim(self.wanted_BM.view(shape), dim)
 
     def of(self, nodes_BM: Tensor) -> Self:
         """Only these of the nodes, int64 (B, M), without slots; each stands where it stood and sees what it saw."""
         return self._replace(
             positions_BT=self.positions_BT.gather(1, nodes_BM),
-            sight=self.sight.of(nodes_BM),
+            visibility=self.visibility.of(nodes_BM),
             slots_BT=None,
-            asked_BM=None,
+            wanted_BM=None,
         )
 
     def within(self, window: int) -> Self:
         """The same nodes, each seeing of its keys only those at the last ``window`` positions, its own included.
 
         This is Mistral's convention (https://arxiv.org/abs/2310.06825): a node at position p sees keys at positions
-        above ``p - window``. Nothing comes into sight that was not in it.
+        above ``p - window``. Nothing becomes visible that was not.
         """
-        return self._replace(sight=self.sight.within(self.positions_BT, self.key_positions_BS, window))
+        return self._replace(visibility=self.visibility.within(self.positions_BT, self.key_positions_BS, window))

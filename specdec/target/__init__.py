@@ -2,6 +2,6 @@
 
 from specdec.target.cache import TargetCache
 from specdec.target.loading import load_config
-from specdec.target.target import Target, TargetOutput
+from specdec.target.target import EMBEDDED, Target, TargetOutput, TargetSource
 
-__all__ = ["Target", "TargetCache", "TargetOutput", "load_config"]
+__all__ = ["EMBEDDED", "Target", "TargetCache", "TargetOutput", "TargetSource", "load_config"]

@@ -57,14 +57,15 @@ class TargetCache(Cache):
         Raises:
             ValueError: the view was made for a larger cache, without slots, or has no column for one of them (CPU).
         """
-        if view.slots_BT is None or view.columns > self.capacity:
+        columns = view.visibility.columns
+        if view.slots_BT is None or columns > self.capacity:
             raise ValueError(
-                f"the view has {view.columns} key columns and the cache {self.capacity} slots: "
+                f"the view has {columns} key columns and the cache {self.capacity} slots: "
                 "make the view with View.append or View.chain and the cache's capacity, or less"
             )
         self._slots_BT = view.slots_BT
-        last = last_slot(view.slots_BT, view.columns)
-        self._columns = view.columns if last is None else last + 1
+        last = last_slot(view.slots_BT, columns)
+        self._columns = columns if last is None else last + 1
         return self._columns
 
     def update(
@@ -72,19 +73,17 @@ class TargetCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write the keys and values of T nodes, (B, g, T, d) each; returns the columns to attend to."""
         if layer_idx not in self._buffers:
-            self._buffers[layer_idx] = (self._empty(key_states), self._empty(value_states))
-        keys_BgSd, values_BgSd = map(self._own, self._buffers[layer_idx])
+            keys_BgSd, values_BgSd = (
+                x.new_zeros(self.batch, x.shape[1], self.capacity, x.shape[3]) for x in (key_states, value_states)
+            )
+            self._buffers[layer_idx] = keys_BgSd, values_BgSd
         slots_BT = self._slots_BT.to(key_states.device)  # a layer may lie on another device
+        keys_BgSd, values_BgSd = self._buffers[layer_idx]
+        if self._rows is not None:
+            keys_BgSd, values_BgSd = keys_BgSd[self._rows], values_BgSd[self._rows]
         write(keys_BgSd, key_states, slots_BT)
         write(values_BgSd, value_states, slots_BT)
         return keys_BgSd.narrow(2, 0, self._columns), values_BgSd.narrow(2, 0, self._columns)
-
-    def _own(self, buffer: Tensor) -> Tensor:
-        return buffer if self._rows is None else buffer[self._rows]
-
-    def _empty(self, like_BgTd: Tensor) -> Tensor:
-        shape = (self.batch, like_BgTd.shape[1], self.capacity, like_BgTd.shape[3])
-        return torch.zeros(shape, dtype=like_BgTd.dtype, device=like_BgTd.device)
 
     def commit(self, prefix_B: Tensor, path_BP: Tensor) -> None:
         """Move slot ``prefix + path[j]`` to slot ``prefix + j`` in every layer; what lies beyond is free again.
@@ -98,10 +97,7 @@ class TargetCache(Cache):
         if path_BP.device.type == "cpu" and not torch.compiler.is_compiling() and bool((path_BP == order_P).all()):
             return
         from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
-        for pair in self._buffers.values():
-            for buffer in map(self._own, pair):
-                here_BP, there_BP = from_BP.to(buffer.device), to_BP.to(buffer.device)
-                write(buffer, buffer.take_along_dim(here_BP[:, None, :, None], dim=2), there_BP)
-
-    def __repr__(self) -> str:
-        return f"TargetCache(capacity={self.capacity}, batch={self.batch})"
+        for whole in self.tensors:
+            buffer = whole if self._rows is None else whole[self._rows]
+            here_BP, there_BP = from_BP.to(buffer.device), to_BP.to(buffer.device)
+            write(buffer, buffer.take_along_dim(here_BP[:, None, :, None], dim=2), there_BP)

@@ -1,6 +1,8 @@
-"""From a directory or a Hub id to a model and a tokenizer, or to one line that says why not."""
+"""From a directory or a Hub id to a model and a tokenizer, or to one line that says why not; and which model it is."""
 
 import contextlib
+import hashlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -17,9 +20,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import is_accelerate_available
-from transformers.utils import logging as hf_logging
 
-from specdec.files import explain, read_json
+from specdec.utils.files import explain, read_json
+from specdec.utils.progress import no_progress_bars
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -99,12 +102,7 @@ def load_config(source: str, revision: str | None, trust_remote_code: bool) -> A
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    local = _is_directory(source)
-    with _told_in_one_line(source, local):
-        config = AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
-        )
-        return config.get_text_config(decoder=True)
+    return _read_config(source, revision, trust_remote_code).get_text_config(decoder=True)
 
 
 def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
@@ -113,14 +111,25 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
     Raises:
         ValueError: there is none, it cannot be read, or the model is none that can be a target.
     """
+    config = _read_config(source, revision, trust_remote_code)
+    _check_architecture(source, config, trust_remote_code)
+    with _told_in_one_line(source, local=False), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
     local = _is_directory(source)
     with _told_in_one_line(source, local):
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
         )
-        _check_architecture(source, config, trust_remote_code)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+
+
+def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
+    if trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
+        return
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
 
 
 def device_named(device: str) -> torch.device:
@@ -171,13 +180,6 @@ def _check_files(path: Path) -> None:
             raise explain(error, file) from error
 
 
-def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
-    if trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
-        return
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
-
-
 @contextlib.contextmanager
 def _told_in_one_line(source: str, local: bool) -> Iterator[None]:
     try:
@@ -197,18 +199,47 @@ def _told_in_one_line(source: str, local: bool) -> Iterator[None]:
         raise ValueError(f"{source}: {reason}") from error
 
 
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Spare the progress bars of reading and writing a model."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
-
-
 def _one_line(error: BaseException, limit: int = 240) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+SAMPLES = 1024  # values hashed per tensor
+# fields that say where, when and how a model was stored or is run, not what it is
+_INCIDENTAL = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
+
+
+def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """SHA-256, in hexadecimal, of a configuration and of tensors: names, shapes and values, these in bfloat16.
+
+    So a model loaded in float32 and in bfloat16 is one model. Of the values it hashes ``SAMPLES`` evenly spaced
+    ones, and the exact sum of all their bit patterns. The sum runs at memory speed on any device and does not depend
+    on the order of addition; it changes with any single value, while the samples tell permutations and
+    rearrangements apart. This is a check against mistakes, not forgery.
+    """
+    digest = hashlib.sha256(json.dumps(_essence(config), sort_keys=True, default=str).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            values = tensor.detach()
+            bits = _bits(values.to(torch.bfloat16) if values.is_floating_point() else values)
+            places = torch.linspace(0, bits.numel() - 1, min(SAMPLES, bits.numel()), dtype=torch.float64)
+            sample = bits[places.long().to(bits.device)]
+            digest.update(sample.cpu().numpy().tobytes())
+            digest.update(str(bits.sum(dtype=torch.int64).item()).encode())
+    return digest.hexdigest()
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    width = tensor.element_size()
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    return tensor.contiguous().flatten().view(integer)
+
+
+def _essence(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {str(k): _essence(v) for k, v in value.items()}
+        return {k: v for k, v in kept.items() if k not in _INCIDENTAL and "attn_implementation" not in k}
+    if isinstance(value, list | tuple):
+        return [_essence(v) for v in value]
+    return value

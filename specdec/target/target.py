@@ -3,25 +3,24 @@
 Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some rows of it, S key columns.
 """
 
-import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.nn.view import View
-from specdec.target.anatomy import dissect, rope_limit
-from specdec.target.attention import attends_in_pieces, use_own_attention
+from specdec.target.attention import Tape, layer_masks, use_own_attention
 from specdec.target.cache import TargetCache
-from specdec.target.capture import Tape, layer_masks
-from specdec.target.fingerprint import fingerprint
-from specdec.target.head import Head
-from specdec.target.loading import load_model, spread
+from specdec.target.loading import fingerprint, load_model, load_tokenizer, spread
+from specdec.target.model_parts import OURS, OURS_EAGER, Head, model_parts, rope_limit
 from specdec.target.proof import prove
+
+EMBEDDED = "embedded"
 
 
 class TargetOutput(NamedTuple):
@@ -55,11 +54,16 @@ class Target:
         self.model = model.eval().requires_grad_(False)
         self.source, self.revision = source, revision
         self._tokenizer = tokenizer
-        self._anatomy = dissect(model)
+        self._parts = parts = model_parts(model)
         use_own_attention(model)
-        self._head = Head(model, self._anatomy.decoder, self._anatomy.head)
-        self._rope_limit = rope_limit(self.config)
-        self._tape = Tape.of(self._anatomy)
+        self._head = Head(model, parts.decoder, parts.head)
+        self._tape = Tape.of(parts)
+        self.config = parts.config  # of the text model, Hugging Face's
+        self.final_norm = parts.final_norm
+        self.num_layers = len(parts.layers)  # L; boundaries run from 0 to L
+        self.hidden_size = int(self.config.hidden_size)  # H
+        self.vocab_size = int(parts.head.weight.shape[0])  # V, the head's rows; a tokenizer may know fewer tokens
+        self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
 
     @classmethod
     def load(
@@ -85,31 +89,11 @@ class Target:
         return cls(model, tokenizer, str(source), revision)
 
     @property
-    def config(self) -> Any:
-        """The Hugging Face configuration of the text model."""
-        return self._anatomy.config
-
-    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer; ``ValueError`` if the target has none."""
         if self._tokenizer is None:
             raise ValueError(f"the target ({self.source}) has no tokenizer: save one beside it, or give one")
         return self._tokenizer
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-        return int(self.config.hidden_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the rows of the output head; a tokenizer may know fewer tokens."""
-        return int(self.head_weight().shape[0])
-
-    @property
-    def num_layers(self) -> int:
-        """L; boundaries run from 0 to L."""
-        return len(self._anatomy.layers)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,11 +104,6 @@ class Target:
     def device(self) -> torch.device:
         """The device it runs on."""
         return self.embedding_weight().device
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm between the last layer and the output head."""
-        return self._anatomy.final_norm
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -164,7 +143,7 @@ class Target:
 
     def head_weight(self) -> Tensor:
         """Rows of the output head, (V, H); the embeddings themselves where the two are tied."""
-        return self._anatomy.head.weight
+        return self._parts.head.weight
 
     @torch.no_grad()
     def forward(self, ids_BT: Tensor, view: View, layers: Sequence[int], final_norm: bool = False) -> TargetOutput:
@@ -185,18 +164,21 @@ class Target:
                 f"no layer boundary {wrong[0]}: this target has {self.num_layers} layers, so 0 (the embeddings) "
                 f"to {self.num_layers} (before the final norm)"
             )
-        cache, columns = view.cache, view.columns
+        cache, columns, last = view.cache, view.visibility.columns, self.num_layers
         self._check_length(columns)
         if isinstance(cache, TargetCache):
             columns = cache.place(view)
         elif cache is not None:
             raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
-        masks = layer_masks(view, columns, self._anatomy.windows, self.dtype, attends_in_pieces(self.model))
-        no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)  # each layer gets its own; this one keeps the family
-        last = self.num_layers  # from making any
+        config = self.config  # its window is read anew each time, since a proof narrows it
+        windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
+        weight = self.embedding_weight()
+        masks = layer_masks(view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER))
+        # each layer gets a mask of its own; this one keeps the family from making any
+        no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
         kept = frozenset(b for b in layers if b < last or not final_norm)
-        with self._own_dtype(), self._tape.running(masks, kept) as h:
-            final_BTH = self._anatomy.decoder(
+        with torch.autocast(weight.device.type, enabled=False), self._tape.running(masks, kept) as h:
+            final_BTH = self._parts.decoder(
                 input_ids=ids_BT,
                 attention_mask=no_mask.expand(len(ids_BT), 1, ids_BT.shape[1], columns),
                 position_ids=view.positions_BT,
@@ -214,8 +196,8 @@ class Target:
     @torch.no_grad()
     def logits(self, final_BTH: Tensor, rows_D: Tensor | slice | None = None) -> Tensor:
         """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D)."""
-        with self._own_dtype():
-            device = self.head_weight().device
+        device = self._parts.head.weight.device
+        with torch.autocast(device.type, enabled=False):
             rows_D = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
             return self._head(final_BTH.to(device), rows_D).to(final_BTH.device)
 
@@ -232,20 +214,57 @@ class Target:
         """
         prove(self)
 
-    @property
-    def most_slots(self) -> int | None:
-        """The most slots that a cache of it can have; None for any number."""
-        return self._rope_limit
-
     def _check_length(self, length: int) -> None:
-        if self._rope_limit is not None and length > self._rope_limit:
+        if self.most_slots is not None and length > self.most_slots:
             raise ValueError(
-                f"{length} slots or tokens are more than {self._rope_limit}, where this model's rotary frequencies "
+                f"{length} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
                 "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
             )
 
-    def _own_dtype(self) -> contextlib.AbstractContextManager:
-        kind = self.device.type
-        if torch.is_autocast_enabled(kind):
-            return torch.autocast(kind, enabled=False)
-        return contextlib.nullcontext()
+
+@dataclass(frozen=True)
+class TargetSource:
+    """A target by name.
+
+    Args:
+        source: a Hub id, a directory, or ``embedded``: the small model that specdec trains on the standard library.
+        revision: a branch, tag or commit on the Hub.
+        dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
+        trust_remote_code: run code that the model's repository brings; off unless you have read it.
+        device_map: ``auto`` spreads the layers over the GPUs that this process sees, by transformers and accelerate.
+    """
+
+    source: str = EMBEDDED
+    revision: str | None = None
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+    device_map: str | None = None
+
+    def load_tokenizer(self) -> Any:
+        """The target's tokenizer alone.
+
+        Raises:
+            ValueError: there is none, or it cannot be read.
+        """
+        return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
+
+    def directory(self) -> str:
+        """A directory or Hub id; the embedded one is built first if this machine does not have it yet."""
+        if self.source != EMBEDDED:
+            return self.source
+        from specdec.embedded.build import embedded_target
+
+        return str(embedded_target())
+
+    def load(self, device: str = "cpu") -> Target:
+        """The target."""
+        target = Target.load(
+            self.directory(),
+            revision=self.revision,
+            dtype=self.dtype,
+            device=device,
+            trust_remote_code=self.trust_remote_code,
+            device_map=self.device_map,
+        )
+        target.source = self.source  # the name, not where this machine caches it
+        return target

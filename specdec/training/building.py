@@ -1,35 +1,98 @@
-"""From a design, a target and its data to a drafter that is ready to train.
+"""From a design, a target, its data and weights to start from to a drafter that is ready to train.
 
 Legend: V vocabulary, D draft vocabulary, H hidden, T tokens.
 """
 
+import dataclasses
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load
 from specdec.drafter.dry_run import dry_run
 from specdec.target import Target
-from specdec.training.start import Start
+from specdec.utils.config_diff import canonical, pairs, words
 
 log = logging.getLogger(__name__)
 
+# of these a design says nothing: another's drafter may have its own, and keeps them
+KEPT = {"num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope", "max_position_embeddings"}
+OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
+
+
+class Start:
+    """Base of the starts: a frozen spec."""
+
+    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
+        """Raise ValueError if such a drafter cannot be trained from here with these parts frozen."""
+
+    def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
+        """A drafter, all of it trainable; ``counts_V``: int64, how often training data supervise each id."""
+        raise TypeError(f"{type(self).__name__} must say what weights it starts from")
+
+
+@dataclass(frozen=True)
+class FromTarget(Start):
+    """Embedding, head and output norm as the target's, the rest at random."""
+
+    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
+        """Another width has nothing to start from."""
+        if config.hidden_size != config.target_hidden_size and not (train_embed and train_head):
+            raise ValueError(
+                f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
+                "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
+            )
+
+    def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
+        """With the draft vocabulary that the training data asks for."""
+        drafter = Drafter(config, choose(counts_V, config.draft_vocab_size, target.eos_token_ids))
+        scale_H = target.final_norm(torch.ones(target.hidden_size, dtype=target.dtype, device=target.device))
+        drafter.warm_start(target.embedding_weight(), target.head_weight(), scale_H)
+        return drafter
+
+
+@dataclass(frozen=True)
+class FromDrafter(Start):
+    """All weights, and the draft vocabulary, of a saved drafter: of ``fit`` or of ``specdec import``.
+
+    The design must be ``model.drafter``'s. With ``head: target`` the head is the present target's.
+    """
+
+    directory: str
+
+    def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
+        """The saved one, which from now on is this target's; ValueError if target or design differ."""
+        saved = load(self.directory, dtype=torch.get_default_dtype())
+        one, two = canonical(saved.config.to_json()), canonical(config.to_json())
+        found = [(key, a, b) for key, a, b in pairs(one, two) if key.partition(".")[0] not in KEPT | {"target"}]
+        if other := [f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET]:
+            raise ValueError(f"{self.directory}: the drafter is for another target, of {'; '.join(other)}")
+        if found:
+            told = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
+            raise ValueError(
+                f"{self.directory}: the drafter is not of the design in model.drafter: {told}: set model.drafter to "
+                "the drafter's own"
+            )
+        if saved.config.target.get("fingerprint") != target.identity["fingerprint"]:
+            source = saved.config.target.get("source")
+            log.warning("%s was trained for another target (%s) of the same shape", self.directory, source)
+        drafter = Drafter(dataclasses.replace(saved.config, target=config.target), saved.vocab.target_ids_D)
+        drafter.load_state_dict(saved.state_dict())
+        if config.head == "target":
+            with torch.no_grad():
+                drafter.lm_head.weight.copy_(target.head_weight())
+        log.info("the drafter starts from %s", self.directory)
+        return drafter
+
 
 def config_for(spec: DrafterSpec, target: Target) -> DrafterConfig:
-    """A design with a loaded target's dimensions.
-
-    Raises:
-        ValueError: design and target do not go together.
-    """
-    return DrafterConfig.for_target(
-        spec,
-        target.config,
-        vocab_size=target.vocab_size,
-        num_target_layers=target.num_layers,
-        identity=target.identity,
-    )
+    """A design with a loaded target's dimensions; ValueError if they do not go together."""
+    sizes = {"vocab_size": target.vocab_size, "num_target_layers": target.num_layers}
+    return DrafterConfig.for_target(spec, target.config, **sizes, identity=target.identity)
 
 
 def build(
@@ -41,15 +104,16 @@ def build(
     train_head: bool,
     ttt_steps: int,
 ) -> Drafter:
-    """A drafter with the target's dimensions and weights to start from, and the trainable sets chosen.
-
-    Raises:
-        ValueError: design, target, data and training do not go together; the message says why.
-    """
+    """A drafter with the target's dimensions and weights to start from, and the trainable sets chosen; ValueError if
+    design, target, data and training do not go together."""
     config = config_for(spec, target)
     check(config, data.seq_len, target.config.max_position_embeddings, start, train_embed, train_head, ttt_steps)
-    if config.head == "target":
-        _check_plain_head(target)
+    if config.head == "target":  # EAGLE-1's drafter has no place for a bias, scale or cap
+        final_1TH = torch.randn(1, 4, target.hidden_size, generator=torch.Generator().manual_seed(0))
+        final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
+        plain_1TV = final_1TH @ target.head_weight().T
+        if not torch.allclose(target.logits(final_1TH), plain_1TV, rtol=1e-2, atol=1e-2 * float(plain_1TV.abs().max())):
+            raise ValueError("head=target: this target's logits have a bias, scale or cap: use head=own")
     counts_V = data.supervised_counts(config.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed())  # the run's, whatever was drawn since
@@ -78,14 +142,7 @@ def check(
     train_head: bool,
     ttt_steps: int,
 ) -> None:
-    """What can be said before target and data are loaded.
-
-    Args:
-        positions: that the target has.
-
-    Raises:
-        ValueError: design and training do not go together; the message says why.
-    """
+    """Raise ValueError for what can be said before target, which has so many positions, and data are loaded."""
     if seq_len > positions:
         raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
     start.check(config, train_embed, train_head)
@@ -106,18 +163,6 @@ def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
             "the checkpoint belongs to another drafter; these differ from the present config: "
             + "; ".join(f"{key} was {stored.get(key)}, is {now[key]}" for key in different)
         )
-    ids_D = checkpoint["state_dict"]["drafter.vocab.target_ids_D"]
+    ids_D = checkpoint["state_dict"]["train_step.drafter.vocab.target_ids_D"]
     if not torch.equal(ids_D.cpu(), drafter.vocab.target_ids_D.cpu()):
         raise ValueError("the checkpoint's draft vocabulary is not the one of the present training data")
-
-
-def _check_plain_head(target: Target) -> None:
-    """Raise ValueError if the target's logits are more than a matrix times the state (a bias, scale or cap)."""
-    final_1TH = torch.randn(1, 4, target.hidden_size, generator=torch.Generator().manual_seed(0))
-    final_1TH = final_1TH.to(device=target.device, dtype=target.dtype)
-    plain_1TV = final_1TH @ target.head_weight().T
-    if not torch.allclose(target.logits(final_1TH), plain_1TV, rtol=1e-2, atol=1e-2 * float(plain_1TV.abs().max())):
-        raise ValueError(
-            "head=target cannot be used with this target: its logits have a bias, scale or cap that EAGLE-1's drafter "
-            "has no place for; use head=own"
-        )

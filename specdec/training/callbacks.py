@@ -1,28 +1,29 @@
-"""What a run keeps: the drafter, and what it was."""
+"""What a run does beside training: its drafter kept, the moving average, the loss of every batch, keyed randomness."""
 
+import hashlib
 import math
+import random
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import yaml
-from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Timer, WeightAveraging
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from specdec.drafter import save
-from specdec.files import write_json, write_text
-from specdec.training.ema import drafter_to_keep
+from specdec.drafter import Drafter, save
+from specdec.training.distributed import is_sharded, whole
 from specdec.training.module import DrafterModule
-from specdec.training.resuming import CONFIG
-from specdec.training.sharding import is_sharded
+from specdec.training.stopping import together
+from specdec.utils.files import explain, write_json, write_text
+
+LOSSES = "losses.txt"
 
 
 class SaveDrafter(pl.Callback):
-    """Writes the drafter's directory when training ends, and when it is interrupted.
-
-    Args:
-        directory: where; an older drafter of the same run is replaced whole.
-    """
+    """Writes the drafter's directory when training ends, and when it is interrupted; an older one is replaced whole."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory)
@@ -36,11 +37,14 @@ class SaveDrafter(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the final weights, then say that the run is done, unless only its time was over."""
         self._save(trainer, pl_module)
-        if trainer.is_global_zero and not trainer.interrupted and (_is_at_its_end(trainer) or not _is_late(trainer)):
+        epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+        at_end = 0 <= trainer.max_steps <= trainer.global_step or 0 < (trainer.max_epochs or -1) <= epochs
+        timers = [each.time_remaining() for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
+        late = any(seconds is not None and seconds <= 0 for seconds in timers)
+        if trainer.is_global_zero and not trainer.interrupted and (at_end or not late):
             found = {name: float(value) for name, value in trainer.callback_metrics.items()}
             figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
-            done: dict[str, Any] = {"steps": trainer.global_step, "metrics": figures}
-            write_json(self.directory.parent / "DONE.json", done)
+            write_json(self.directory.parent / "DONE.json", {"steps": trainer.global_step, "metrics": figures})
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what there is after an interruption."""
@@ -48,67 +52,171 @@ class SaveDrafter(pl.Callback):
             self._save(trainer, pl_module)
 
 
-def _is_at_its_end(trainer: pl.Trainer) -> bool:
-    epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-    most = trainer.max_epochs or -1
-    return 0 <= trainer.max_steps <= trainer.global_step or 0 < most <= epochs
+class EMA(WeightAveraging):
+    """Exponential moving average: validated, saved as the drafter, and what a checkpoint's ``state_dict`` holds.
 
-
-def _is_late(trainer: pl.Trainer) -> bool:
-    """Whether ``trainer.max_time`` has passed; what else stops a run early has found that it is done."""
-    timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-    left = [timer.time_remaining() for timer in timers]
-    return any(seconds is not None and seconds <= 0 for seconds in left)
-
-
-def together(trainer: pl.Trainer, exception: BaseException) -> bool:
-    """Whether all processes that hold a part of the weights end here: of SIGTERM Lightning tells them all."""
-    alone = trainer.world_size == 1 or not is_sharded(trainer)
-    return alone or isinstance(exception, SIGTERMException)
-
-
-class RunRecord(pl.Callback):
-    """Writes what the run is into its directory, once target, drafter and data stand.
+    Lightning's own EMAWeightAveraging is not for drafters: it averages the ids of the draft vocabulary too, which
+    rounds them to others, moves frozen weights by rounding, copies the target, and saves a wrong last checkpoint.
 
     Args:
-        directory: the run's.
-        config: resolved, as YAML.
-        record: the provenance.
+        decay: share of the old average kept at each step; it looks back about ``1 / (1 - decay)`` steps.
+        start: optimizer steps before averaging begins; until then the weights themselves count.
     """
 
-    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
-        self.directory, self.config, self.record = directory, config, record
-        self.trained = False  # has made an optimizer step
+    def __init__(self, decay: float = 0.999, start: int = 0) -> None:
+        if not 0 <= decay < 1 or start < 0:
+            raise ValueError(f"EMA: decay must lie in [0, 1) and start be 0 or more, not {decay} and {start}")
+        # as lerp, of which equal weights come out unchanged to the last bit; buffers are no weights
+        super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        self.start = start
+        self._swapped = False  # the module has the averaged weights and the average the trained ones
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note where a resumed run begins."""
-        self.begin = trainer.global_step
+    @property
+    def _begun(self) -> bool:
+        return self._average_model is not None and int(self._average_model.n_averaged) > 0
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Note that there is something to keep."""
-        self.trained = trainer.global_step > self.begin
+    @property
+    def drafter(self) -> Drafter | None:
+        """The averaged drafter; None before averaging has begun."""
+        module = self._average_model.module if self._begun and self._average_model is not None else None
+        return module.drafter if isinstance(module, DrafterModule) else None
 
-    def on_save_checkpoint(
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        """After every step from ``start`` on."""
+        return step_idx is not None and step_idx >= self.start
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Copy the drafter, on its device, without the target."""
+        if stage != "fit":
+            return
+        if trainer.precision in ("16-true", "bf16-true"):
+            raise ValueError(f"EMA: weights in {trainer.precision} cannot be averaged: use bf16-mixed or 32-true")
+        if is_sharded(trainer):
+            raise ValueError("EMA: weights in shards cannot be averaged: use --trainer.strategy ddp, or leave EMA out")
+        assert isinstance(pl_module, DrafterModule)
+        pl_module.configure_model()  # Lightning would only do it later
+        target, pl_module._target = pl_module._target, None
+        try:
+            self._average_model = AveragedModel(pl_module, trainer.strategy.root_device, **self._kwargs)
+        finally:
+            pl_module._target = target
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validate the average."""
+        if self._begun:
+            self._swap_models(pl_module)
+            self._swapped = True
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
+        """Go on with the trained weights."""
+        if self._swapped:
+            self._swap_models(pl_module)
+            self._swapped = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Put a validation's exchange right before anything is saved."""
+        self.on_validation_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing yet: the last checkpoint is written after this, and needs both."""
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave the average in the module."""
+        if self._begun:
+            self._copy_average_to_current(pl_module)
+
+    def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the config with the weights, and bring the loggers' rows so far to the disk."""
-        checkpoint[CONFIG] = yaml.safe_load(self.config)
-        for logger in trainer.loggers:
-            logger.save()
+        """Take up both; outside of training the module has the averaged weights already."""
+        if self._average_model is not None:
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed.
 
-        Raises:
-            ValueError: the processes of the run go on from different checkpoints.
-        """
-        first = trainer.strategy.broadcast(trainer.ckpt_path)
-        if first != trainer.ckpt_path:
-            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
+def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | None:
+    """The averaged drafter where an :class:`EMA` runs, else the module's, whole; every process has to ask."""
+    averages = (callback.drafter for callback in trainer.callbacks if isinstance(callback, EMA))  # type: ignore[attr-defined]
+    found = next((drafter for drafter in averages if drafter is not None), module.drafter)
+    return None if found is None else whole(found)
+
+
+class StepLosses(pl.Callback):
+    """Writes ``step part loss`` for every batch of the first process, the loss in hexadecimal, so that no bit is lost.
+
+    ``step`` counts optimizer steps from 0, ``part`` the batches of one. Losses stay on the device until the next
+    logged step or checkpoint; a resumed run forgets those after its checkpoint.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: list[tuple[int, int, Tensor]] = []
+        self._step, self._part = -1, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep what is before the step at which training begins."""
+        self._held, self._step, self._part = [], -1, 0
         if not trainer.is_global_zero:
             return
-        (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-        times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
-        mark = f".{times}" if times else ""
-        write_text(self.directory / f"config{mark}.yaml", self.config)
-        write_json(self.directory / f"provenance{mark}.json", self.record)
+        lines = read_lines(self.path) if self.path.exists() else []
+        write_text(self.path, "".join(f"{line}\n" for line in lines if int(line.split()[0]) < trainer.global_step))
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Count the batches of a step."""
+        self._part = self._part + 1 if trainer.global_step == self._step else 0
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
+        """Hold the loss as the backward pass took it."""
+        if not trainer.is_global_zero:
+            return
+        self._held.append((self._step, self._part, outputs["loss"].detach()))
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every > 0 and len(self._held) >= every:
+            self._write()
+
+    def on_save_checkpoint(self, *args: Any) -> None:
+        """What a checkpoint has seen is on the disk."""
+        self._write()
+
+    def on_fit_end(self, *args: Any) -> None:
+        """Write the rest."""
+        self._write()
+
+    def on_exception(self, *args: Any) -> None:
+        """Write the rest."""
+        self._write()
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
+        lines = [f"{step} {part} {loss.hex()}\n" for (step, part, _), loss in zip(self._held, losses, strict=True)]
+        self._held = []
+        try:
+            with self.path.open("a", encoding="ascii") as file:
+                file.writelines(lines)
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The whole lines of a file of losses; one that a kill cut short counts for nothing."""
+    return path.read_text(encoding="ascii").split("\n")[:-1]
+
+
+class KeyedRandomness(pl.Callback):
+    """Seeds torch's, numpy's and Python's generators before every batch: what was drawn before it, in validation or in
+    a run that was killed, has no say in what dropout draws here."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.step, self.part = seed, -1, 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Seed for one batch of an optimizer step; Lightning's own count of batches goes on otherwise when resumed."""
+        self.part = self.part + 1 if trainer.global_step == self.step else 0
+        self.step = trainer.global_step
+        key = f"{self.seed}/{self.step}/{self.part}/{trainer.global_rank}"
+        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+        torch.manual_seed(drawn)
+        np.random.seed(drawn % 2**32)
+        random.seed(drawn)

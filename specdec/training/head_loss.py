@@ -1,87 +1,238 @@
-"""The head and the losses of its law, piece by piece, with the gradient taken on the way.
+"""The head and its losses, piece by piece: logits never stand in memory whole, neither the target's nor the drafter's.
 
-The logits of all unroll steps never stand in memory together, nor are they kept for the backward pass: each piece's
-are made, graded and let go, and only the gradient by the head's input and by its weight remain.
+Step k at slot t learns from position t + 1 + k. Pieces are cut by position, so that the target's probabilities there
+are worked out once and serve every unroll step. Each piece's draft logits are made, graded and let go: only the
+gradients by the head's input and by its weight remain for the backward pass.
 
-Legend: S slots, R rows of a piece, H hidden, D draft vocabulary, K unroll steps, N loss terms.
+Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
+(slots of one step in a piece), H hidden, D draft vocabulary, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.nn.pointwise import pointwise
-from specdec.nn.unroll import wide
-from specdec.training.law import Law
-from specdec.training.losses import LawLoss, Rows
-from specdec.training.rows import Index, Piece
+from specdec.drafter import DraftVocab
+from specdec.nn.backend import pointwise, wide
+from specdec.target import Target
+from specdec.training.losses import DistributionLoss, LossRows
+from specdec.training.ttt import KeptSlots
+
+BLOCK = 8192  # columns of the target's vocabulary that stand in memory at once
+Index = Tensor | slice
 
 
-class Term(NamedTuple):
-    """A loss and its share in the sum."""
+class TargetProbs(NamedTuple):
+    """The target's next-token distribution at C positions, on the draft vocabulary; the first four as ``LossRows``."""
 
-    weight: float
-    loss: LawLoss
+    p_CD: Tensor  # float32 or wider
+    log_p_CD: Tensor
+    log_mass_C: Tensor
+    token_C: Tensor
+    known_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
+
+    def at(self, index: Index) -> "TargetProbs":
+        """Some of the positions; what is not known of any costs nothing."""
+        rows = index if isinstance(index, slice) else slice(len(index))
+        return TargetProbs(*(x[index if x.stride(0) else rows] for x in self))
 
 
-class Job(NamedTuple):
+class TargetHead:
+    """The target's probabilities from its last states, its head streamed over blocks of the vocabulary.
+
+    Args:
+        reads: what losses read beside p; see ``losses.DistributionLoss.reads``.
+        known: whether ``known_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's rows are
+            multiplied, and all tokens count as known.
+    """
+
+    def __init__(self, target: Target, vocab: DraftVocab, reads: Collection[str], known: bool) -> None:
+        self.target, self.vocab, self.reads, self.known = target, vocab, frozenset(reads), known
+        ids_D = vocab.target_ids_D
+        edges = torch.arange(0, target.vocab_size + BLOCK, BLOCK, device=ids_D.device).clamp(max=target.vocab_size)
+        cuts = torch.searchsorted(ids_D, edges).tolist()
+        self._blocks = list(pairwise(zip(edges.tolist(), cuts, strict=True)))
+
+    @torch.no_grad()
+    def __call__(self, final_CH: Tensor) -> TargetProbs:
+        """The distribution at states after the target's final norm."""
+        C, kind = len(final_CH), wide(final_CH.dtype)
+        mass = "log_mass_R" in self.reads
+        greatest_C = total_C = None
+        if self.vocab.complete:
+            draft_CD = self.target.logits(final_CH[None])[0].to(kind, copy=True)
+        elif not (mass or self.known):
+            draft_CD = self.target.logits(final_CH[None], self.vocab.target_ids_D)[0].to(kind, copy=True)
+        else:
+            draft_CD, greatest_C, total_C = self._stream(final_CH, mass)
+        logits_CD = draft_CD.clone() if "log_p_RD" in self.reads else draft_CD
+        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else self.vocab.target_ids_D.new_full((C,), -1)
+        p_CD = draft_CD
+        top_C, lse_C = _softmax_(p_CD)
+        known_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
+        none = p_CD.new_full((1,), float("nan"))
+        log_p_CD = logits_CD.sub_(lse_C[:, None]) if "log_p_RD" in self.reads else none[:, None].expand_as(p_CD)
+        log_mass_C = none.expand(C)
+        if mass:
+            log_mass_C = torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
+        return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, known_C)
+
+    def _stream(self, final_CH: Tensor, mass: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits on the draft vocabulary, (C, D), and the greatest of all and, if asked for, their log-sum-exp."""
+        C, ids_D = len(final_CH), self.vocab.target_ids_D
+        draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=wide(final_CH.dtype))
+        greatest_C = draft_CD.new_full((C,), float("-inf"))
+        total_C = greatest_C.clone()
+        for (v0, d0), (v1, d1) in self._blocks:
+            logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
+            greatest_C = torch.maximum(greatest_C, _take(logits, ids_D[d0:d1] - v0, draft_CD[:, d0:d1]))
+            if mass:
+                total_C = torch.logaddexp(total_C, logits.to(draft_CD.dtype).logsumexp(-1))
+        return draft_CD, greatest_C, total_C
+
+
+@pointwise
+def _softmax_(logits_CD: Tensor) -> tuple[Tensor, Tensor]:
+    """Make logits their probabilities, in place; the greatest logit and the log-sum-exp."""
+    top_C = logits_CD.amax(-1)
+    e_CD = torch.exp(logits_CD - top_C[:, None])
+    total_C = e_CD.sum(-1)
+    logits_CD.copy_(e_CD / total_C[:, None])
+    return top_C, top_C + total_C.log()
+
+
+@pointwise
+def _take(logits_CB: Tensor, at_D: Tensor, into_CD: Tensor) -> Tensor:
+    """Copy some columns; the greatest logit of all."""
+    into_CD.copy_(logits_CB.index_select(1, at_D))
+    return logits_CB.amax(-1).to(into_CD.dtype)
+
+
+class StepSlots(NamedTuple):
+    """The slots of one unroll step that a piece serves."""
+
+    step: int
+    slots: Index  # into the S slots
+    states: Index  # of these slots, into what the step yields, flattened
+    positions: Index  # into the piece's C positions; as many as slots
+    rows: int
+
+
+class Piece(NamedTuple):
+    """Some positions of the target and every slot that learns from them."""
+
+    positions_C: Tensor  # int64, into the S flattened positions
+    groups: list[StepSlots]
+
+
+def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Iterator[Piece]:
+    """Cut the trained slots into pieces of at most ``size`` positions.
+
+    Args:
+        trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
+        kept: the slots that the steps yield; None for all.
+    """
+    K, S = len(trained_KBT), trained_KBT[0].numel()
+    trained_KS = trained_KBT.flatten(1)
+    asked_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
+    for k in range(min(K, S - 1)):
+        asked_S[1 + k :] |= trained_KS[k, : S - 1 - k]
+    positions_U = asked_S.nonzero()[:, 0]
+    rank_S = asked_S.cumsum(0) - 1
+    slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
+    places = slots if kept is None else [kept.place_S[at] for at in slots]
+    ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
+    starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
+    cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()
+    for piece in range(len(starts) - 1):
+        start, groups = piece * size, list[StepSlots]()
+        for k in range(K):
+            a, b = cuts[k][piece : piece + 2]
+            if a < b:
+                slots_R, states_R, ranks_R = slots[k][a:b], places[k][a:b], ranks[k][a:b] - start
+                found: list[Index] = [slots_R, states_R, ranks_R]
+                if rank_S.device.type == "cpu":  # a slice, where it is one, reads and writes without copies
+                    for n, index in enumerate((slots_R, states_R, ranks_R)):
+                        first, last = int(index[0]), int(index[-1])
+                        found[n] = slice(first, last + 1) if last - first + 1 == b - a else index
+                groups.append(StepSlots(k, found[0], found[1], found[2], b - a))
+        yield Piece(positions_U[start : start + size], groups)
+
+
+class HeadTask(NamedTuple):
     """What the head's rows are compared with."""
 
     pieces: Sequence[Piece]
-    law: Callable[[Tensor], Law]  # positions (C,) to the target's law there
-    terms: Sequence[Term]
+    probs: Callable[[Tensor], TargetProbs]  # of positions (C,)
+    terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
     decay: float  # weight of step k is decay**k
     in_vocab: bool
-    watch: Callable[[int, Index, Tensor, Law], None] | None  # step, slots, logits, law
+    watch: Callable[[int, Index, Tensor, TargetProbs], None] | None  # step, slots, logits, probabilities
 
 
-class Sums(NamedTuple):
+class HeadSums(NamedTuple):
     """Of the trained rows."""
 
     count_K: Tensor  # rows that count, float32 or wider
     loss_KN: Tensor  # their losses, by term
 
 
-@pointwise
-def _accumulate(into: Tensor, summand: Tensor) -> None:
-    into.add_(summand)
+def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, HeadSums]:
+    """The mean loss over the rows that count, and the sums that it was made of.
+
+    ``Σ_k decay**k Σ_rows loss / Σ_k decay**k rows``: one denominator for all, so that the mean over several batches
+    or ranks is the rows' mean. No row gives loss zero and zero gradients.
+
+    Args:
+        weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
+        normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
+    """
+    # inside the function gradients look wanted under no_grad too
+    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
+    loss, count_K, loss_KN = _HeadLoss.apply(task, graded, weight_DH, *normed)
+    return loss, HeadSums(count_K, loss_KN)
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, job: Job, graded: bool, weight_DH: Tensor, *normed_KSH: Tensor
+        ctx: Any, task: HeadTask, graded: bool, weight_DH: Tensor, *normed_KSH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        kind = torch.get_autocast_dtype(weight_DH.device.type) if _autocast(weight_DH) else weight_DH.dtype
-        K, N = len(normed_KSH), len(job.terms)
+        device = weight_DH.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_DH.dtype
+        K, N = len(normed_KSH), len(task.terms)
         head_DH = weight_DH.to(kind)
         by_weight: Tensor | None = None
         weighted = graded and ctx.needs_input_grad[2]
         by_normed = [torch.zeros_like(x) for x in normed_KSH] if graded else []
         count_K = weight_DH.new_zeros(K, dtype=wide(weight_DH.dtype))
         loss_KN = count_K.new_zeros(K, N)
-        most = max((sum(group.rows for group in piece.groups) for piece in job.pieces), default=0)
+        most = max((sum(group.rows for group in piece.groups) for piece in task.pieces), default=0)
         room_RD = head_DH.new_empty(most, len(head_DH))  # one for all pieces: fresh memory is slow memory
-        with torch.autocast(weight_DH.device.type, enabled=False):
-            for piece in job.pieces:
-                law = job.law(piece.positions_C)
+        with torch.autocast(device, enabled=False):
+            for piece in task.pieces:
+                # the target's probabilities at the piece's positions, then the draft logits of all slots that learn
+                # from them, of all unroll steps in one product
+                probs = task.probs(piece.positions_C)
+                rows = [group.rows for group in piece.groups]
                 x_RH = torch.cat([normed_KSH[group.step][group.states].to(kind) for group in piece.groups])
                 logits_RD = torch.mm(x_RH, head_DH.T, out=room_RD[: len(x_RH)])
-                for group, draft_RD in zip(piece.groups, logits_RD.split([g.rows for g in piece.groups]), strict=True):
-                    k, here = group.step, law.at(group.positions)
-                    used_R = here.known_C.to(count_K.dtype) if job.in_vocab else count_K.new_ones(group.rows)
+                for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
+                    k, here = group.step, probs.at(group.positions)
+                    # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
+                    used_R = here.known_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
                     count_K[k] += used_R.sum()
-                    if job.watch is not None:
-                        job.watch(k, group.slots, draft_RD, here)
-                    weight_R = used_R * job.decay**k
-                    loss_KN[k] += _grade_(job.terms, Rows(draft_RD, *here[:4]), weight_R, used_R)
+                    if task.watch is not None:
+                        task.watch(k, group.slots, draft_RD, here)
+                    weight_R = used_R * task.decay**k
+                    loss_KN[k] += _grade_(task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R)
                 if not graded:
                     continue
-                grad_RD = logits_RD
-                by_x = (grad_RD @ head_DH).split([g.rows for g in piece.groups])
-                for group, by_x_RH in zip(piece.groups, by_x, strict=True):
+                grad_RD = logits_RD  # by now the gradients stand where the logits were
+                for group, by_x_RH in zip(piece.groups, (grad_RD @ head_DH).split(rows), strict=True):
                     by_normed[group.step][group.states] = by_x_RH.to(normed_KSH[0].dtype)
                 if weighted:
                     if by_weight is None:
@@ -89,10 +240,10 @@ class _HeadLoss(torch.autograd.Function):
                     elif by_weight.dtype == kind:
                         by_weight.addmm_(grad_RD.T, x_RH)
                     else:
-                        _accumulate(by_weight, grad_RD.T @ x_RH)
-        decays = count_K.new_tensor([job.decay**k for k in range(K)])
+                        by_weight.add_(grad_RD.T @ x_RH)
+        decays = count_K.new_tensor([task.decay**k for k in range(K)])
         total = (count_K * decays).sum()
-        shares = loss_KN.new_tensor([term.weight for term in job.terms])
+        shares = loss_KN.new_tensor([weight for weight, _ in task.terms])
         loss = (loss_KN * shares * decays[:, None]).sum() / total.clamp(min=1e-30)
         if weighted and by_weight is None:
             by_weight = torch.zeros_like(weight_DH)
@@ -109,31 +260,20 @@ class _HeadLoss(torch.autograd.Function):
         return None, None, *grads
 
 
-def _grade_(terms: Sequence[Term], rows: Rows, weight_R: Tensor, used_R: Tensor) -> Tensor:
+def _grade_(
+    terms: Sequence[tuple[float, DistributionLoss]], rows: LossRows, weight_R: Tensor, used_R: Tensor
+) -> Tensor:
     """Leave the gradient of the weighted terms in ``rows.draft_RD``, whose logits have served; summed losses (N,)."""
-    if len(terms) == 1 and (terms[0].loss.widens or rows.draft_RD.dtype == rows.p_RD.dtype):
-        return (terms[0].loss.grade_(rows, weight_R * terms[0].weight) * used_R).sum()[None]
-    wide_rows = rows._replace(draft_RD=rows.draft_RD.to(rows.p_RD.dtype))
-    graded = [term.loss.grade(wide_rows, weight_R * term.weight) for term in terms]
-    rows.draft_RD.copy_(torch.stack([grad_RD for _, grad_RD in graded]).sum(0)) if graded else rows.draft_RD.zero_()
-    return torch.stack([(loss_R * used_R).sum() for loss_R, _ in graded]) if graded else used_R.new_zeros(0)
-
-
-def _autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
-
-
-def head_loss(job: Job, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, Sums]:
-    """The mean loss over the rows that count, and the sums that it was made of.
-
-    ``Σ_k decay**k Σ_rows loss / Σ_k decay**k rows``: one denominator for all, so that the mean over several batches
-    or ranks is the rows' mean. No row gives loss zero and zero gradients.
-
-    Args:
-        weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
-        normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
-    """
-    # inside the function gradients look wanted under no_grad too
-    graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
-    loss, count_K, loss_KN = _HeadLoss.apply(job, graded, weight_DH, *normed)
-    return loss, Sums(count_K, loss_KN)
+    if len(terms) == 1 and (terms[0][1].widens or rows.draft_RD.dtype == rows.p_RD.dtype):
+        weight, loss = terms[0]
+        losses = [loss.grade_(rows, weight_R * weight)]
+    else:
+        wide_rows = rows._replace(draft_RD=rows.draft_RD.to(rows.p_RD.dtype))
+        graded = [loss.grade(wide_rows, weight_R * weight) for weight, loss in terms]
+        rows.draft_RD.copy_(torch.stack([grad_RD for _, grad_RD in graded]).sum(0)) if graded else rows.draft_RD.zero_()
+        losses = [loss_R for loss_R, _ in graded]
+    for (_, loss), loss_R in zip(terms, losses, strict=True):
+        if loss_R.shape != used_R.shape:
+            wanted = f"{tuple(used_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
+            raise ValueError(f"loss {type(loss).__name__} must be of shape {wanted}")
+    return torch.stack([(loss_R * used_R).sum() for loss_R in losses]) if losses else used_R.new_zeros(0)

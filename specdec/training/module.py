@@ -1,5 +1,8 @@
 """Training a drafter under Lightning.
 
+One training step is read in five files: this one (``training_step``), ``step.py`` (target, unroll and loss), ``ttt.py``
+(the unroll), ``head_loss.py`` (both heads, piece by piece) and ``losses.py``.
+
 Legend: B batch, T tokens, V vocabulary.
 """
 
@@ -15,30 +18,33 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterSpec
-from specdec.embedded.source import TargetSource
-from specdec.features import Features, OnTheFly, Source
-from specdec.nn.host_memory import keep_freed_memory
-from specdec.nn.kernels import unroll_kernel
-from specdec.nn.pointwise import compile_pointwise
-from specdec.nn.products import fast_products
-from specdec.optimizers import AdamW
-from specdec.target import Target
-from specdec.training.building import build, check_checkpoint
-from specdec.training.enough import check_rows
-from specdec.training.losses import FeatureLoss, LawLoss, Loss, SoftCrossEntropy, terms
-from specdec.training.losses.trial import try_losses
-from specdec.training.metrics import UnrollMetrics
-from specdec.training.noise import Noise, NoNoise, batch_generator, try_noise
-from specdec.training.objective import Objective, Recipe, objective, teach
-from specdec.training.schedule import WarmupCosine, total_steps
-from specdec.training.sharding import is_sharded, local, shard
-from specdec.training.start import FromTarget, Start
-from specdec.training.work import FrozenModel, Work, step_work
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
+from specdec.features import Features, FeatureSource, OnTheFly
+from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
+from specdec.nn.optimizers import AdamW
+from specdec.nn.unroll import unroll_kernel
+from specdec.target import Target, TargetSource
+from specdec.target.loading import DTYPES
+from specdec.training import divergences  # noqa: F401  configs name its losses
+from specdec.training.building import FromTarget, Start, build, check_checkpoint
+from specdec.training.cost import MemoryNeed, Precision, memory_need
+from specdec.training.distributed import is_sharded, local, shard
+from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
+from specdec.training.noise import FeatureNoise, NoNoise, noisy
+from specdec.training.schedule import WarmupCosine, check_rows, total_steps
+from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val", "test")
+DEFAULTS: dict[str, Any] = {
+    "data": {"class_path": "specdec.embedded.data.EmbeddedData"},
+    "model.optimizer": {
+        "class_path": "specdec.nn.optimizers.AdamW",
+        "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
+    },
+}
+"""What a config that does not say trains with."""
 
 
 class _TearDown(pl.Callback):
@@ -80,7 +86,7 @@ class DrafterModule(pl.LightningModule):
         step_decay: float = 0.8,
         in_vocab: bool = True,
         features: Features = OnTheFly(),  # noqa: B008  frozen
-        noise: Noise = NoNoise(),  # noqa: B008  frozen
+        noise: FeatureNoise = NoNoise(),  # noqa: B008  frozen
         train_embed: bool = False,
         train_head: bool = True,
         optimizer: OptimizerCallable = lambda p: AdamW(p),
@@ -94,24 +100,17 @@ class DrafterModule(pl.LightningModule):
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
             raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
-        parts = (
-            ("loss", loss, (Loss, LawLoss, FeatureLoss)),
-            ("features", features, (Features,)),
-            ("noise", noise, (Noise,)),
-            ("start", start, (Start,)),
-        )
-        for name, part, bases in parts:
-            if type(part) in bases:
+        for name, part in (("loss", loss), ("features", features), ("noise", noise), ("start", start)):
+            if type(part) in (Loss, DistributionLoss, FeatureLoss, Features, FeatureNoise, Start):
                 raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
         loss.check(drafter)
-        try_losses(loss)
         self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
-        self.features, self.source = features, Source()
-        self.recipe = Recipe(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
+        self.features, self.source = features, FeatureSource()
+        self.objective = ObjectiveConfig(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
         self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
         self.compile_parts = compile
-        self.drafter: Drafter | None = None
+        self.train_step: TrainStep | None = None  # drafter and objective, from :meth:`configure_model` on
         self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
         self._target: Target | None = None  # no nn.Module: neither saved nor trained
         self._products = contextlib.ExitStack()
@@ -126,77 +125,64 @@ class DrafterModule(pl.LightningModule):
             self._target = target
         return self._target
 
-    def use(self, target: Target) -> None:
-        """Take a target of :attr:`target_source` that is loaded and proven already."""
-        self._target = target
-
     @property
     def tokenizer(self) -> Any:
         """The target's tokenizer, which the data modules read."""
         return self.target.tokenizer
 
     @property
-    def ttt_steps(self) -> int:
-        """Unroll steps K."""
-        return self.recipe.steps
-
-    def work(self, B: int, T: int, kept: int, rows: int, teacher_rows: int) -> Work:
-        """Operations of one batch; see :func:`specdec.training.work.step_work`."""
-        assert self.drafter is not None
-        return step_work(
-            self.drafter.config,
-            FrozenModel.of(self.target.model),
-            B,
-            T,
-            self.ttt_steps,
-            kept=kept,
-            rows=rows,
-            teacher_rows=teacher_rows,
-            whole_vocabulary=self.recipe.whole_vocabulary,
-            train_embed=self.train_embed,
-            train_head=self.train_head,
-        )
+    def drafter(self) -> Drafter | None:
+        """What is trained, once it has been built."""
+        return None if self.train_step is None else self.train_step.drafter
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step reads on all ranks."""
-        return self._batch_tokens * self._parts
+    def ttt_steps(self) -> int:
+        """Unroll steps K."""
+        return self.objective.steps
+
+    def memory_need(
+        self, config: DrafterConfig, B: int, T: int, trained_in: Precision, target_bytes: int, world: int, sharded: bool
+    ) -> MemoryNeed:
+        """What training such a drafter needs; see :func:`specdec.training.cost.memory_need`."""
+        return memory_need(
+            config, self.objective, B, T, trained_in=trained_in, train_embed=self.train_embed,
+            train_head=self.train_head, target_bytes=target_bytes, target_dtype=DTYPES[self.target_source.dtype],
+            world=world, sharded=sharded,
+        )  # fmt: skip
 
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
-        if self.drafter is None:
+        if self.train_step is None:
             data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.drafter = self.build(data)
-            self.open(data, self.drafter)
+            device = self.trainer.strategy.root_device
+            drafter = self.build(data)
+            self.open(data, drafter)
             check_rows(self.trainer, data, self.source.first_rows)
+            name, kernel = unroll_kernel(self.attention, device)
+            log.info("unroll attention: %s", name)
+            self.objective = dataclasses.replace(self.objective, kernel=kernel)
+            self.train_step = TrainStep(drafter, self.objective)
             if is_sharded(self.trainer):
-                shard(self.drafter.to(self.trainer.strategy.root_device), self.device_mesh["data_parallel"])  # type: ignore[index]
+                shard(self.train_step.to(device), self.device_mesh["data_parallel"])  # type: ignore[index]
 
     def build(self, data: TokenData) -> Drafter:
-        """The drafter that training begins with, for the target and what these prepared data supervise."""
-        learnt = (self.train_embed, self.train_head)
-        return build(self.spec, self.target, data, self.start, *learnt, self.recipe.steps)
+        """The drafter that training begins with."""
+        return build(self.spec, self.target, data, self.start, self.train_embed, self.train_head, self.objective.steps)
 
     def open(self, data: TokenData, drafter: Drafter) -> None:
         """Let the target's features of these data be had from where the run has them."""
         config = drafter.config
-        self.source = self.features.open(self.target, data, config.aux_layers, config.aux_final_norm)
+        self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
         data.companion = self.source
-        try_noise(self.noise, len(config.aux_layers), self.target.hidden_size)
 
     def setup(self, stage: str) -> None:
         """Put the target beside the drafter, and choose how this device computes."""
         device = self.trainer.strategy.root_device
         self.target.to(device)
-        name, kernel = unroll_kernel(self.attention, device)
-        self.recipe = dataclasses.replace(self.recipe, kernel=kernel)
         compile_pointwise(self.compile_parts)
-        products = self._products.enter_context(fast_products()) if device.type == "cpu" else "CUDA's"
+        products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
         kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
-        log.info(
-            "unroll attention: %s; float32 products: %s; compiled: %s; freed memory: %s",
-            name, products, self.compile_parts, kept,
-        )  # fmt: skip
+        log.info("float32 products: %s; compiled: %s; freed memory: %s", products, self.compile_parts, kept)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Lightning tears no module down after an error."""
@@ -214,11 +200,7 @@ class DrafterModule(pl.LightningModule):
         checkpoint["drafter_config"] = self.drafter.config.to_json()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights of another drafter.
-
-        Raises:
-            ValueError: the checkpoint was made under another drafter config, target or draft vocabulary.
-        """
+        """Refuse weights of another drafter config, target or draft vocabulary."""
         assert self.drafter is not None
         check_checkpoint(checkpoint, self.drafter)
 
@@ -230,36 +212,32 @@ class DrafterModule(pl.LightningModule):
         scheduler = self.schedule.build(optimizer, total_steps(self.trainer))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
-    def _metric(self, stage: str) -> UnrollMetrics:
-        metric = self.metrics[STAGES.index(stage)]
-        assert isinstance(metric, UnrollMetrics)
-        return metric
-
-    def _run(self, batch: Batch, stage: str, measure: bool = True) -> Objective:
-        assert self.drafter is not None
-        teacher = teach(self.target, self.drafter, batch, self.recipe, measure, self.source)
+    def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
+        """The target's outputs, with noise in training, then the drafter's step; figures go to the stage's metrics."""
+        assert self.train_step is not None
+        target = target_outputs(self.target, self.train_step.drafter, batch, self.objective, measure, self.source)
         if stage == "train" and not isinstance(self.noise, NoNoise):
-            generator = batch_generator(batch, self.global_step, self.global_rank)
-            noisy = self.noise(teacher.aux_BTNH, batch.documents_BT, generator)
-            teacher = teacher._replace(aux_BTNH=noisy)
-        out: Objective = self.drafter(objective, batch, teacher, self.recipe, measure)
+            aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
+            target = target._replace(aux_BTNH=aux_BTNH)
+        out: StepOutput = self.train_step(batch, target, measure)
         if out.counts is not None:
-            self._metric(stage).update(out.counts)
+            self.metrics[STAGES.index(stage)].update(out.counts)  # type: ignore[operator]
         return out
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One unrolled loss; figures are measured on the steps that are logged."""
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         logged = every > 0 and (self.global_step + 1) % every == 0
-        out = self._run(batch, "train", measure=logged)
-        if logged and not out.loss.isfinite():
-            raise ValueError(
-                f"the loss of step {self.global_step} is {float(out.loss.detach())}: lower the learning rate, "
-                "or look at model.loss"
-            )
-        if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
-            self._report("train")
-        if self._parts == 1:
+        out = self._run(batch, "train", logged)
+        if logged:
+            if not out.loss.isfinite():
+                raise ValueError(
+                    f"the loss of step {self.global_step} is {float(out.loss.detach())}: lower the learning rate, "
+                    "or look at model.loss"
+                )
+            if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch:
+                self._report("train")
+        if self.trainer.accumulate_grad_batches * self.trainer.world_size == 1:
             self.log("train/loss", out.loss, prog_bar=True)
             return out.loss
         self._sums = self._sums.to(out.rows) + torch.stack([out.rows, out.loss.detach() * out.rows])
@@ -267,14 +245,9 @@ class DrafterModule(pl.LightningModule):
 
     @property
     def _batch_tokens(self) -> int:
-        """Tokens of a full batch: keeps the scaled losses near one; an epoch's last batch may have fewer."""
+        """Of a full batch: keeps the scaled losses near one."""
         data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
         return data.batch_size * data.seq_len
-
-    @property
-    def _parts(self) -> int:
-        """Batches, on all ranks, whose gradients an optimizer step averages."""
-        return self.trainer.accumulate_grad_batches * self.trainer.world_size
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Let the gradients go at once; Lightning would keep them through the next forward, where memory is dearest."""
@@ -287,13 +260,15 @@ class DrafterModule(pl.LightningModule):
 
         A batch with few supervised rows counts for few; none at all leaves gradients of zero.
         """
-        if self._parts == 1:
+        parts = self.trainer.accumulate_grad_batches * self.trainer.world_size  # batches that Lightning averages
+        if parts == 1:
             return
         rows, losses = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
         self._sums = torch.zeros_like(self._sums)
         self.log("train/loss", losses / rows.clamp(min=1e-30), prog_bar=True)
-        scale = torch.where(rows > 0, self._parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
-        torch._foreach_mul_(local(p.grad for p in self.parameters() if p.grad is not None), scale)
+        scale = torch.where(rows > 0, parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
+        for gradient in local(p.grad for p in self.parameters() if p.grad is not None):
+            gradient.mul_(scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The same loss and figures on held-out rows."""
@@ -312,7 +287,8 @@ class DrafterModule(pl.LightningModule):
         self._report("test")
 
     def _report(self, stage: str) -> None:
-        metric = self._metric(stage)
+        metric = self.metrics[STAGES.index(stage)]
+        assert isinstance(metric, UnrollMetrics)
         values = metric.compute()
         if stage == "train":
             del values["loss"]  # that of every step is logged

@@ -1,15 +1,28 @@
-"""The directory of one run, which no other run has while it lasts."""
+"""The directory of one run, which no other run has while it lasts, and the record of what the run is."""
 
 import contextlib
+import fcntl
+import logging
 import os
 import shutil
+import socket
+import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TextIO
 
-from specdec.compose import run_names
-from specdec.files import explain
-from specdec.training.callbacks import RunRecord
-from specdec.training.claim import CLAIM, PATIENCE, Claim, holder, is_held
+import lightning.pytorch as pl
+import yaml
+
+from specdec.training.checkpoint import CONFIG
+from specdec.utils.config import run_names
+from specdec.utils.files import explain, write_json, write_text
+from specdec.utils.locks import lock_now
+
+log = logging.getLogger(__name__)
+
+CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
+PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order in which Lightning asks
 
 
 class RunDirectory:
@@ -21,7 +34,7 @@ class RunDirectory:
     def __init__(self) -> None:
         self.path: Path | None = None
         self.record: RunRecord | None = None  # knows whether there is something to keep
-        self._claim: Claim | None = None
+        self._claim: TextIO | None = None
         self._made = self._resumed = False  # by this process
 
     def choose(self, out: str | None, resumes: bool = False, first: bool = True) -> Path:
@@ -39,60 +52,49 @@ class RunDirectory:
             names = run_names("fit")
             self.path = next(name for name in names if self._claimed(name)) if first else next(names)
             return self.path
-        self.path = Path(out)
+        self.path = path = Path(out)
         if not first:
-            return self.path
-        if resumes and self.path.is_dir() and _holds_something(self.path):
-            self._resume(self.path)
-        elif not self._claimed(self.path):
-            if is_held(self.path):
-                raise _taken(self.path)
+            return path
+        if resumes and path.is_dir() and _holds_something(path):
+            self._claim = _take(path, PATIENCE)
+            self._resumed = self._claim is not None
+            for temporary in [*path.glob(".tmp-*"), *path.glob("checkpoints/.tmp-*")] if self._resumed else []:
+                _remove(temporary)
+        elif not self._claimed(path) and not is_held(path):
             raise ValueError(
-                f"{self.path} exists already and is never overwritten: choose another --out, or go on with it by "
+                f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
             )
-        return self.path
-
-    def _resume(self, path: Path) -> None:
-        try:
-            self._claim = Claim.take(path, PATIENCE)
-        except OSError as error:
-            raise explain(error, path) from error
         if self._claim is None:
-            raise _taken(path)
-        self._resumed = True
-        for place in (path, path / "checkpoints"):
-            for temporary in place.glob(".tmp-*"):  # nothing else has such a name
-                _remove(temporary)
+            holder = "which ends just now"
+            with contextlib.suppress(OSError):
+                holder = (path / CLAIM).read_text(encoding="utf-8").strip()
+            raise ValueError(f"{path} is claimed by another run ({holder}): wait for its end, or choose another --out")
+        return path
 
     def _claimed(self, path: Path) -> bool:
         """Whether it is this run's now; if not, nothing in it has changed."""
-        made = False
+        made = not path.exists()
         try:
-            with contextlib.suppress(FileExistsError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.mkdir()
-                made = True
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            return False  # a file
         except OSError as error:
             raise explain(error, path) from error
-        try:
-            if _holds_something(path):  # before anything is written into what is someone else's
-                return False
-            claim = Claim.take(path)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                return False  # another run gave it up just now
-            if made:
-                with contextlib.suppress(OSError):
-                    path.rmdir()
-            raise explain(error, path) from error
-        if claim is None:
-            return False  # another run was faster
-        if _holds_something(path):  # a whole run came and went, or trains, since we looked
-            claim.release()
+        if _holds_something(path):  # before anything is written into what is someone else's
             return False
-        self.path, self._claim, self._made = path, claim, made
-        return True
+        try:
+            claim = _take(path)
+        except ValueError:
+            with contextlib.suppress(OSError):
+                path.rmdir() if made else None
+            raise
+        if claim is not None and _holds_something(path):  # a whole run came and went, or trains, since we looked
+            _release(path, claim)
+            claim = None
+        if claim is not None:
+            self.path, self._claim, self._made = path, claim, made
+        return claim is not None
 
     def __enter__(self) -> Self:
         return self
@@ -104,32 +106,55 @@ class RunDirectory:
         assert self.path is not None
         trained = self.record is not None and self.record.trained
         # where Lightning forks the processes that train, the record here knows nothing of them
-        kept = self._resumed or trained or any((self.path / "checkpoints").glob("*.ckpt"))
-        failed = kind is not None and not kept
-        if failed and self.path.exists():
-            for path in self.path.iterdir():  # all of it is this run's: nothing else was here when it was claimed
-                if path.name != CLAIM:
-                    _remove(path)
-        self._claim.release()
+        failed = kind is not None and not (self._resumed or trained or any(self.path.glob("checkpoints/*.ckpt")))
+        for path in self.path.iterdir() if failed and self.path.exists() else ():
+            if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
+                _remove(path)
+        _release(self.path, self._claim)
         self._claim = None
         if failed and self._made:
             with contextlib.suppress(OSError):  # it is
                 self.path.rmdir()
 
 
-def is_first(devices: object, num_nodes: int) -> bool:
-    """Whether this process is the only one of its job or rank 0, before Lightning has joined them.
+def _take(directory: Path, patience: float = 0.0) -> TextIO | None:
+    """The directory's claim, an open file whose lock ends with the last process that has inherited it; None: a living
+    run has it, after so many seconds too."""
+    path, end = directory / CLAIM, time.monotonic() + patience
+    while True:
+        try:
+            stream = path.open("a+")
+            # unless its last holder has just removed the file that was opened here
+            if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                stream.truncate(0)
+                stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                stream.flush()
+                return stream
+        except FileNotFoundError:
+            return None  # another run gave the directory up just now
+        except OSError as error:
+            raise explain(error, directory) from error
+        stream.close()
+        if time.monotonic() >= end:
+            return None
+        log.info("waiting for the run that has %s", directory)
+        time.sleep(0.5)
 
-    Launchers say it in the environment: torchrun, Lightning's own (which runs the command once more for every further
-    process), SLURM's and JSM's. A run on one device is one process, whatever launched it.
-    """
-    if str(devices) == "1" and num_nodes == 1:
-        return True
-    local = next((os.environ[name] for name in RANKS if name in os.environ), "0")
-    return int(local) == int(os.environ.get("NODE_RANK", 0)) == 0
+
+def _release(directory: Path, claim: TextIO) -> None:
+    """Remove the file, then let go: from here on the directory may be another run's."""
+    (directory / CLAIM).unlink(missing_ok=True)
+    fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
+    claim.close()
 
 
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order in which Lightning asks
+def is_held(directory: Path) -> bool:
+    """Whether a living run has claimed a directory."""
+    try:
+        with (directory / CLAIM).open() as stream:
+            return not lock_now(stream)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _holds_something(path: Path) -> bool:
@@ -137,12 +162,53 @@ def _holds_something(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir()))
 
 
-def _taken(path: Path) -> ValueError:
-    return ValueError(f"{path} is claimed by another run ({holder(path)}): wait for its end, or choose another --out")
-
-
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def is_first(devices: object, num_nodes: int) -> bool:
+    """Whether this process is the only one of its job or rank 0, as launchers say in the environment: torchrun,
+    Lightning's own, SLURM's and JSM's. A run on one device is one process, whatever launched it."""
+    if str(devices) == "1" and num_nodes == 1:
+        return True
+    local = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    return int(local) == int(os.environ.get("NODE_RANK", 0)) == 0
+
+
+class RunRecord(pl.Callback):
+    """Writes what the run is into its directory, once target, drafter and data stand: the config, as YAML, and the
+    provenance."""
+
+    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
+        self.directory, self.config, self.record = directory, config, record
+        self.trained = False  # has made an optimizer step
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed."""
+        first = trainer.strategy.broadcast(trainer.ckpt_path)
+        if first != trainer.ckpt_path:
+            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
+        if not trainer.is_global_zero:
+            return
+        (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
+        times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
+        mark = f".{times}" if times else ""
+        write_text(self.directory / f"config{mark}.yaml", self.config)
+        write_json(self.directory / f"provenance{mark}.json", self.record)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.begin = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        self.trained = trainer.global_step > self.begin
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the config with the weights, and bring the loggers' rows so far to the disk."""
+        checkpoint[CONFIG] = yaml.safe_load(self.config)
+        for logger in trainer.loggers:
+            logger.save()

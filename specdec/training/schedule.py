@@ -1,11 +1,14 @@
-"""The learning rate over the run."""
+"""The length of a run: its learning rate's schedule, and whether its features last to the end."""
 
 import math
 from dataclasses import dataclass
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from specdec.data import TokenData
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,45 @@ class WarmupCosine:
 
 
 def total_steps(trainer: pl.Trainer) -> int:
-    """Optimizer steps of the whole run.
-
-    Raises:
-        ValueError: neither steps nor epochs are set.
-    """
+    """Optimizer steps of the whole run; ValueError if neither steps nor epochs are set."""
     # not trainer.estimated_stepping_batches, which loses the loader's state in a resumed run
-    data = trainer.datamodule  # type: ignore[attr-defined]
     if trainer.max_steps > 0:
         return trainer.max_steps
     if not trainer.max_epochs or trainer.max_epochs < 0:
         raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
-    batches, limit = len(data.train_dataloader()), trainer.limit_train_batches
-    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    batches = _limited(trainer, len(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
     return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
+
+
+def _limited(trainer: pl.Trainer, batches: int) -> int:
+    limit = trainer.limit_train_batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def check_rows(trainer: pl.Trainer, data: TokenData, first_rows: int | None) -> None:
+    """Raise ValueError if a run draws a training row that its features lack, which have the ``first_rows`` that the
+    first epoch draws first; None: all."""
+    if first_rows is None or trainer.state.fn != "fit":
+        return
+    rows = drawn_rows(trainer, data)
+    if rows is None or rows > first_rows:
+        wanted = f"--first_rows {rows}" if rows is not None else "no --first_rows"
+        raise ValueError(
+            f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: run "
+            f"specdec cache with {wanted}, into another directory"
+        )
+
+
+def drawn_rows(trainer: pl.Trainer, data: TokenData) -> int | None:
+    """How many of the rows that the first epoch draws first; None if others too, or if that cannot be told."""
+    scheduled = any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks)  # type: ignore[attr-defined]
+    if trainer.overfit_batches > 0 or scheduled:  # type: ignore[attr-defined]  # in order, not shuffled
+        return None
+    count, batch = len(data.splits.train.ids_BT), data.batch_size * trainer.world_size
+    epoch = _limited(trainer, math.ceil(count / batch))
+    steps = trainer.max_steps if trainer.max_steps >= 0 else math.inf
+    epoch_steps = math.ceil(epoch / trainer.accumulate_grad_batches)
+    if steps > epoch_steps and trainer.max_epochs != 1:
+        return None
+    batches = epoch if steps >= epoch_steps else int(steps) * trainer.accumulate_grad_batches
+    return min(count, batches * batch)

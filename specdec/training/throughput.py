@@ -1,141 +1,133 @@
-"""How fast a run trains and how much memory it takes, logged at every ``log_every_n_steps``.
+"""How fast a run trains and how much memory it takes: the estimate before it, the measurement in its logs.
 
-Lightning's ``ThroughputMonitor`` is not used: it waits for the GPU after every batch, takes all batches for equal and
-all ranks for the first, counts checkpoints and compilation as training, knows neither supervised tokens nor waiting
-for data nor memory, and its table of peaks misses the H200 (see :mod:`specdec.training.work`).
+Lightning's ``ThroughputMonitor`` waits for the GPU after every batch, takes all ranks for the first, counts checkpoints
+and compilation as training, and knows neither supervised tokens nor memory.
 """
 
 import logging
+import re
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
 
 from specdec.data import Batch
-from specdec.timers import HostTimer, Timer, timer
-from specdec.training.precision import precision
-from specdec.training.work import Work, peak, row_counts
+from specdec.training.cost import MB, MemoryNeed, Precision, precision, row_counts, step_flops
+from specdec.training.distributed import is_sharded
+from specdec.training.module import DrafterModule
+from specdec.utils import machine
 
 log = logging.getLogger(__name__)
 
-MB = 1e6
+# Dense TFLOP/s of products in 16 bits (sums in float32) and in TF32, by what CUDA calls the device, from NVIDIA's data
+# sheets, which list Hopper's and Blackwell's tensor cores with sparsity: halved.
+PEAKS: dict[str, tuple[float, float]] = {
+    r"\bG?B200\b": (2250, 1125),
+    r"\bH[12]00 NVL\b": (835.5, 417.5),
+    r"\bH100 PCIe\b": (756.5, 378),
+    r"\bH[12]00\b": (989.5, 494.5),
+    r"\bA100\b": (312, 156),
+    r"\bL40S\b": (362, 183),
+}
 
 
-@runtime_checkable
-class Counted(Protocol):
-    """A module that knows its work, without which no ``speed/mfu`` is logged."""
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Operations per second that a GPU could do at most in products of ``dtype``; None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    low, tf32 = next((figures for chip, figures in PEAKS.items() if re.search(chip, name)), (None, None))
+    if dtype == torch.float32:
+        low = None if torch.get_float32_matmul_precision() == "highest" else tf32
+    return None if low is None or dtype == torch.float64 else low * 1e12
 
-    ttt_steps: int
 
-    def work(self, B: int, T: int, kept: int, rows: int, teacher_rows: int) -> Work:
-        """Operations of a batch, linear in the last three; see :func:`specdec.training.work.step_work`."""
-        ...
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process could still take on ``device``; None where the system does not say."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return machine.free_memory() if device.type == "cpu" else None
 
 
-class PeakMemory:
-    """The most memory taken since the last reading, in bytes.
+def peak_memory(device: torch.device) -> int:
+    """The most memory taken, in bytes: on a GPU what torch has allocated there since the last reading, which begins
+    anew; on a host the resident set, libraries and data included, since the process began."""
+    if device.type == "cuda":
+        most = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return most
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
-    On a GPU what torch has allocated there. On a host the resident set, libraries and data included: since the last
-    reading where Linux lets the process reset its high-water mark, else since the process began.
-    """
 
-    def __init__(self, device: torch.device, proc: Path = Path("/proc/self")) -> None:
-        self.device, self.proc = device, proc
-        self.source = "allocated on the GPU, most since the last report"
-        if device.type != "cuda":
-            reset = (proc / "status").is_file() and self._reset()
-            self.source = f"resident set, most since {'the last report' if reset else 'the process began'}"
-
-    def _reset(self) -> bool:
-        try:
-            (self.proc / "clear_refs").write_text("5")  # the high-water mark alone
-        except OSError:
-            return False
-        return True
-
-    def read(self) -> int:
-        """Bytes; begins anew."""
-        if self.device.type == "cuda":
-            most = torch.cuda.max_memory_allocated(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-            return most
-        if (self.proc / "status").is_file():
-            lines = dict(line.split(":", 1) for line in (self.proc / "status").read_text().splitlines())
-            self._reset()
-            return int(lines["VmHWM"].split()[0]) * 1024
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
+def report_memory(need: MemoryNeed, device: torch.device) -> None:
+    """Log what is needed, and warn if ``device``, on which drafter and target stand by now, has less."""
+    log.info("estimated memory: %s", need)
+    free, ahead = free_memory(device), need.total - need.weights - need.target
+    if free is not None and free < ahead:
+        log.warning(
+            "the first step will need about %s MB more on %s, which has %s MB free: "
+            "lower data.batch_size, data.seq_len or model.ttt_steps",
+            f"{ahead / MB:,.0f}", device, f"{free / MB:,.0f}",
+        )  # fmt: skip
 
 
 class Throughput(pl.Callback):
-    """Logs, of the steps since the last report and over all ranks:
+    """Logs what the run will need of memory, then, of the steps since the last report and over all ranks:
 
     * ``speed/tokens_per_second``, padding included, and ``speed/supervised_tokens_per_second``, of the loss mask;
     * ``speed/step_seconds``, of an optimizer step;
     * ``speed/data_wait_share``: the share of the time between the end of a batch and the start of the next, as the host
       sees it: fetching and moving data, and what Lightning and later callbacks do in between;
-    * ``speed/mfu``, where module and peak are known, the latter named in the log;
-    * ``memory/peak_mb`` (10^6 bytes), of the rank that takes most; the log says which memory.
+    * ``speed/mfu``, on GPUs whose peak is known: model FLOPs utilisation (https://arxiv.org/abs/2204.02311);
+    * ``memory/peak_mb`` (10^6 bytes), of the rank that takes most: see :func:`peak_memory`.
 
-    Validation, checkpoints and the first steps, which compile, are not part of any rate. Nothing is kept in
-    checkpoints: a resumed run starts anew. A GPU is waited for once a report.
-
-    Args:
-        skip: optimizer steps at the start of the run that are not measured.
-        clock: seconds on the host.
+    Validation, checkpoints and the first ``skip`` steps, which compile, are not part of any rate. A GPU is waited for
+    once a report, and where the clock stops.
     """
 
     def __init__(self, skip: int = 2, clock: Callable[[], float] = time.perf_counter) -> None:
         self.skip, self.clock = skip, clock
-        self.timer: Timer = HostTimer(clock)
         self._measuring = False  # a run may fail, and be saved, before it starts
-        self._open: Any = None
+        self._device = torch.device("cpu")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Forget everything, and say what utilisation and memory will mean."""
-        device: torch.device = trainer.strategy.root_device
-        self.timer = timer(device, self.clock)
-        self.memory, self.peak = PeakMemory(device), None
-        said = f"memory/peak_mb: {self.memory.source}"
-        if isinstance(pl_module, Counted):
-            trained_in = precision(trainer.precision)
-            self.peak = peak(device, trained_in.products) if trained_in else None
-            known = f"of {self.peak.flops / 1e12:,.3g} TFLOP/s, {self.peak.source}" if self.peak else "unknown peak"
-            said += f"; speed/mfu: {known}"
-        log.info("%s", said)
+        """Forget everything; drafter and target stand on their device by now."""
+        assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
+        self._device = trainer.strategy.root_device
+        trained_in = precision(trainer.precision) or Precision(pl_module.drafter.lm_head.weight.dtype)
+        self.peak = peak_flops(self._device, trained_in.products)
+        if trainer.is_global_zero:
+            data, model = trainer.datamodule, pl_module.target.model  # type: ignore[attr-defined]
+            size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
+            shape = (pl_module.drafter.config, data.batch_size, data.seq_len, trained_in, size)
+            report_memory(pl_module.memory_need(*shape, trainer.world_size, is_sharded(trainer)), self._device)
         self._seen_step, self._skip_until = trainer.global_step, trainer.global_step + self.skip
         self._measuring = self.skip <= 0
         self._begin()
 
     def _begin(self) -> None:
-        self._spans: list[tuple[Any, Any]] = []
-        self._open = self.timer.mark() if self._measuring else None  # start of the span that is under way
+        self._started = self.clock() if self._measuring else None  # of the time under way
         self._ended: float | None = None  # when the last batch ended
-        self._waited, self._steps, self._supervised = 0.0, 0, 0
-        self._shapes: Counter[tuple[int, int]] = Counter()
-        self._rows: Tensor | int = 0
+        self._seconds, self._waited, self._steps = 0.0, 0.0, 0
+        self._tokens, self._rows = 0, torch.zeros(4, dtype=torch.int64, device=self._device)
 
     def _pause(self) -> None:
-        if self._measuring and self._open is not None:
-            self._spans.append((self._open, self.timer.mark()))
-        self._open = self._ended = None
+        if self._started is not None and self._measuring:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._seconds += self.clock() - self._started
+        self._started = self._ended = None
 
-    def _resume(self) -> None:
-        if self._measuring and self._open is None:
-            self._open = self.timer.mark()
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *args: Any) -> None:
         """The data is there."""
-        self._resume()
+        if self._measuring and self._started is None:
+            self._started = self.clock()
         if self._ended is not None:
             self._waited += self.clock() - self._ended
 
@@ -143,6 +135,7 @@ class Throughput(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch, and report if a step is done that is logged."""
+        assert isinstance(batch, Batch) and isinstance(pl_module, DrafterModule)
         stepped = trainer.global_step != self._seen_step
         self._seen_step = trainer.global_step
         if not self._measuring:
@@ -151,8 +144,11 @@ class Throughput(pl.Callback):
                 self._begin()
                 self._ended = self.clock()
             return
-        self._resume()  # a checkpoint was written since the batch was done
-        self._count(pl_module, batch)
+        if self._started is None:  # a checkpoint was written since the batch was done
+            self._started = self.clock()
+        self._tokens, self._length = self._tokens + batch.ids_BT.numel(), batch.ids_BT.shape[1]
+        # stays on the device until the report
+        self._rows += torch.cat([row_counts(batch, pl_module.objective.steps), batch.loss_mask_BT.sum()[None]])
         self._steps += stepped
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if stepped and every > 0 and trainer.global_step % every == 0:
@@ -166,37 +162,21 @@ class Throughput(pl.Callback):
         if not trainer.sanity_checking:
             self._pause()
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, *args: Any) -> None:
         """Stop the clock until training goes on."""
-        self._pause()
+        if self._measuring:
+            self._pause()
 
-    def _count(self, module: pl.LightningModule, batch: Any) -> None:
-        assert isinstance(batch, Batch)
-        B, T = batch.ids_BT.shape
-        self._shapes[B, T] += 1
-        steps = module.ttt_steps if isinstance(module, Counted) else 1
-        # stays on the device until the report
-        self._rows = self._rows + torch.cat([row_counts(batch, steps), batch.loss_mask_BT.sum()[None]])
-
-    def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.timer.wait(self._spans[-1][1])
-        seconds = sum(self.timer.seconds(*span) for span in self._spans)
-        assert isinstance(self._rows, Tensor)
-        *counts, supervised = self._rows.tolist()
-        tokens = sum(B * T * times for (B, T), times in self._shapes.items())
-        flops = 0
-        if isinstance(module, Counted):
-            (B, T), none = next(iter(self._shapes)), (0, 0, 0)
-            flops = sum(module.work(*shape, *none).total * times for shape, times in self._shapes.items())
-            flops += module.work(B, T, *counts).total - module.work(B, T, *none).total
-        ranks = trainer.world_size
-        sums, most = [tokens, supervised, flops, seconds, self._waited], float(self.memory.read())
+    def _report(self, trainer: pl.Trainer, module: DrafterModule) -> None:
+        *rows, supervised = self._rows.tolist()
+        tokens, flops = self._tokens, 0.0
+        if self.peak is not None and module.drafter is not None:
+            T, model = self._length, module.target.model
+            flops = step_flops(module.drafter.config, module.objective, model, tokens / T, T, rows)
+        ranks, most = trainer.world_size, float(peak_memory(self._device))
+        sums = [tokens, supervised, flops, self._seconds, self._waited]
         if ranks > 1:
-            device = trainer.strategy.root_device
-            own = torch.tensor([*sums, most], dtype=torch.float64, device=device)
-            reduce = trainer.strategy.reduce
+            own, reduce = torch.tensor([*sums, most], dtype=torch.float64, device=self._device), trainer.strategy.reduce
             sums, most = reduce(own[:-1], reduce_op="sum").tolist(), float(reduce(own[-1], reduce_op="max"))
         tokens, supervised, flops, seconds, waited = sums
         wall = max(seconds / ranks, 1e-9)
@@ -208,5 +188,5 @@ class Throughput(pl.Callback):
             "memory/peak_mb": most / MB,
         }
         if self.peak is not None:
-            found["speed/mfu"] = flops / (wall * ranks * self.peak.flops)
+            found["speed/mfu"] = flops / (wall * ranks * self.peak)
         module.log_dict({name: float(value) for name, value in found.items()}, on_step=True, on_epoch=False)

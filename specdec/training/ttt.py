@@ -1,23 +1,24 @@
 """Training-time test: unroll the drafter over its own features (EAGLE-3, https://arxiv.org/abs/2503.01840).
 
-At step k, slot t reads token x[t+1+k] and predicts x[t+2+k]; its teacher is the target's law at position t+1+k.
+At unroll step k, slot t reads token x[t+1+k] and predicts x[t+2+k]; it learns from the target's next-token distribution
+at position t+1+k.
 
-Legend: B batch, T tokens, N aux layers, H hidden.
+Legend: B batch, T tokens, N aux layers, H hidden, S = B T slots, M kept slots of a row, K unroll steps.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specdec.drafter import Drafter, Step
-from specdec.nn.cache import UnrollCache
-from specdec.nn.unroll import Dense, UnrollKernel
+from specdec.nn.unroll import Dense, UnrollCache, UnrollKernel
 from specdec.nn.view import View
-from specdec.training.kept import Kept
 
-ORACLE = Dense()
+ORACLE = Dense()  # the kernel that the others are compared with
+MOST = 0.9  # of the tokens: with more than these to keep, all are kept
 
 
 def shift(x_BT: Tensor, by: int) -> Tensor:
@@ -28,6 +29,51 @@ def shift(x_BT: Tensor, by: int) -> Tensor:
     return out
 
 
+def supervised(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
+    """Slots whose step-k prediction is trained: x[t+1+k] and x[t+2+k] are answer tokens of the slot's document."""
+    inside = shift(torch.ones_like(loss_mask_BT), 2 + k) & (shift(documents_BT, 2 + k) == documents_BT)
+    answer = shift(loss_mask_BT, 1 + k) & shift(loss_mask_BT, 2 + k)
+    return answer & inside & (documents_BT >= 0)
+
+
+def reachable(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
+    """Slots that decoding can reach at depth k: x[t+1] to x[t+2+k] are all answer tokens of the slot's document."""
+    out = supervised(loss_mask_BT, documents_BT, k)
+    for ahead in range(1, 1 + k):
+        out = out & shift(loss_mask_BT, ahead)
+    return out
+
+
+class KeptSlots(NamedTuple):
+    """The slots that the unroll computes beyond their step-0 keys, which later slots see; beyond these a slot is seen
+    by nobody but itself, so one that no step trains is left out: in chat data most of the prompt."""
+
+    slots_BM: Tensor  # int64, into the row's T, ascending; a row with fewer than M ends in copies of its slot 0
+    place_S: Tensor  # int64, where a kept slot stands among the B M
+
+    @classmethod
+    def of(cls, trained_KBT: Tensor) -> Self | None:
+        """Those that a step trains, or None if nearly all; M has few values, as kernels are compiled for shapes."""
+        kept_BT = trained_KBT.any(0)
+        B, T = kept_BT.shape
+        count_B = kept_BT.sum(1)
+        grain = -(-T // 32)
+        M = max(1, -(-int(count_B.max()) // grain)) * grain
+        if M > MOST * T:
+            return None
+        rank_BT = kept_BT.cumsum(1) - 1
+        slots_BM = count_B.new_zeros(B, M)
+        rows_R, slots_R = kept_BT.nonzero(as_tuple=True)
+        slots_BM[rows_R, rank_BT[rows_R, slots_R]] = slots_R
+        return cls(slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten())
+
+    def take(self, x: Tensor, ahead: int = 0) -> Tensor:
+        """(B, T or more, ...) at the kept slots, or ``ahead`` of them: (B, M, ...)."""
+        B, T = x.shape[:2]
+        first_B1 = torch.arange(B, device=x.device)[:, None] * T + ahead
+        return x.flatten(0, 1).index_select(0, (self.slots_BM + first_B1).flatten()).unflatten(0, (B, -1))
+
+
 def ttt_unroll(
     drafter: Drafter,
     ids_BT: Tensor,
@@ -36,7 +82,7 @@ def ttt_unroll(
     steps: int,
     kernel: UnrollKernel = ORACLE,
     recompute: bool = False,
-    kept: Kept | None = None,
+    kept: KeptSlots | None = None,
 ) -> Iterator[Step]:
     """The drafter's steps 0..steps-1 at every anchor at once.
 
@@ -51,9 +97,9 @@ def ttt_unroll(
     """
     view, T = View.packed(documents_BT), ids_BT.shape[1]
     if kept is not None:
-        view = view._replace(asked_BM=kept.slots_BM)
-    h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)
-    read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)
+        view = view._replace(wanted_BM=kept.slots_BM)
+    h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)  # the first feature is the target's
+    read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)  # every token once, for all steps
     for k in range(steps):
         if k == 1 and kept is not None:
             view = view.of(kept.slots_BM)
@@ -64,7 +110,7 @@ def ttt_unroll(
         else:
             step = drafter.advance(read_k, h_BTH, here._replace(cache=keys))
         yield step
-        h_BTH = step.h_BTH
+        h_BTH = step.h_BTH  # from now on the drafter reads what it made itself, as it does when it decodes
 
 
 def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache) -> Step:
@@ -78,22 +124,3 @@ def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys:
     h_BTH, normed_BTH, *new = checkpoint(run, read, h_BTH, *keys.flat(), use_reentrant=False)
     keys.append(new)
     return Step(h_BTH, normed_BTH)
-
-
-def _same_document(documents_BT: Tensor, ahead: int) -> Tensor:
-    inside = shift(torch.ones_like(documents_BT, dtype=torch.bool), ahead)
-    return inside & (shift(documents_BT, ahead) == documents_BT) & (documents_BT >= 0)
-
-
-def supervised(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
-    """Slots whose step-k prediction is trained: x[t+1+k] and x[t+2+k] are answer tokens of the slot's document."""
-    answer = shift(loss_mask_BT, 1 + k) & shift(loss_mask_BT, 2 + k)
-    return answer & _same_document(documents_BT, 2 + k)
-
-
-def reachable(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
-    """Slots that decoding can reach at depth k: x[t+1] to x[t+2+k] are all answer tokens of the slot's document."""
-    out = _same_document(documents_BT, 2 + k)
-    for ahead in range(1, 3 + k):
-        out = out & shift(loss_mask_BT, ahead)
-    return out

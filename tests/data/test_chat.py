@@ -1,14 +1,16 @@
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from specdec.data.batch import Document
-from specdec.data.chat import encode_conversations, supervised_texts, token_mask
-from specdec.data.conversations import Conversation
+from specdec.data.chat import conversation, read_conversations, token_mask
+from specdec.data.chat import encode as encode_rows
+from specdec.data.layouts import ChatConversation
+from specdec.data.rows import DataRow
 from tests.data import tiny
-from tests.data.tiny import TWO_TURNS, tiny_tokenizer
+from tests.data.tiny import TWO_TURNS, supervised_texts, tiny_tokenizer, write_jsonl
 
 QUESTION = {"role": "user", "content": "what is it?"}
 
@@ -20,9 +22,10 @@ def answer(text: str) -> dict[str, str]:
 def encode(template: str, *conversations: list[dict[str, Any]], max_length: int = 400, **options: Any):
     tokenizer = tiny_tokenizer(template, **options)
     rows = [
-        Conversation(f"a.jsonl, line {i}", messages, None, str(i)) for i, messages in enumerate(conversations, start=1)
+        ChatConversation(f"a.jsonl, line {i}", messages, None, str(i))
+        for i, messages in enumerate(conversations, start=1)
     ]
-    return encode_conversations(rows, tokenizer, max_length), tokenizer
+    return encode_rows(rows, tokenizer, max_length).usable(max_length, "chat"), tokenizer
 
 
 def spans(template: str, messages: list[dict[str, Any]], **options: Any) -> list[str]:
@@ -61,7 +64,7 @@ def test_the_beginning_is_not_doubled_by_a_tokenizer_that_adds_its_own() -> None
         single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.bos_token_id)]
     )
     assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
-    document = encode_conversations([Conversation("x", TWO_TURNS, None, "1")], tokenizer, 400)[0]
+    document = encode_rows([ChatConversation("x", TWO_TURNS, None, "1")], tokenizer, 400).usable(400, "chat")[0]
     assert document.ids_T.tolist().count(tokenizer.bos_token_id) == 1
 
 
@@ -109,10 +112,6 @@ def test_a_space_trimmed_off_the_offsets_belongs_to_the_token_behind_it() -> Non
     assert token_mask([(0, 1), (1, 2), (1, 2), (1, 2), (2, 3)], [(1, 2)]) == [False, True, True, True, False]
 
 
-def test_markers_in_a_question_are_not_supervised() -> None:
-    assert spans(tiny.CHATML, TRICKY[4]) == ["six<|im_end|>"]
-
-
 def test_without_an_end_of_turn_token_the_template_s_own_ending_is_supervised() -> None:
     assert spans(tiny.NO_END_OF_TURN, [QUESTION, answer("four"), QUESTION, answer("six")]) == ["four\n", "six\n"]
 
@@ -141,22 +140,6 @@ def test_rows_and_templates_that_give_no_spans_are_refused() -> None:
         encode(tiny.CHATML, [answer("four"), QUESTION])
     with pytest.raises(ValueError, match="line 2: the chat template refuses the conversation: roles must alternate"):
         encode(tiny.ALTERNATING, TWO_TURNS, [QUESTION, QUESTION])
-
-
-def test_a_slow_tokenizer_is_refused() -> None:
-    class Slow:
-        is_fast = False
-
-    with pytest.raises(ValueError, match="needs a fast tokenizer"):
-        encode_conversations([Conversation("x", TWO_TURNS, None, "1")], Slow(), 10)
-
-
-def test_a_template_that_changes_between_renderings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = tiny_tokenizer(tiny.CHATML_TAGGED)
-    real = tokenizer.apply_chat_template
-    monkeypatch.setattr(tokenizer, "apply_chat_template", lambda *args, **named: "today " + real(*args, **named))
-    with pytest.raises(ValueError, match="renders differently each time"):
-        encode_conversations([Conversation("x", TWO_TURNS, None, "1")], tokenizer, 400)
 
 
 def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -192,22 +175,79 @@ def test_long_rows_are_cut_and_counted(caplog: pytest.LogCaptureFixture) -> None
         encode(tiny.CHATML, TWO_TURNS, max_length=5)
 
 
-def test_more_rows_than_one_call_tokenises_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [[QUESTION, answer("four " * n)] for n in range(1, 6)]
-    whole, _ = encode(tiny.CHATML, *rows)
-    monkeypatch.setattr("specdec.data.chat.CHUNK", 2)
-    chunked, _ = encode(tiny.CHATML, *rows)
-
-    def plain(documents: list[Document]) -> list[list[list[int]]]:
-        return [[column.tolist() for column in document] for document in documents]
-
-    assert plain(chunked) == plain(whole)
-
-
 def test_tools_reach_the_template() -> None:
     template = "{% for t in tools %}{{ t['name'] }}{% endfor %}" + tiny.CHATML
     tokenizer = tiny_tokenizer(template)
-    row = Conversation("x", TWO_TURNS, [{"name": "clock"}], "1")
-    document = encode_conversations([row], tokenizer, 400)[0]
+    row = ChatConversation("x", TWO_TURNS, [{"name": "clock"}], "1")
+    document = encode_rows([row], tokenizer, 400).usable(400, "chat")[0]
     assert tokenizer.decode(document.ids_T).startswith("clock<|im_start|>user")
     assert supervised_texts(document, tokenizer)[0] == "four<|im_end|>"
+
+
+SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+OPENAI = {"messages": SAID}
+SHAREGPT = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}
+
+
+def read(values: dict[str, Any]) -> ChatConversation:
+    return conversation(DataRow("x", "line-1", values))
+
+
+def test_an_id_is_the_row_s_own_or_of_what_is_said(tmp_path: Path) -> None:
+    rows = [
+        OPENAI | {"id": 7},
+        SHAREGPT | {"prompt_id": "p"},
+        OPENAI,
+        SHAREGPT,
+        OPENAI | {"id": "7"},
+        {"id": "7#2"} | OPENAI,
+    ]
+    first, second, third, fourth, fifth, sixth = (
+        item.id for item in read_conversations(str(write_jsonl(tmp_path / "a.jsonl", rows)))
+    )
+    assert (first, second, fifth, sixth) == ("7", "p", "7#2", "7#2#2")
+    assert len(third) == 16 and fourth == f"{third}#2"
+    moved = write_jsonl(tmp_path / "b.jsonl", [{"score": 3} | OPENAI, OPENAI | {"tools": [{"name": "f"}]}])
+    assert read_conversations(str(moved))[0].id == third != read_conversations(str(moved))[1].id
+
+
+def test_tools_may_stand_in_a_string() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for value in (tools, '[{"type": "function", "function": {"name": "f"}}]'):
+        assert read(OPENAI | {"tools": value}).tools == tools
+    assert read(OPENAI | {"tools": []}).tools is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "x"}, r"its columns \(text\) are of no known layout \(messages: messages; sharegpt: conversations"),
+        (OPENAI | SHAREGPT, r"fit more than one layout \(messages, sharegpt\): choose a layout"),
+        ({"messages": []}, "at least one message"),
+        ({"messages": "hi"}, "must be a list"),
+        ({"messages": [{"role": "user"}]}, "a message needs 'role' and 'content'"),
+        ({"messages": ["hi"]}, "a message needs 'role' and 'content'"),
+        ({"messages": [{"role": "gpt", "content": "x"}]}, "unknown role 'gpt'"),
+        ({"conversations": [{"from": "alice", "value": "x"}]}, "unknown speaker 'alice'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "must be a string, got int"),
+        ({"messages": [{"role": "user", "content": None}]}, "must be a string, got NoneType"),
+        ({"conversations": [{"from": ["x"], "value": "y"}]}, r"unknown speaker \['x'\]"),
+        ({"messages": [{"role": ["user"], "content": "y"}]}, r"unknown role \['user'\]"),
+        ({"messages": {"role": ["user"], "content": "y"}}, "must be a list of at least one message"),
+        (OPENAI | {"tools": "f"}, "'tools' must be JSON"),
+        (OPENAI | {"tools": {"f": 1}}, "'tools' must be a list"),
+        (OPENAI | {"id": 1.5}, "the id must be a string or an integer, not float"),
+    ],
+)
+def test_malformed_rows_name_file_and_line(tmp_path: Path, row: dict, message: str) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [OPENAI, row])
+    with pytest.raises(ValueError, match=message) as error:
+        read_conversations([str(path)])
+    assert f"{path}, line 2: " in str(error.value)
+    assert "\n" not in str(error.value)
+    left_out: list[str] = []
+    assert len(read_conversations([str(path)], left_out=left_out)) == 1
+    assert left_out == [str(error.value)]
+    only = write_jsonl(tmp_path / "b.jsonl", [row])
+    with pytest.raises(ValueError, match=r"b\.jsonl: holds no conversation but broken rows, as: .*b\.jsonl, line 1: "):
+        read_conversations([str(path), str(only)], left_out=left_out)

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from specdec.data.chat import encode_conversations, supervised_texts
-from specdec.data.conversations import Conversation
+from specdec.data.chat import encode
+from specdec.data.layouts import ChatConversation
 from tests.data.families import FAMILIES, family_tokenizer
+from tests.data.tiny import supervised_texts
 
 SYSTEM = {"role": "system", "content": "be brief"}
 ASKED = {"role": "user", "content": "what is two plus two?"}
@@ -41,7 +42,9 @@ def spans(name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
     made = []
     for trim_offsets in (False, True):
         tokenizer = family_tokenizer(name, trim_offsets=trim_offsets)
-        (document,) = encode_conversations([Conversation("a.jsonl, line 1", messages, tools, "1")], tokenizer, 2000)
+        (document,) = encode([ChatConversation("a.jsonl, line 1", messages, tools, "1")], tokenizer, 2000).usable(
+            2000, "chat"
+        )
         assert document.ids_T.tolist() == tokenizer.apply_chat_template(messages, tools=tools)["input_ids"]
         made.append(supervised_texts(document, tokenizer))
     assert made[0] == made[1]

@@ -7,27 +7,24 @@ from typing import Any
 import datasets
 import pyarrow
 import pytest
+from datasets.exceptions import DatasetNotFoundError
 from pyarrow import ipc, parquet
 
-from specdec.data.conversations import read_conversations
-from specdec.data.rows import Row, each_row, find_sources, read_rows
+from specdec.data.chat import read_conversations
+from specdec.data.rows import DataRow, each_row, find_sources, read_rows, stem, warn_of_overlap
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
 
 
 def write(path: Path) -> str:
-    """The rows as the path's suffix says; a path without one is a saved dataset, ``.ipc`` is Arrow's file format."""
+    """The rows as the path's suffix says; a path without one is a saved dataset."""
     table = pyarrow.Table.from_pylist([{"note": None} | row for row in ROWS])
     if path.suffix == ".parquet":
         parquet.write_table(table, path)
     elif path.suffix == ".arrow":
         with ipc.new_stream(str(path), table.schema) as stream:
             stream.write_table(table)
-    elif path.suffix == ".ipc":
-        path = path.with_suffix(".arrow")
-        with ipc.new_file(str(path), table.schema) as file:
-            file.write_table(table)
     elif path.suffix == ".json":
         path.write_text(json.dumps(ROWS, indent=1))
     elif path.suffix == ".jsonl":
@@ -39,26 +36,47 @@ def write(path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("a.arrow", ""), ("a.ipc", ""), ("saved", "")],
+    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("a.arrow", ""), ("saved", "")],
 )
 def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
     source = write(tmp_path / name)
     expected = places.split(", ") if places else ["row 1", "row 2"]
     assert list(read_rows(source)) == [
-        Row(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
+        DataRow(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
     ]
+    assert stem(source) == "a" or name == "saved"
     read = read_conversations(source)
     assert [(item.id, item.messages) for item in read] == [("a", CALL), ("b", CALL[:1])]
+
+
+def test_plain_text_is_rows_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\ufeffx\n\n y\u2028\r\n")
+    assert [(row.name, row.values) for row in read_rows(str(tmp_path / "a.txt"))] == [
+        ("line-1", {"prompt": "x"}), ("line-3", {"prompt": " y\u2028"}),
+    ]  # fmt: skip
 
 
 def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:
     files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet", "saved")]
     hub = "hub:openai/gsm8k:main:train"
     assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [files[2], hub, files[1], files[0]]
+    (tmp_path / "a[1].txt").write_text("x")
+    assert find_sources(f"{tmp_path}/a[1].txt") == [f"{tmp_path}/a[1].txt"]
     with pytest.raises(ValueError, match="no such file"):
         find_sources(str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match=r"\*\.txt: no file matches"):
+        find_sources(f"{tmp_path}/none*.txt")
+    with pytest.raises(ValueError, match="is a directory; name its files with a glob"):
+        find_sources(str(tmp_path))
     with pytest.raises(ValueError, match="no data files are named"):
         find_sources([])
+
+
+def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_overlap(["a.jsonl"], ["b.jsonl"])
+    assert not caplog.text
+    warn_of_overlap(["a.jsonl", "b.jsonl"], ["b.jsonl"])
+    assert "validation reads training files: b.jsonl" in caplog.text
 
 
 def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
@@ -67,7 +85,7 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         list(read_rows(str(tmp_path / "sets")))
     assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
     datasets.DatasetDict({}).save_to_disk(tmp_path / "none")
-    with pytest.raises(ValueError, match="none: holds no split"):
+    with pytest.raises(ValueError, match="none: holds the splits of nothing"):
         list(read_rows(str(tmp_path / "none")))
 
 
@@ -78,9 +96,13 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         ("a.arrow", b"ARROW1 or not", "not a readable Arrow file"),
         ("a.arrow", b"", "not a readable Arrow file"),
         ("a.arrow", None, "no such file"),
+        ("a.json", b'{"data": []}', "must be a list of rows, not dict; or name JSON lines .jsonl"),
+        ("a.txt", b"ok \xff", "not UTF-8 text"),
+        ("a.jsonl", b'\n\n{"text": "a",}', "line 3: not usable JSON: Expecting"),
+        ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1: not usable JSON"),
         ("a.json", b'["a"]', "row 1: a row must be a JSON object, not str"),
         ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),
-        ("a.json", b'{"a": 1}\n{"a": 2}', "line 2, column 1: not valid JSON: Extra data; are these JSON lines?"),
+        ("a.json", b'{"a": 1}\n{"a": 2}', "not usable JSON: Extra data: line 2 column 1 .*are these JSON lines"),
         ("a.json", b"[" * 100_000, "not usable JSON"),
         ("saved/dataset_info.json", b"{", "saved: not a readable folder of save_to_disk"),
         ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
@@ -107,7 +129,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes 
 def test_broken_rows_may_be_left_out(tmp_path: Path, name: str, content: bytes, broken: list[int]) -> None:
     (tmp_path / name).write_bytes(content)
     left_out: list[str] = []
-    rows = list(read_rows(str(tmp_path / name), left_out))
+    rows = list(each_row(str(tmp_path / name), lambda row: row, left_out))
     assert [row.values["a"] for row in rows] == [1, 2]
     kind = "line" if name == "a.jsonl" else "row"
     assert [int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out] == broken
@@ -119,14 +141,14 @@ def test_a_refused_row_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": 2}\n{')
 
-    def of(row: Row) -> int:
+    def of(row: DataRow) -> int:
         if "a" not in row.values:
             raise ValueError(f"{row.place}: no a")
         return int(row.values["a"])
 
     left_out: list[str] = []
     assert list(each_row(str(path), of, left_out)) == [1]
-    assert left_out[0] == f"{path}, line 2: no a" and "line 3, column" in left_out[1]
+    assert left_out[0] == f"{path}, line 2: no a" and "line 3: not usable" in left_out[1]
     with pytest.raises(ValueError, match="line 2: no a"):
         list(each_row(str(path), of))
 
@@ -138,3 +160,68 @@ def test_a_cut_file_is_refused(tmp_path: Path, name: str) -> None:
     file.write_bytes(file.read_bytes()[:-120])
     with pytest.raises(ValueError, match="not a readable"):
         list(read_rows(str(source)))
+
+
+SUMS = [{"question": "1 + 1?", "answer": "2"}, {"question": "1 + 2?", "answer": "3"}]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the Hub was asked for; it has sums."""
+    seen: list[tuple[Any, ...]] = []
+
+    def load_dataset(name: str, config: str, *, split: str, revision: str | None) -> datasets.Dataset:
+        seen.append((name, config, split, revision))
+        return datasets.Dataset.from_list(SUMS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("hub:openai/gsm8k:main:test", ("openai/gsm8k", "main", "test", None)),
+        ("hub:openai/gsm8k@1a2b:main:train[:80]", ("openai/gsm8k", "main", "train[:80]", "1a2b")),
+    ],
+)
+def test_repository_config_split_and_revision(
+    asked: list[tuple[Any, ...]], source: str, wanted: tuple[Any, ...]
+) -> None:
+    assert [row.values for row in read_rows(source)] == SUMS
+    assert asked == [wanted]
+    assert stem(source) == "gsm8k"
+
+
+def test_a_directory_of_data_is_read_like_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through ``datasets`` itself, which takes a directory for a repository's name."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:default:test")] == SUMS
+    with pytest.raises(ValueError, match=r"sums:default:train: not to be had .*train") as caught:
+        list(read_rows(f"hub:{tmp_path / 'sums'}:default:train"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["hub:", "hub:openai/gsm8k:test", "hub:a/b@:c:d"])
+def test_a_name_that_says_too_little_is_refused(source: str) -> None:
+    with pytest.raises(ValueError, match=r"write hub:REPOSITORY:CONFIG:SPLIT, as hub:openai/gsm8k:main:test"):
+        list(read_rows(source))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DatasetNotFoundError("Dataset 'openai/gsm8k' doesn't exist\non the Hub"),
+        ValueError("BuilderConfig 'x' not found.\nAvailable: ['main']"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def load_dataset(*args: Any, **more: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(ValueError, match=r"^hub:openai/gsm8k:main:test: not to be had from the Hub") as caught:
+        list(read_rows("hub:openai/gsm8k:main:test"))
+    assert "\n" not in str(caught.value) and str(error).split()[-1] in str(caught.value)

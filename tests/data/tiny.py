@@ -2,11 +2,14 @@
 
 import json
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+from specdec.data import Document
 
 SPECIAL = [
     "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -99,3 +102,10 @@ def tiny_tokenizer(
 def write_jsonl(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def supervised_texts(document: Document, tokenizer: Any) -> list[str]:
+    """The supervised runs of a document, decoded: what to look at before trusting a mask."""
+    mask = [False, *document.loss_mask_T.tolist(), False]
+    edges = [i for i, (left, right) in enumerate(pairwise(mask)) if left != right]
+    return [tokenizer.decode(document.ids_T[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -6,16 +6,16 @@ Legend: B sequences, M newly committed tokens, N aux layers, H hidden.
 import torch
 from torch import Tensor
 
-from specdec.decoding import Children, DraftTree, Growth, Proposer
-from specdec.decoding.children import LIKELIEST
-from specdec.decoding.growth import Frontier
+from specdec.decoding import ChildSampling, DraftShape, DraftTree, Proposer
+from specdec.decoding.proposal import Frontier
+from specdec.decoding.sampling import LIKELIEST
 from specdec.drafter import Drafter
 
 
 class Drafting(Proposer):
     """B sequences, all empty at first."""
 
-    def __init__(self, drafter: Drafter, growth: Growth, capacity: int, batch: int = 1) -> None:
+    def __init__(self, drafter: Drafter, growth: DraftShape, capacity: int, batch: int = 1) -> None:
         super().__init__(drafter, growth, capacity, batch)
         self.length_B = torch.zeros(batch, dtype=torch.int64)
 
@@ -27,7 +27,7 @@ class Drafting(Proposer):
         self.length_B = self.length_B + count_B
         return start
 
-    def draft(self, root_B: Tensor, start: Frontier, children: Children = LIKELIEST) -> DraftTree:
+    def draft(self, root_B: Tensor, start: Frontier, children: ChildSampling = LIKELIEST) -> DraftTree:
         """A proposal after what is committed."""
         return self.propose(self.length_B, root_B, start, children)
 

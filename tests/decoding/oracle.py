@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.decoding import Children, DraftTree, Growth
-from specdec.decoding.children import LIKELIEST
-from specdec.decoding.growth import Frontier
+from specdec.decoding import ChildSampling, DraftShape, DraftTree
+from specdec.decoding.proposal import Frontier
+from specdec.decoding.sampling import LIKELIEST
 from specdec.drafter import DraftVocab
 from tests.decoding.trees import path_to
 
@@ -69,7 +69,7 @@ class Oracle:
 
 
 def grow_batch(
-    growth: Growth, laws: Sequence[Law], vocab: DraftVocab, children: Children = LIKELIEST, first: int = ROOT
+    growth: DraftShape, laws: Sequence[Law], vocab: DraftVocab, children: ChildSampling = LIKELIEST, first: int = ROOT
 ) -> tuple[DraftTree, Oracle]:
     """Trees of as many sequences as there are laws, after the roots ``first``, ``first + 1`` ..."""
     oracle = Oracle(laws)
@@ -79,7 +79,7 @@ def grow_batch(
     return growth.grow(root_B, start, oracle, vocab, children), oracle
 
 
-def grow(growth: Growth, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
+def grow(growth: DraftShape, law: Law, vocab: DraftVocab) -> tuple[DraftTree, Oracle]:
     """The tree of a single sequence."""
     return grow_batch(growth, [law], vocab)
 

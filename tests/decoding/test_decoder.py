@@ -9,9 +9,9 @@ import torch
 from specdec.decoding import (
     Chain,
     ConfidentChain,
+    DraftShape,
     DynamicTree,
     Generation,
-    Growth,
     PlainDecoder,
     Request,
     SpeculativeDecoder,
@@ -19,17 +19,15 @@ from specdec.decoding import (
     check_pair,
 )
 from specdec.drafter import Drafter
-from specdec.nn.view import View
 from specdec.target import Target
-from tests.decoding.drafting import Drafting
-from tests.perfect import disturb, markov_target, perfect_drafter, successors, worst_drafter
+from tests.perfect import markov_target, perfect_drafter, successors, worst_drafter
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 PROMPT = [3, 4, 5]
 EVERYTHING = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
 MARKOV = markov_target()
 PERFECT = perfect_drafter(MARKOV, EVERYTHING["eagle3_1"])
-GROWTHS: list[Growth] = [Chain(1), Chain(3), Chain(5), DynamicTree(depth=5, top_k=3, nodes=12)]
+GROWTHS: list[DraftShape] = [Chain(1), Chain(3), Chain(5), DynamicTree(depth=5, top_k=3, nodes=12)]
 GROWTHS += [DynamicTree(depth=1, top_k=5, nodes=5), DynamicTree(depth=3, top_k=VOCAB, nodes=40)]
 
 
@@ -44,7 +42,7 @@ def following(token: int, count: int) -> list[int]:
 TEXT = following(PROMPT[-1], 60)
 
 
-def speculate(growth: Growth, most: int, end: Collection[int] = (), prompt: list[int] = PROMPT) -> Generation:
+def speculate(growth: DraftShape, most: int, end: Collection[int] = (), prompt: list[int] = PROMPT) -> Generation:
     return SpeculativeDecoder(MARKOV, PERFECT, growth).generate(prompt, most, end)
 
 
@@ -62,7 +60,7 @@ def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: Growth) -> None:
+def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: DraftShape) -> None:
     drafter = perfect_drafter(MARKOV, EVERYTHING[name])
     rounds = 4
     made = SpeculativeDecoder(MARKOV, drafter, growth).generate(PROMPT, 1 + rounds * (growth.depth + 1))
@@ -72,8 +70,8 @@ def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: Growth) 
 
 
 @pytest.mark.parametrize("growth", [*GROWTHS[:-1], ConfidentChain(4, 0.0), StaticTree()], ids=str)
-@pytest.mark.parametrize("batch", [1, 2])
-def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: Growth, batch: int) -> None:
+@pytest.mark.parametrize("batch", [2])
+def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: DraftShape, batch: int) -> None:
     requests = [Request(prompt, 12) for prompt in (PROMPT, [9], list(range(20)))]
     plain, decoder = PlainDecoder(MARKOV), SpeculativeDecoder(MARKOV, worst_drafter(MARKOV), growth, batch=batch)
     for number, made in decoder.generate_all(requests):
@@ -82,33 +80,9 @@ def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: Gr
         assert max(made.drafted) == growth.depth
 
 
-def test_a_perfect_drafter_speaks_the_targets_own_law() -> None:
-    """Not only the same choice: the same probabilities, one position ahead."""
-    ids_1T = torch.tensor([PROMPT + TEXT[:10]])
-    wanted_TV = MARKOV.model(ids_1T, use_cache=False).logits[0].log_softmax(-1)
-    for spec in EVERYTHING.values():
-        drafter = perfect_drafter(MARKOV, spec)
-        config, proposer = drafter.config, Drafting(drafter, Chain(1), 20)
-        view = View.packed(torch.zeros_like(ids_1T))
-        aux_1TNH = MARKOV.forward(ids_1T, view, config.aux_layers, config.aux_final_norm).aux_BTNH
-        start = proposer.commit(ids_1T[:, 1:], aux_1TNH[:, :-1])
-        assert (start.log_probs_BKD[0, 0] - wanted_TV[-1]).abs().max() < 1e-4  # the eps of the norms on the way
-
-
-def test_disturbing_it_costs_acceptance_but_no_token() -> None:
-    lengths = []
-    for level in (0.0, 0.5, 1.0, 2.0):
-        drafter = disturb(perfect_drafter(MARKOV, EVERYTHING["eagle3_1"]), level)
-        made = SpeculativeDecoder(MARKOV, drafter, Chain(4)).generate(PROMPT, 51)
-        assert made.ids == TEXT[:51]
-        lengths.append(1 + sum(made.accepted) / len(made.accepted))
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] == 5 and 1 < lengths[2] < lengths[1] and lengths[3] < 2
-
-
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
-def test_never_more_than_asked(growth: Growth, most: int) -> None:
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_never_more_than_asked(growth: DraftShape, most: int) -> None:
     made = speculate(growth, most)
     assert made.ids == TEXT[:most]
     kept = 1 + sum(made.accepted) + len(made.accepted)
@@ -117,8 +91,8 @@ def test_never_more_than_asked(growth: Growth, most: int) -> None:
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
-@pytest.mark.parametrize("position", range(9))
-def test_it_stops_after_an_end_token_wherever_it_comes(growth: Growth, position: int) -> None:
+@pytest.mark.parametrize("position", [0, 2, 5, 8])
+def test_it_stops_after_an_end_token_wherever_it_comes(growth: DraftShape, position: int) -> None:
     """The end may be the target's first token, a draft in the middle or at the end of a path, or a bonus token."""
     end = {TEXT[position], TEXT[position + 2]}
     made = speculate(growth, 40, end)
@@ -130,17 +104,6 @@ def test_it_stops_after_an_end_token_wherever_it_comes(growth: Growth, position:
 def test_an_end_token_in_the_prompt_does_not_stop() -> None:
     assert speculate(Chain(3), 6, PROMPT).ids == TEXT[:6]
     assert PlainDecoder(MARKOV).generate(PROMPT, 6, PROMPT).ids == TEXT[:6]
-
-
-@pytest.mark.parametrize("growth", GROWTHS, ids=str)
-def test_an_end_beyond_the_length_changes_nothing(growth: Growth) -> None:
-    assert speculate(growth, 5, {TEXT[5]}).ids == TEXT[:5]
-    assert speculate(growth, 6, {TEXT[5]}).ids == TEXT[:6]
-
-
-def test_the_prefill_is_no_pass_of_the_count() -> None:
-    assert speculate(Chain(3), 1).accepted == ()
-    assert speculate(Chain(3), 30, {TEXT[0]})[:2] == ([TEXT[0]], ())
 
 
 class Lagging:
@@ -169,7 +132,7 @@ def test_times_are_read_once_the_device_has_come_so_far(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
-def test_a_prompt_of_one_token(growth: Growth) -> None:
+def test_a_prompt_of_one_token(growth: DraftShape) -> None:
     assert speculate(growth, 9, prompt=[5]).ids == TEXT[:9]
 
 
@@ -180,8 +143,8 @@ def short() -> tuple[Target, Drafter]:
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)
-@pytest.mark.parametrize("most", [1, 2, 12, 31])
-def test_the_last_position_can_be_used(short: tuple[Target, Drafter], growth: Growth, most: int) -> None:
+@pytest.mark.parametrize("most", [1, 12])
+def test_the_last_position_can_be_used(short: tuple[Target, Drafter], growth: DraftShape, most: int) -> None:
     target, drafter = short
     if growth.depth == 3 and isinstance(growth, DynamicTree):
         growth = dataclasses.replace(growth, top_k=40)  # the whole draft vocabulary
@@ -189,27 +152,6 @@ def test_the_last_position_can_be_used(short: tuple[Target, Drafter], growth: Gr
     plain = PlainDecoder(target).generate(prompt, most)
     made = SpeculativeDecoder(target, drafter, growth).generate(prompt, most)
     assert made.ids == plain.ids and len(made.ids) == most
-
-
-def test_a_prompt_that_fills_all_positions_is_refused(short: tuple[Target, Drafter]) -> None:
-    target, drafter = short
-    for decoder in (PlainDecoder(target), SpeculativeDecoder(target, drafter, Chain(2))):
-        with pytest.raises(ValueError, match="a prompt of 20 tokens and 13 new ones exceed the target's 32 positions"):
-            decoder.generate([1] * 20, 13)
-        with pytest.raises(ValueError, match="the prompt is empty"):
-            decoder.generate([], 4)
-        for most in (0, -3):
-            with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, not {most}"):
-                decoder.generate([1], most)
-
-
-def test_a_decoder_can_be_used_again() -> None:
-    """Every call starts from nothing."""
-    decoder = SpeculativeDecoder(MARKOV, PERFECT, Chain(3))
-    first = decoder.generate(PROMPT, 9)
-    assert decoder.generate([17], 9).ids == following(17, 9)
-    again = decoder.generate(PROMPT, 9)
-    assert again.ids == first.ids and again.accepted == first.accepted
 
 
 @pytest.mark.parametrize(
@@ -233,10 +175,3 @@ def test_a_growth_wider_than_the_draft_vocabulary_is_refused_before_decoding() -
     drafter = tiny_drafter(presets()["eagle3"])
     with pytest.raises(ValueError, match="top_k 41 is more than the draft vocabulary of 40"):
         SpeculativeDecoder(tiny_target(), drafter, DynamicTree(depth=1, top_k=41, nodes=4))
-
-
-def test_nothing_is_left_for_autograd() -> None:
-    target, drafter = tiny_target(), tiny_drafter(presets()["eagle1"]).requires_grad_(True)
-    SpeculativeDecoder(target, drafter, Chain(2)).generate(PROMPT, 4)
-    assert all(parameter.grad is None for parameter in drafter.parameters())
-    assert not any(parameter.is_inference() for parameter in (*drafter.parameters(), *target.model.parameters()))

@@ -8,19 +8,18 @@ from itertools import product
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding import Chain, DraftShape, DynamicTree, PlainDecoder, Sampling, SpeculativeDecoder, StaticTree
+from specdec.decoding.accept import Greedy, OneHot, WithoutReplacement, WithReplacement
 from specdec.decoding.decoder import Request
-from specdec.decoding.draws import draw
-from specdec.decoding.noise import token_races
-from specdec.decoding.rules import Drafts, Greedy, OneHot, WithoutReplacement, WithReplacement, ancestors
-from specdec.decoding.sampling import Chance
+from specdec.decoding.noise import draw, token_races
+from specdec.decoding.sampling import SamplerState
 from specdec.target import Target
 from tests.perfect import markov_target, perfect_drafter
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 PROMPT = [3, 4, 5]
 BINARY = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0)))
-GROWTHS: list[Growth] = [Chain(4), BINARY, DynamicTree(depth=3, top_k=3, nodes=9)]
+GROWTHS: list[DraftShape] = [Chain(4), BINARY, DynamicTree(depth=3, top_k=3, nodes=9)]
 WARPS = {
     "warm": Sampling(temperature=0.8),
     "cut": Sampling(temperature=1.2, top_k=9, top_p=0.8, min_p=0.02),
@@ -44,7 +43,7 @@ DRAFTER = perfect_drafter(MARKOV, presets()["eagle3_1"])
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
 @pytest.mark.parametrize("name", WARPS)
-def test_the_tokens_are_those_that_plain_decoding_draws(name: str, growth: Growth) -> None:
+def test_the_tokens_are_those_that_plain_decoding_draws(name: str, growth: DraftShape) -> None:
     accepted = 0
     for target, drafter in ((MARKOV, DRAFTER), (tiny_target(), tiny_drafter(presets()["eagle3"]))):
         plain, decoder = PlainDecoder(target, WARPS[name]), SpeculativeDecoder(target, drafter, growth, WARPS[name])
@@ -70,7 +69,7 @@ def test_plain_decoding_draws_from_the_law_of_the_whole_text(name: str) -> None:
                 logits_V = target.model(torch.tensor([ids]), use_cache=False).logits[0, -1]
             seen_V = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, torch.tensor(ids), True)
             race_V = token_races(torch.tensor([seed]), torch.tensor([[place]]), VOCAB)[0, 0]
-            ids.append(int(draw(sampling.law(logits_V, seen_V), race_V)))
+            ids.append(int(draw(sampling.probs(logits_V, seen_V), race_V)))
         assert PlainDecoder(target, sampling).generate(PROMPT, 16, seed=seed).ids == ids[len(PROMPT) :]
 
 
@@ -82,7 +81,7 @@ def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
         for path, p in found.items():
             with torch.no_grad():
                 logits_V = MARKOV.model(torch.tensor([[*PROMPT, *path]]), use_cache=False).logits[0, -1]
-            law_V = sampling.law(logits_V, None)
+            law_V = sampling.probs(logits_V, None)
             longer |= {(*path, token): p * float(law_V[token]) for token in range(VOCAB) if law_V[token] > 0}
         found = longer
     return found
@@ -98,7 +97,7 @@ def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
     ],
     ids=str,
 )
-def test_what_is_drawn_has_the_targets_law(rule: str, growth: Growth) -> None:
+def test_what_is_drawn_has_the_targets_law(rule: str, growth: DraftShape) -> None:
     """A G-test of the first three tokens; rare triples are counted together."""
     sampling = Sampling(temperature=0.9, top_k=3, rule=rule, draft_temperature=1.3)  # type: ignore[arg-type]
     decoder = SpeculativeDecoder(MARKOV, DRAFTER, growth, sampling, batch=70)
@@ -119,57 +118,22 @@ def test_what_is_drawn_has_the_targets_law(rule: str, growth: Growth) -> None:
     assert accepted > 0.2 * runs and degrees > 5
 
 
-def chances(sampling: Sampling, batch: int) -> Chance:
+def chances(sampling: Sampling, batch: int) -> SamplerState:
     """Texts with different seeds and different tokens in them."""
     seen_BV = torch.rand(batch, VOCAB, generator=torch.Generator().manual_seed(2)) < 0.3
     width = VOCAB if sampling.needs_seen else 0
-    return Chance(sampling, torch.arange(batch) * 7 + 1, seen_BV[:, :width].clone())
-
-
-@pytest.mark.parametrize("rule", ["auto", "one_hot", "with_replacement", "without_replacement"])
-@pytest.mark.parametrize("name", WARPS)
-def test_no_text_of_a_batch_has_a_part_in_anothers_chance(name: str, rule: str) -> None:
-    """Drawn and judged side by side or one by one, at places of their own."""
-    sampling = dataclasses.replace(WARPS[name], rule=rule)  # type: ignore[type-var]
-    batch, generator = 4, torch.Generator().manual_seed(0)
-    parents_BN = torch.tensor([[0, 0, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 5], [0, 1, 2, 3, 4, 5]])
-    logits_BNV = torch.randn(batch, 6, VOCAB, generator=generator, dtype=torch.float64) * 3
-    tokens_BN = logits_BNV.topk(2).indices[..., 0].gather(1, parents_BN)
-    q_BND = torch.rand(batch, 6, VOCAB, generator=generator, dtype=torch.float64)
-    drafts = Drafts(tokens_BN, parents_BN, q_BND, torch.arange(VOCAB))
-    place_B, chance = torch.tensor([5, 9, 5, 700]), chances(sampling, batch)
-    drawn_B = chance.draw(logits_BNV[:, 0], place_B)
-    verdict = chance.judge(drafts, ancestors(parents_BN), 6, logits_BNV, place_B)
-    for b in range(batch):
-        one, own = slice(b, b + 1), chance.row(b)
-        assert own.draw(logits_BNV[one, 0], place_B[one]).tolist() == [int(drawn_B[b])]
-        drafts_1 = Drafts(tokens_BN[one], parents_BN[one], q_BND[one], drafts.ids_D)
-        alone = own.judge(drafts_1, ancestors(parents_BN[one]), 6, logits_BNV[one], place_B[one])
-        assert torch.equal(alone.path_BN[0], verdict.path_BN[b]) and int(alone.next_B) == int(verdict.next_B[b])
-    assert not verdict.path_BN[3, 1:].any()  # padding
+    return SamplerState(sampling, torch.arange(batch) * 7 + 1, seen_BV[:, :width].clone())
 
 
 def test_a_text_draws_by_its_seed_its_place_and_its_tokens() -> None:
     sampling = Sampling(temperature=5.0, repetition_penalty=1e6)
     logits_BV, everything = torch.ones(64, VOCAB), torch.zeros(64, VOCAB, dtype=torch.bool)
     seed_B, place_B = torch.arange(64) // 8, torch.arange(64) % 8
-    drawn_B = Chance(sampling, seed_B, everything).draw(logits_BV, place_B)
+    drawn_B = SamplerState(sampling, seed_B, everything).draw(logits_BV, place_B)
     assert len(set(drawn_B[:8].tolist())) > 3 < len(set(drawn_B[::8].tolist()))
     chance = chances(sampling, 64)
     drawn_B = chance.draw(1 + 29 * logits_BV, place_B)  # tokens that were seen are all but impossible
     assert not chance.seen_BV.gather(1, drawn_B[:, None]).any()
-
-
-def test_what_is_seen_is_noted_in_its_own_text() -> None:
-    chance = chances(Sampling(repetition_penalty=1.3), 3)
-    chance.seen_BV.zero_()
-    chance.row(1).see(torch.tensor([[4, 9, 4]]))  # a row is the same memory
-    chance.see(torch.tensor([[1], [2], [60]]))
-    assert chance.seen_BV.nonzero().tolist() == [[0, 1], [1, 2], [1, 4], [1, 9], [2, 60]]
-    assert chance.row(2).seed_B.tolist() == [15]
-    indifferent = chances(Sampling(), 2)
-    indifferent.see(torch.tensor([[4], [60]]))
-    assert indifferent.seen_BV.shape == (2, 0)
 
 
 def test_a_seed_is_a_text_of_its_own() -> None:

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.decoding import DraftTree
-from specdec.decoding.rules import ancestors
-from tests.decoding.oracle import draft_vocab
+from specdec.decoding.tree import ancestors
 from tests.decoding.trees import parent_lists, path_to
 
 
@@ -19,32 +18,12 @@ def assert_closure(parents: list[list[int]]) -> None:
             assert seen_NN[node].nonzero().flatten().tolist() == path_to(node, own)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(parent_lists(), min_size=1, max_size=3))
 def test_ancestors_are_the_transitive_closure_of_any_trees(parents: list[list[int]]) -> None:
     """The smaller ones of a batch are padded."""
     most = max(map(len, parents))
     assert_closure([own + list(range(len(own), most)) for own in parents])
-
-
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.integers(1, 70))
-def test_a_chain_sees_everything_before(length: int) -> None:
-    seen_1NN = ancestors(torch.tensor([[max(0, i - 1) for i in range(length)]]))
-    assert torch.equal(seen_1NN, torch.ones(1, length, length).tril().bool())
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65])
-def test_rounds_suffice_around_powers_of_two(length: int) -> None:
-    chain = [max(0, i - 1) for i in range(length)]
-    assert ancestors(torch.tensor([chain])).sum() == length * (length + 1) // 2
-
-
-def test_branches_do_not_see_each_other() -> None:
-    seen_1NN = ancestors(torch.tensor([[0, 0, 0, 1, 2, 3]]))
-    expected = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5]]
-    assert [row.nonzero().flatten().tolist() for row in seen_1NN[0]] == expected
-    assert (seen_1NN.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 2, 3]]  # what decoding takes as depth
 
 
 @pytest.mark.parametrize("drawn", [True, False])
@@ -68,10 +47,3 @@ def test_roots_alone() -> None:
     tree = DraftTree.of_roots(torch.tensor([7, 4]))
     assert tree.tokens_BN.tolist() == [[7], [4]] and tree.parents_BN.tolist() == [[0], [0]] and tree.q_BND is None
     assert tree.tokens_BN.dtype == tree.parents_BN.dtype == torch.int64
-
-
-def test_what_a_rule_judges() -> None:
-    tree, vocab = DraftTree(torch.tensor([[5, 6]]), torch.tensor([[0, 0]]), torch.rand(1, 2, 3)), draft_vocab(3)
-    drafts = tree.drafts(vocab)
-    assert drafts.tokens_BN is tree.tokens_BN and drafts.parents_BN is tree.parents_BN
-    assert drafts.q_BND is tree.q_BND and drafts.ids_D is vocab.target_ids_D

@@ -23,7 +23,7 @@ from specdec.drafter import (
     Norms,
     PostNorm,
     PreNorm,
-    WeightedSum,
+    ScalarMix,
     Wide,
 )
 from specdec.nn.view import View
@@ -57,7 +57,7 @@ def grid() -> Iterator[dict[str, Any]]:
         vocab,
         width,
     ) in itertools.product(
-        (LastLayer(), Concat(), WeightedSum()),
+        (LastLayer(), Concat(), ScalarMix()),
         (Narrow(), Narrow(bias=False), Wide()),
         ("none", "each", "concat"),
         (False, True),
@@ -122,6 +122,7 @@ def test_every_combination_is_refused_for_its_reason_or_legal() -> None:
     assert len(heard) == 8
 
 
+@pytest.mark.slow
 def test_every_legal_combination_builds_and_runs() -> None:
     ids, view = torch.tensor([[1, 2, 3]]), View.packed(torch.zeros(1, 3, dtype=torch.int64))
     for design in grid():
@@ -154,7 +155,7 @@ def test_every_legal_combination_builds_and_runs() -> None:
         ({"attention_window": True}, "must be full or at least 16, not True"),
         ({"attention_window": "all"}, "must be full or at least 16, not all"),
         ({"attention_window": 32.5}, r"must be full or at least 16, not 32\.5"),
-        ({"draft_vocab_size": 0}, r"draft_vocab_size 0 must lie in 1\.\.61"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size must be at least 1, not 0"),
         ({"draft_vocab_size": 62}, r"draft_vocab_size 62 must lie in 1\.\.61"),
         ({"rope": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
         ({"rope": {"rope_type": "linear", "rope_theta": 1e4}}, "not complete for rope_type 'linear'"),
@@ -194,8 +195,8 @@ def bare(**sites: Any) -> Norms:
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        (lambda: DrafterSpec(norms=Norms(aux="both")), "norms.aux must be none, each or concat, not 'both'"),  # type: ignore[arg-type]
-        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="each")), "use fusion Concat or WeightedSum, or norms.aux="),
+        (lambda: DrafterSpec(norms=Norms(aux="both")), "norms.aux must be none, each, concat or a Norm, not 'both'"),  # type: ignore[arg-type]
+        (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="each")), "use fusion Concat or ScalarMix, or norms.aux="),
         (lambda: DrafterSpec(LastLayer(), norms=Norms(aux="concat")), "norms.aux=concat normalises states before they"),
         (lambda: DrafterSpec(norms=bare(), recurrence=PostNorm()), "recurrence PostNorm needs norms.output=true"),
         (lambda: DrafterSpec(head="target", draft_vocab_size=40), "head=target covers the whole vocabulary: set draft"),
@@ -223,23 +224,13 @@ def test_each_rule_has_one_clear_error(design: Callable[[], DrafterSpec], messag
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("layers", [(0,), (7,), (0, 7), (0, 1, 2, 3, 4, 5, 6, 7)])
-def test_every_boundary_can_be_tapped(layers: tuple[int, ...]) -> None:
-    assert build(DrafterSpec(aux_layers=list(layers))).aux_layers == layers
-
-
 def test_the_defaults_are_eagle_3_1() -> None:
     config = build(DrafterSpec())
     assert config.fusion == Concat() and config.entry == Wide() and config.recurrence == PostNorm()
     assert config.norms == Norms(aux="each", embed=True, hidden=True, input=False, residual="raw", output=True)
-    assert config.aux_layers == (2, 3, 4) and config.head == "own" and not config.aux_final_norm
+    assert config.aux_layers == (2, 3, 4) and config.head == "own" and not config.fusion.final_norm
     assert config.attention_window == "full" and not config.norms.query_key
-    assert build(presets()["eagle1"]).aux_final_norm
-
-
-@pytest.mark.parametrize("given", [40, 61, 32000, "all"])
-def test_a_draft_vocabulary_never_exceeds_the_targets(given: Any) -> None:
-    assert build(DrafterSpec(draft_vocab_size=given)).draft_vocab_size == min(61, 61 if given == "all" else given)
+    assert build(presets()["eagle1"]).fusion.final_norm
 
 
 HF: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -319,22 +310,6 @@ def test_json_loses_nothing() -> None:
     assert round_trip(build(DrafterSpec(), long)) == build(DrafterSpec(), long)
 
 
-def test_json_names_every_field() -> None:
-    config = build(DrafterSpec())
-    assert set(config.to_json()) == {field.name for field in dataclasses.fields(DrafterConfig)}
-    assert config.to_json()["entry"] == {"class_path": "specdec.drafter.entry.Wide", "init_args": {}}
-    assert set(config.to_json()["norms"]) == {"aux", "embed", "hidden", "input", "residual", "output", "query_key"}
-    assert config.to_json()["attention_window"] == "full"
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(DrafterConfig)])
-def test_a_missing_key_is_refused(name: str) -> None:
-    data = build(DrafterSpec()).to_json()
-    del data[name]
-    with pytest.raises(ValueError, match=f"^a/config.json: the drafter's config lacks {name}$"):
-        DrafterConfig.from_json(data, "a/config.json")
-
-
 def test_an_unknown_key_is_refused() -> None:
     data = build(DrafterSpec()).to_json() | {"norm_output": True, "fc_norm": True}
     with pytest.raises(ValueError, match=r"^here: .*unknown keys: fc_norm, norm_output$"):
@@ -350,40 +325,12 @@ def test_an_unknown_key_is_refused() -> None:
         ({"norms": {"aux": "none", "fc": True}}, "^here: .*fc"),
         ({"rope": None}, "^here: "),
         ({"aux_layers": [3, 2]}, "strictly increasing"),
-        ({"entry": "Wide"}, "^here: entry: expected class_path and init_args"),
-        ({"recurrence": {"class_path": "specdec.drafter.entry.Wide", "init_args": {}}}, "^here: recurrence: .*Recurr"),
-        ({"recurrence": {"class_path": "specdec.drafter.recurrence.PostNorm", "init_args": {"x": 1}}}, "takes"),
+        ({"entry": 3}, "^here: entry: expected a part's name, or class_path and init_args"),
+        ({"recurrence": "Wide"}, "^here: recurrence: .*Recurr"),
+        ({"recurrence": {"class_path": "PostNorm", "init_args": {"x": 1}}}, "takes"),
     ],
     ids=str,
 )
 def test_illegal_values_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DrafterConfig.from_json(build(DrafterSpec()).to_json() | changes, "here")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"head": "mine"},
-        {"norms": {}},
-        {"norms": vars(Norms()) | {"aux": "some"}},
-        {"norms": vars(Norms()) | {"residual": "any"}},
-        {"norms": {name: value for name, value in vars(Norms()).items() if name != "query_key"}},
-        {"attention_window": None},
-        {"attention_window": 8},
-        {"entry": {"class_path": "specdec.drafter.entry.Wide", "init_args": None}},
-        {"head_dim": 0},
-        {"head_dim": 13},
-        {"rope": {"rope_theta": 1e4}},
-        {"rope": {"rope_type": "default"}},
-    ],
-    ids=str,
-)
-def test_values_that_no_command_line_would_take_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011
-        DrafterConfig.from_json(build(DrafterSpec()).to_json() | changes, "here")
-
-
-def test_a_config_is_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        build(DrafterSpec()).num_layers = 2  # type: ignore[misc]

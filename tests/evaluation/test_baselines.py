@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specdec.decoding import PlainDecoder, Request, Sampling
-from specdec.evaluation.baselines import Assisted, PromptLookup, parse_baseline
+from specdec.evaluation.baselines import parse_baseline
 from specdec.target import Target
 
 PROMPTS = [Request([5, 6, 7], 12), Request(list(range(20, 40)), 12)]
@@ -18,7 +18,7 @@ def test_an_assistant_drafts_and_the_target_speaks(target_directory: Path) -> No
     target = Target.load(str(target_directory))
     wanted = [PlainDecoder(target).generate(*request[:2]).ids for request in PROMPTS]
     baseline = parse_baseline(f"assisted:{target_directory}")
-    assert baseline == Assisted(str(target_directory)) and str(target_directory) in baseline.name
+    assert str(target_directory) in baseline.name
     decoder = baseline.decoder(target, Sampling(), 1)
     assert [made.ids for _, made in decoder.generate_all(PROMPTS, ())] == wanted
     assert decoder.how["assistant_model"] is not target.model
@@ -31,7 +31,7 @@ def test_an_assistant_with_another_tokenizer_is_refused(target_directory: Path, 
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ValueError, match=r"assisted: .*other has another tokenizer than the target"):
-        Assisted(str(other)).decoder(Target.load(str(target_directory)), Sampling(), 1)
+        parse_baseline(f"assisted:{other}").decoder(Target.load(str(target_directory)), Sampling(), 1)
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_what_is_no_baseline_is_refused(text: str) -> None:
 
 
 def test_prompt_lookup_takes_its_number() -> None:
-    assert parse_baseline("prompt_lookup:tokens=5") == PromptLookup(5)
-    assert parse_baseline("prompt_lookup") == PromptLookup()
+    assert "lookup of 5" in parse_baseline("prompt_lookup:tokens=5").name
+    assert "lookup of 3" in parse_baseline("prompt_lookup").name

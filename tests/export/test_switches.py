@@ -5,26 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from specdec.drafter import (
     Concat,
     Drafter,
     DrafterConfig,
     DrafterSpec,
-    LastLayer,
     Narrow,
     Norms,
-    PreNorm,
-    WeightedSum,
+    ScalarMix,
     Wide,
 )
-from specdec.export import FORMATS, NotServable, Subject, export_drafter, subject_of
-from specdec.export.page import matrix, renewed
-from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint, needs
-from specdec.target import Target
+from specdec.export import NotServable, Subject, export_drafter, subject_of
+from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint, matrix
 from tests.export.made import made_drafter
-from tests.tiny import LAYERS, biased, llama_config, presets, tiny_config, tiny_target
+from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
 BARE = EAGLE1.norms
@@ -70,7 +65,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "a head of its own, with method eagle": (subject(EAGLE1, head="own"), ""),
     "attention_window, with method eagle": (subject(EAGLE1, attention_window=16), ""),
     "num_layers above 1, with method eagle": (subject(EAGLE1, num_layers=2), "VS"),
-    "fusion WeightedSum": (subject(fusion=WeightedSum()), ""),
+    "fusion ScalarMix": (subject(fusion=ScalarMix()), ""),
     "entry Narrow, with method eagle3": (subject(entry=Narrow()), ""),
     "norms.embed=false, with method eagle3": (subject(norms=Norms(embed=False)), ""),
     "norms.hidden=false, with method eagle3": (subject(norms=Norms(hidden=False)), ""),
@@ -143,29 +138,9 @@ def test_no_row_is_used_by_the_plain_ones_but_their_own(name: str) -> None:
         assert not row.used(subject()) and not row.used(subject(EAGLE1))
 
 
-def test_the_oldest_release_that_has_all_of_it() -> None:
-    assert needs(subject(), VLLM) is None
-    assert needs(subject(norms=Norms(aux="concat")), VLLM) == "0.18.0"
-    assert needs(subject(norms=Norms(aux="concat"), num_layers=2), SGLANG) == "0.5.17"
-    assert needs(subject(norms=Norms(aux="each", query_key=True)), VLLM) == "0.24.0"
-    assert FORMATS["speculators"].needs(subject(norms=Norms(aux="each"))) == "0.25.0"
-    assert FORMATS["speculators"].needs(subject(num_layers=2)) == "0.11.1"
-
-
 def test_the_page_shows_the_table_that_the_exporter_goes_by() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
-    assert matrix() in page, "run python -m specdec.export.page docs/export.md"
-    assert renewed(page) == page
-    assert renewed(page.replace("(norm_output)", "(norm_input)")) == page
-
-
-def test_a_longer_rope_is_refused_by_its_name(tmp_path: Path) -> None:
-    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
-    block = rope(rope_type="longrope", original_max_position_embeddings=64, factor=8.0, **factors)
-    torch.manual_seed(0)
-    target = Target(LlamaForCausalLM(llama_config(rope_parameters=block)))
-    with pytest.raises(NotServable, match=r"vLLM 0\.32\.0 .*rope_type longrope: .*max_model_len"):
-        export_drafter(made_drafter(EAGLE3, target), target, tmp_path / "out")
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    assert matrix() in page, "put specdec.export.switches.matrix() there"
 
 
 def test_what_is_the_targets_own_is_seen() -> None:
@@ -187,8 +162,3 @@ def test_a_config_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(drafter, Drafter) and isinstance(drafter.config, DrafterConfig)
     with pytest.raises(NotServable, match="parts of your own: no engine knows them"):
         export_drafter(drafter, target, tmp_path / "out")
-
-
-def test_eagle1_stands_as_its_paper_has_it() -> None:
-    assert isinstance(EAGLE1.fusion, LastLayer) and isinstance(EAGLE1.recurrence, PreNorm)
-    assert subject(EAGLE1).method == "eagle" and subject().method == "eagle3"

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from specdec.data import Document, TokenData
-from specdec.extraction.engines import TransformersEngine
-from specdec.extraction.plan import rows_of
+from specdec.engines.extract import TransformersEngine, rows_of
 from specdec.features.contract import Contract
 from specdec.features.writer import CacheWriter
 from specdec.target import Target

@@ -1,4 +1,4 @@
-"""Both caches against attention over every key at once.
+"""Attention and both caches against attention over every key at once.
 
 Legend: B batch, h query heads, g key heads, T nodes, S keys, d head width, K steps.
 """
@@ -11,14 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
-from specdec.nn.cache import StaticCache, UnrollCache, attend
-from specdec.nn.few_queries import MOST
-from specdec.nn.flex import Merged
-from specdec.nn.sight import Pairs
-from specdec.nn.unroll import Blocked, Dense, UnrollKernel
-from specdec.nn.view import View
-from tests.nn.trees import Tree, sight, trees
+from specdec.nn import cache as nn_cache
+from specdec.nn.blocked import Blocked
+from specdec.nn.cache import FEW, Pieces, StaticCache, additive, attend, attend_few, attend_pieces
+from specdec.nn.unroll import Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.view import Pairs, Spans, View
+from tests.nn.trees import Tree, seen_by, trees
+from tests.nn.visibilities import packed_visibilities
 from tests.plain_attention import plain_block
 
 d = 6
@@ -60,7 +61,7 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
     total = prefix + drafted
     q, k, v = random(1, h, total, d), random(1, g, total, d, seed=1), random(1, g, total, d, seed=2)
     mask_TT = torch.ones(total, total, dtype=torch.bool).tril()
-    mask_TT[prefix:, prefix:] = sight(tree)
+    mask_TT[prefix:, prefix:] = seen_by(tree)
     want = slow_attend(q, k, v, mask_TT[None])
 
     capacity = total + 2
@@ -74,16 +75,16 @@ def test_static_cache_equals_no_cache(tree: Tree, prefix: int, data: st.DataObje
     views = [View.chain(0, cut, capacity)]
     if cut < prefix:
         views.append(View.chain(cut, prefix - cut, capacity))
-    views.append(View.append(prefix, sight(tree)[:level, :level], depth_Q[:level], capacity))
+    views.append(View.append(prefix, seen_by(tree)[:level, :level], depth_Q[:level], capacity))
     if level < drafted:
-        views.append(View.append(prefix, sight(tree)[level:], depth_Q, capacity))
+        views.append(View.append(prefix, seen_by(tree)[level:], depth_Q, capacity))
     for view in views:
         assert view.slots_BT is not None
         slots = view.slots_BT[0]
         for layer in (0, 1):  # the second layer holds other keys
             sign = 1.0 if layer == 0 else -1.0
             new = q[:, :, slots], sign * k[:, :, slots], v[:, :, slots]
-            got = cache.attend(layer, *new, view.sight, view.slots_BT)
+            got = cache.attend(layer, *new, view.visibility, view.slots_BT)
             if layer == 0:
                 torch.testing.assert_close(got, want[:, :, slots], rtol=0, atol=1e-12)
     for layer, sign in ((0, 1.0), (1, -1.0)):
@@ -103,13 +104,13 @@ def test_a_batch_of_static_caches_is_each_of_them_alone(prefixes: list[int], new
     batched.keys_BgSd[0].copy_(old_k)
     batched.values_BgSd[0].copy_(old_v)
     view = View.chain(torch.tensor(prefixes), new, capacity)
-    got = batched.attend(0, q, k, v, view.sight, view.slots_BT)
+    got = batched.attend(0, q, k, v, view.visibility, view.slots_BT)
     for b, prefix in enumerate(prefixes):
         one, own = slice(b, b + 1), View.chain(prefix, new, capacity)
         alone = StaticCache(1, g, capacity, d, torch.float64)
         alone.keys_BgSd[0].copy_(old_k[one])
         alone.values_BgSd[0].copy_(old_v[one])
-        wanted = alone.attend(0, q[one], k[one], v[one], own.sight, own.slots_BT)
+        wanted = alone.attend(0, q[one], k[one], v[one], own.visibility, own.slots_BT)
         torch.testing.assert_close(got[one], wanted, rtol=0, atol=1e-12)
         assert torch.equal(batched.row(b).keys_BgSd[0], alone.keys_BgSd[0])
         assert torch.equal(batched.row(b).values_BgSd[0], alone.values_BgSd[0])
@@ -121,7 +122,7 @@ def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
     row, view = cache.row(1), View.chain(2, 2, 5)
     assert row.capacity == 5 and {x.shape for x in row.keys_BgSd + row.values_BgSd} == {(1, 1, 5, d)}
     k, v = random(1, 1, 2, d, seed=1), random(1, 1, 2, d, seed=2)
-    row.attend(1, random(1, 1, 2, d), k, v, view.sight, view.slots_BT)
+    row.attend(1, random(1, 1, 2, d), k, v, view.visibility, view.slots_BT)
     for buffers, new in ((cache.keys_BgSd, k), (cache.values_BgSd, v)):
         assert torch.equal(buffers[1][1, :, 2:4], new[0])
         buffers[1][1, :, 2:4] = 0
@@ -131,30 +132,21 @@ def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
 
 def test_few_and_many_queries_meet_keys_alike() -> None:
     """At the number where one way of counting gives way to the other."""
-    T = MOST + 1
+    T = FEW + 1
     view = View.chain(3, T, T + 5)
     q, k, v = random(1, 4, T, d), random(1, 2, T, d, seed=1), random(1, 2, T, d, seed=2)
     whole = StaticCache(1, 2, T + 5, d, torch.float64)
-    many = whole.attend(0, q, k, v, view.sight, view.slots_BT)
-    few = whole.attend(0, q[:, :, :MOST], k, v, view.sight.of(torch.arange(MOST)[None]), view.slots_BT)
-    torch.testing.assert_close(few, many[:, :, :MOST], rtol=0, atol=1e-12)
+    many = whole.attend(0, q, k, v, view.visibility, view.slots_BT)
+    few = whole.attend(0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT)
+    torch.testing.assert_close(few, many[:, :, :FEW], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
     torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
-
-
-def test_static_cache_shape_dtype_and_slots() -> None:
-    cache = StaticCache(3, 2, 10, d, torch.bfloat16)
-    assert {(x.shape, x.dtype) for x in cache.keys_BgSd + cache.values_BgSd} == {((1, 2, 10, d), torch.bfloat16)}
-    assert len(cache.keys_BgSd) == len(cache.values_BgSd) == 3 and cache.capacity == 10
-    view = View.packed(torch.zeros(1, 3, dtype=torch.int64))
-    with pytest.raises(AssertionError, match=r"View\.append"):
-        cache.attend(0, random(1, 2, 3, d), random(1, 2, 3, d), random(1, 2, 3, d), view.sight, view.slots_BT)
 
 
 def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
     cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
     with pytest.raises(ValueError, match="slot 4 is beyond the view's 4 key columns"):
-        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.sight, view.slots_BT)
+        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.visibility, view.slots_BT)
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
@@ -180,8 +172,8 @@ def test_every_kernel_equals_the_dense_oracle(
 ) -> None:
     """Forward and backward, every step, two layers in turns."""
     K, B, T = 4, len(documents), 5
-    sight = View.packed(torch.tensor(documents)).sight
-    mask_BTT = sight.mask_B1TS[:, 0]
+    visible = View.packed(torch.tensor(documents)).visibility
+    mask_BTT = visible.mask_B1TS[:, 0]
 
     def leaves() -> list[list[tuple[Tensor, ...]]]:
         shapes = ((B, h, T, d), (B, g, T, d), (B, g, T, d))
@@ -199,7 +191,7 @@ def test_every_kernel_equals_the_dense_oracle(
     for k in range(K):
         for layer in range(2):
             weight = random(B, h, T, d, seed=500 + 10 * k + layer)
-            got = cache.attend(layer, *ours[layer][k], sight, None)
+            got = cache.attend(layer, *ours[layer][k], visible, None)
             keys = torch.cat([step[1] for step in dense[layer][: k + 1]], dim=2)
             values = torch.cat([step[2] for step in dense[layer][: k + 1]], dim=2)
             want = slow_attend(dense[layer][k][0], keys, values, wide_mask(mask_BTT, k))
@@ -214,14 +206,111 @@ def test_every_kernel_equals_the_dense_oracle(
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", [Dense, Blocked])
-def test_unroll_cache_keeps_the_queries_dtype(kernel: Callable[[], UnrollKernel]) -> None:
-    """In bfloat16 too the weights sum to one: the average of three hundred equal values is that value."""
-    T = 300
-    view = View.packed(torch.zeros(1, T, dtype=torch.int64))
-    q = torch.zeros(1, 1, T, d, dtype=torch.bfloat16)
-    cache = UnrollCache(kernel())
-    for _ in range(2):
-        out = cache.attend(0, q, q, torch.ones_like(q), view.sight, None)
-    assert out.dtype == torch.bfloat16
-    assert float((out.float() - 1).abs().max()) < 0.01
+BATCH, QUERIES, KEYS, d = 2, 5, 9, 6
+SCALE = d**-0.5
+heads = pytest.mark.parametrize(("h", "g"), [(4, 4), (4, 2), (6, 1)])
+
+
+def few_parts(h: int, g: int, queries: int = QUERIES, value_width: int = d) -> tuple[Tensor, Tensor, Tensor]:
+    return random(BATCH, h, queries, d), random(BATCH, g, KEYS, d, seed=1), random(BATCH, g, KEYS, value_width, seed=2)
+
+
+def allowed() -> Tensor:
+    """A mask (BATCH, 1, QUERIES, KEYS) that leaves every row a key."""
+    mask_B1TS = random(BATCH, 1, QUERIES, KEYS, seed=3) > 0
+    mask_B1TS[..., 0] = True
+    return mask_B1TS
+
+
+def torchs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float = SCALE) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+@heads
+def test_under_a_mask(h: int, g: int) -> None:
+    """What the boolean mask says, and its additive form says the same."""
+    (q, k, v), mask_B1TS = few_parts(h, g), allowed()
+    got = attend_few(q, k, v, additive(mask_B1TS, torch.float64), SCALE)
+    torch.testing.assert_close(got, torchs(q, k, v, mask_B1TS), rtol=0, atol=1e-14)
+    assert (got - attend_few(q, k, v, None, SCALE)).abs().max() > 0.1
+
+
+@heads
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_any_bias_is_added_to_the_scaled_products(h: int, g: int, batch: int) -> None:
+    (q, k, v), bias_B1TS = few_parts(h, g), random(batch, 1, QUERIES, KEYS, seed=4)
+    got = attend_few(q, k, v, bias_B1TS, 0.3)
+    torch.testing.assert_close(got, torchs(q, k, v, bias_B1TS, 0.3), rtol=0, atol=1e-14)
+    assert (got - attend_few(q, k, v, bias_B1TS, SCALE)).abs().max() > 1e-3  # the scale counts
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    """As in DeepSeek's latent attention."""
+    q, k, v = few_parts(4, 4, value_width=4)
+    torch.testing.assert_close(attend_few(q, k, v, None, SCALE), torchs(q, k, v, None), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_without_keys_is_a_number_and_disturbs_no_other(dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype) for x in few_parts(4, 2))
+    mask_B1TS = allowed()
+    wanted = attend_few(q, k, v, additive(mask_B1TS, dtype), SCALE)
+    mask_B1TS[0, :, 2] = False
+    got = attend_few(q, k, v, additive(mask_B1TS, dtype), SCALE)
+    assert got.isfinite().all() and got.dtype == dtype
+    others = torch.ones(BATCH, QUERIES, dtype=torch.bool)
+    others[0, 2] = False
+    assert torch.equal(got.transpose(1, 2)[others], wanted.transpose(1, 2)[others])
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(packed_visibilities(), st.integers(1, 6), st.booleans())
+def test_any_packed_visibility(visible: Spans, rows: int, causal: bool) -> None:
+    T, S = visible.mask_B1TS.shape[2:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn_cache, "ROWS", rows)
+        cut = Pieces.cut(visible, causal)
+    q, k, v = random(2, 3, T, 4), random(2, 3, S, 4, seed=1), random(2, 3, S, 3, seed=2)
+    got, want = attend_pieces(plain, q, k, v, cut), plain(q, k, v, visible.mask_B1TS)
+    sees = visible.mask_B1TS.any(-1, keepdim=True)
+    torch.testing.assert_close(got, want.where(sees, 0.0), rtol=0, atol=1e-12)
+    assert all(piece.causal or piece.rows.stop - piece.rows.start <= rows for piece in cut.pieces)
+
+
+def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
+    documents = [0] * 600 + [1] * 20 + [2] * 30 + [3] * 700 + [-1] * 10
+    found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility.spans()).pieces
+    spans = [(p.sequence, p.rows.start, p.rows.stop, p.keys.start, p.keys.stop, p.causal) for p in found]
+    assert spans == [
+        (0, 0, 600, 0, 600, True),
+        (0, 600, 650, 600, 650, False),
+        (0, 650, 1350, 650, 1350, True),
+        (0, 1350, 1360, 1350, 1360, False),
+        (1, 0, 1360, 0, 1360, True),
+    ]
+
+
+def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
+    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility.spans()).pieces for prefix in (0, 100))
+    assert [(p.keys, p.causal) for p in whole] == [(slice(0, 600), True)]
+    assert [(p.rows, p.keys, p.causal) for p in later] == [
+        (slice(0, 512), slice(0, 612), False),
+        (slice(512, 600), slice(0, 700), False),
+    ]
+
+
+def test_gradients_come_through() -> None:
+    """The drafter's attention without a nn_cache: groups of heads, and a visibility that is long."""
+    T = 2100
+    view = View.packed(torch.tensor([[0] * 1500 + [1] * 600]))
+    found = []
+    for visible in (view.visibility, Pairs(view.mask_B1TS)):
+        leaves = [random(1, heads, T, 4, seed=i).requires_grad_() for i, heads in enumerate((2, 1, 1))]
+        out = attend(*leaves, visible)
+        found.append([out, *torch.autograd.grad((out * random(1, 2, T, 4, seed=5)).sum(), leaves)])
+    for ours, masked in zip(*found, strict=True):
+        torch.testing.assert_close(ours, masked, rtol=0, atol=1e-11)

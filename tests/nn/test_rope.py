@@ -25,7 +25,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
-from specdec.nn.rope import Rope, frequencies, rope_parameters, turn
+from specdec.nn.rope import Rope, apply_rope, frequencies, rope_parameters
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e4}
@@ -106,11 +106,6 @@ def test_the_cases_differ() -> None:
         assert all(cos.shape != other.shape or not torch.allclose(cos, other) for other, _ in made[:i])
 
 
-def test_partial_rotary_turns_a_part() -> None:
-    for name, width in (("phi3_partial", 12), ("glm4", 8), ("stablelm", 4)):
-        assert tables(CASES[name]()[0], torch.arange(3)[None])[0].shape[-1] == width
-
-
 def test_gemma3_takes_the_full_attention_block() -> None:
     rope = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -125,14 +120,6 @@ def test_gemma3_takes_the_full_attention_block() -> None:
         assert not torch.allclose(got[:, 0], other)
 
 
-def test_layers_of_one_kind_only() -> None:
-    """A model that only slides has no full-attention block to take."""
-    nested = {"sliding_attention": {"rope_type": "default", "rope_theta": 77.0}}
-    assert rope_parameters(SimpleNamespace(rope_parameters=nested))["rope_theta"] == 77.0
-    nested["full_attention"] = None  # type: ignore[assignment]
-    assert rope_parameters(SimpleNamespace(rope_parameters=nested))["rope_theta"] == 77.0
-
-
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
 @pytest.mark.parametrize("rope", [LLAMA3, YARN, {"rope_type": "linear", "factor": 3.0, "rope_theta": 2e4}], ids=str)
 def test_the_older_spelling_means_the_same(spelling: str, rope: dict[str, Any]) -> None:
@@ -144,20 +131,6 @@ def test_the_older_spelling_means_the_same(spelling: str, rope: dict[str, Any]) 
     assert rope_parameters(old) == {**rope, "rope_theta": float(rope["rope_theta"])}
     for a, b in zip(tables(old, torch.arange(128)[None]), tables(new, torch.arange(128)[None]), strict=True):
         assert torch.equal(a, b)
-
-
-def test_no_scaling_in_the_older_spelling() -> None:
-    old = SimpleNamespace(**SIZES, rope_theta=10000, rope_scaling=None, partial_rotary_factor=0.5)
-    found = rope_parameters(old)
-    assert found == {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
-    assert isinstance(found["rope_theta"], float)
-
-
-def test_the_targets_config_is_left_alone() -> None:
-    config, _ = llama(type="linear", factor=3.0, rope_theta=1e4)()
-    before = json.dumps(config.rope_parameters)
-    rope_parameters(config)["rope_theta"] = 1.0
-    assert json.dumps(config.rope_parameters) == before
 
 
 def test_length_dependent_kinds_are_frozen() -> None:
@@ -196,18 +169,20 @@ def test_turn_is_transformers_rotation() -> None:
     positions = torch.randint(0, 100, (2, 5))
     cos, sin = module(q, positions)
     ours = Rope({"rope_type": "default", "rope_theta": 1e4}, 16, 128).tables(positions)
-    for got, want in zip((turn(q, *ours), turn(k, *ours)), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+    for got, want in zip(
+        (apply_rope(q, *ours), apply_rope(k, *ours)), apply_rotary_pos_emb(q, k, cos, sin), strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
 def test_turn_leaves_the_rest_and_the_dtype() -> None:
     rope = Rope({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}, 16, 128)
     x = torch.randn(1, 2, 5, 16, dtype=torch.float64)
-    turned = turn(x, *rope.tables(torch.arange(5)[None] + 1))
+    turned = apply_rope(x, *rope.tables(torch.arange(5)[None] + 1))
     assert turned.dtype == torch.float64
     assert torch.equal(turned[..., 8:], x[..., 8:]) and not bool((turned[..., :8] == x[..., :8]).any())
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
-    assert turn(x.bfloat16(), *rope.tables(torch.arange(5)[None])).dtype == torch.bfloat16
+    assert apply_rope(x.bfloat16(), *rope.tables(torch.arange(5)[None])).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("partial", [1.0, 0.5])
@@ -218,17 +193,13 @@ def test_turning_by_the_negative_sine_is_the_way_back_and_the_gradient(partial: 
     cos, sin = rope.tables(torch.arange(5)[None] + 1)
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(1, 2, 5, 16, dtype=torch.float64, generator=generator) for _ in range(2))
-    width, back = cos.shape[-1], turn(turn(x, cos, sin), cos, -sin)
+    width, back = cos.shape[-1], apply_rope(apply_rope(x, cos, sin), cos, -sin)
     assert width == 16 * partial
     torch.testing.assert_close(back[..., :width], 1.5**2 * x[..., :width], rtol=0, atol=1e-6)  # float32 tables
     assert torch.equal(back[..., width:], x[..., width:])
     leaf = x.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad((turn(leaf, cos, sin) * grad).sum(), leaf)
-    torch.testing.assert_close(turn(grad, cos, -sin), wanted, rtol=0, atol=1e-15)
-
-
-def test_nothing_of_it_is_saved() -> None:
-    assert not Rope({"rope_type": "default", "rope_theta": 1e4}, 16, 128).state_dict()
+    (wanted,) = torch.autograd.grad((apply_rope(leaf, cos, sin) * grad).sum(), leaf)
+    torch.testing.assert_close(apply_rope(grad, cos, -sin), wanted, rtol=0, atol=1e-15)
 
 
 def test_a_cast_module_keeps_its_frequencies() -> None:

@@ -1,4 +1,4 @@
-"""Masks, positions and slots, against a slow reading of their definition."""
+"""Masks, positions and slots, against a slow reading of their definition; spans say what pairs say."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.nn.sight import Pairs
-from specdec.nn.view import View
-from tests.nn.trees import Tree, sight, trees
+from specdec.nn.view import Pairs, Spans, View
+from tests.nn.trees import Tree, seen_by, trees
+from tests.nn.visibilities import packed_visibilities
 
 
 @st.composite
@@ -35,21 +35,13 @@ def test_packed_is_causal_inside_each_run(rows: list[list[int]]) -> None:
             assert view.mask_B1TS[b, 0, t].nonzero()[:, 0].tolist() == list(range(start, t + 1))
 
 
-def test_packed_positions_restart_and_padding_sees_itself() -> None:
-    view = View.packed(torch.tensor([[0, 0, 0, 1, 1, -1, -1], [4, 2, 2, 2, 4, 4, -1]]))
-    assert view.positions_BT.tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 1, 2, 0, 1, 0]]
-    assert bool(view.mask_B1TS.any(-1).all())
-    assert view.mask_B1TS[0, 0, 6].tolist() == [False] * 5 + [True] * 2
-    assert view.mask_B1TS[1, 0, 4].tolist() == [False] * 4 + [True, False, False]  # number 4 came back: a new run
-
-
 def row(view: View, b: int) -> View:
     """One sequence's part of a batch's view; each field has one for every sequence."""
     assert view.slots_BT is not None
     assert len(view.positions_BT) == len(view.mask_B1TS) == len(view.key_positions_BS) == len(view.slots_BT) > b
     one = slice(b, b + 1)
-    sight = Pairs(view.mask_B1TS[one])
-    return View(view.positions_BT[one], sight, view.key_positions_BS[one], view.slots_BT[one])
+    visible = Pairs(view.mask_B1TS[one])
+    return View(view.positions_BT[one], visible, view.key_positions_BS[one], view.slots_BT[one])
 
 
 def check_append(view: View, prefix: int, tree: Tree, new: int, capacity: int) -> None:
@@ -73,7 +65,7 @@ def test_append_sees_prefix_and_ancestors(tree: Tree, prefix: int, spare: int, d
     new = data.draw(st.integers(1, drafted))
     capacity = prefix + drafted + spare
     given_as = data.draw(st.sampled_from([prefix, torch.tensor(prefix), torch.tensor([prefix])]))
-    seen_TQ, depth_Q = sight(tree)[drafted - new :], torch.tensor(tree.depths)
+    seen_TQ, depth_Q = seen_by(tree)[drafted - new :], torch.tensor(tree.depths)
     check_append(View.append(given_as, seen_TQ, depth_Q, capacity), prefix, tree, new, capacity)
 
 
@@ -88,7 +80,7 @@ def test_a_batch_of_appends_is_each_of_them_alone(
     size = trees(drafted, drafted)
     shared = data.draw(st.sampled_from(["", "tree", "batch of one"]))
     grown = [data.draw(size)] * len(prefixes) if shared else [data.draw(size) for _ in prefixes]
-    seen_BTQ = torch.stack([sight(tree)[drafted - new :] for tree in grown])
+    seen_BTQ = torch.stack([seen_by(tree)[drafted - new :] for tree in grown])
     depth_BQ = torch.tensor([tree.depths for tree in grown])
     if shared:
         seen_BTQ, depth_BQ = seen_BTQ[:1], depth_BQ[:1]
@@ -97,16 +89,6 @@ def test_a_batch_of_appends_is_each_of_them_alone(
     view = View.append(torch.tensor(prefixes), seen_BTQ, depth_BQ, capacity)
     for b, (prefix, tree) in enumerate(zip(prefixes, grown, strict=True)):
         check_append(row(view, b), prefix, tree, new, capacity)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data(), st.integers(1, 6), st.integers(0, 6), st.integers(1, 3))
-def test_one_prefix_serves_a_batch_of_trees(data: st.DataObject, drafted: int, prefix: int, batch: int) -> None:
-    grown = [data.draw(trees(drafted, drafted)) for _ in range(batch)]
-    seen_BTQ, depth_BQ = torch.stack([sight(tree) for tree in grown]), torch.tensor([tree.depths for tree in grown])
-    view = View.append(prefix, seen_BTQ, depth_BQ, prefix + drafted)
-    for b, tree in enumerate(grown):
-        check_append(row(view, b), prefix, tree, drafted, prefix + drafted)
 
 
 @pytest.mark.parametrize("prefix", [0, 3, torch.tensor([3])])
@@ -120,13 +102,6 @@ def test_chains_of_a_batch_start_where_each_ends() -> None:
     view = View.chain(torch.tensor([0, 3, 5]), 4, 9)
     for b, prefix in enumerate((0, 3, 5)):
         check_append(row(view, b), prefix, Tree([None, 0, 1, 2]), 4, 9)
-
-
-def test_the_cache_travels_along() -> None:
-    cache = object()
-    documents = torch.zeros(1, 3, dtype=torch.int64)
-    assert View.packed(documents, cache).cache is cache  # type: ignore[arg-type]
-    assert View.chain(1, 2, 4, cache).cache is cache  # type: ignore[arg-type]
 
 
 def sees(view: View, window: int) -> list[list[list[int]]]:
@@ -166,7 +141,7 @@ def test_within_only_narrows_in_a_cache(tree: Tree, prefix: int, spare: int, win
     """Slots that nobody has written lie ahead of every node; distance alone would let them in."""
     drafted = len(tree.parents)
     new = data.draw(st.integers(1, drafted))
-    seen_TQ, depth_Q = sight(tree)[drafted - new :], torch.tensor(tree.depths)
+    seen_TQ, depth_Q = seen_by(tree)[drafted - new :], torch.tensor(tree.depths)
     view = View.append(prefix, seen_TQ, depth_Q, prefix + drafted + spare, object())  # type: ignore[arg-type]
     check_within(view, window)
     for row, node in enumerate(range(drafted - new, drafted)):
@@ -176,8 +151,34 @@ def test_within_only_narrows_in_a_cache(tree: Tree, prefix: int, spare: int, win
         assert set(view.within(window).mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == kept
 
 
-def test_within_a_window_of_three() -> None:
-    mask = View.packed(torch.tensor([[0] * 5 + [1]])).within(3).mask_B1TS[0, 0]
-    assert mask[4].tolist() == [False, False, True, True, True, False]
-    assert mask[1].tolist() == [True, True] + [False] * 4
-    assert mask[5].tolist() == [False] * 5 + [True]
+@settings(max_examples=100, deadline=None)
+@given(packed_visibilities(), st.data())
+def test_every_answer_is_the_masks(visible: Spans, data: st.DataObject) -> None:
+    mask = visible.mask_B1TS
+    B, _, T, S = mask.shape
+    pairs = Pairs(mask)
+    a, i = data.draw(st.integers(0, T - 1)), data.draw(st.integers(0, S - 1))
+    rows, keys = slice(a, data.draw(st.integers(a + 1, T))), slice(i, data.draw(st.integers(i + 1, S)))
+    nodes = torch.tensor(
+        data.draw(st.lists(st.lists(st.integers(0, T - 1), min_size=3, max_size=3), min_size=2, max_size=2))
+    )
+    for one in (visible, pairs):
+        assert torch.equal(one.part(rows, keys), mask[:, :, rows, keys])
+        assert torch.equal(one.of(nodes).mask_B1TS, torch.stack([mask[b, :, nodes[b]] for b in range(B)]))
+        assert torch.equal(one.cut(i + 1).mask_B1TS, mask[..., : i + 1])
+        grid = torch.meshgrid(torch.arange(B), torch.arange(T), torch.arange(S), indexing="ij")
+        assert torch.equal(one.sees(*grid), mask[:, 0])
+        assert torch.equal(one.spans().mask_B1TS, mask)
+    assert torch.equal(visible.row(1).mask_B1TS, mask[1:])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(1, 13), st.integers(0, 4))
+def test_a_window_narrows_spans_as_it_narrows_pairs(documents: list[int], window: int, step: int) -> None:
+    view = View.packed(torch.tensor([documents]))
+    view = view._replace(positions_BT=view.positions_BT + step)
+    by_pairs = view._replace(visibility=Pairs(view.mask_B1TS))
+    assert torch.equal(view.within(window).mask_B1TS, by_pairs.within(window).mask_B1TS)
+    chain = View.chain(torch.tensor([3, 0]), len(documents), len(documents) + 5)
+    by_pairs = chain._replace(visibility=Pairs(chain.mask_B1TS))
+    assert torch.equal(chain.within(window).mask_B1TS, by_pairs.within(window).mask_B1TS)

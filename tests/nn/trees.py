@@ -33,7 +33,7 @@ def trees(draw: st.DrawFn, most: int = 8, least: int = 1) -> Tree:
     return Tree([draw(st.none() | st.integers(0, node - 1)) if node else None for node in range(size)])
 
 
-def sight(tree: Tree) -> Tensor:
+def seen_by(tree: Tree) -> Tensor:
     """Which nodes each node sees."""
     out = torch.zeros(len(tree.parents), len(tree.parents), dtype=torch.bool)
     for node in range(len(tree.parents)):

@@ -12,19 +12,18 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.decoding import Chain, DynamicTree, Growth, PlainDecoder, SpeculativeDecoder
-from specdec.decoding.growth import Frontier
-from specdec.decoding.proposer import Proposer
-from specdec.decoding.sequences import Sequences
+from specdec.decoding import Chain, DraftShape, DynamicTree, PlainDecoder, SpeculativeDecoder
+from specdec.decoding import round as round_module
+from specdec.decoding.proposal import Frontier, Proposer
 from specdec.drafter import Drafter
 from specdec.target import Target
-from specdec.training.objective import Recipe, objective, teach
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.ttt import ttt_unroll
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import HIDDEN, presets, tiny_drafter, variants
 
 STEPS, NEW, UPDATES = 4, 72, 12
-RECIPE = Recipe(steps=STEPS)
+RECIPE = ObjectiveConfig(steps=STEPS)
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9]
 SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
 SPECS["eagle3_1_reduced"] = dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=58)
@@ -53,7 +52,7 @@ def batch_of(texts: list[list[int]], prompts: list[list[int]]) -> Batch:
 @torch.no_grad()
 def hits_KT(target: Target, drafter: Drafter, batch: Batch) -> Tensor:  # noqa: N802
     """Whether the unroll's step k at anchor t names token t + 2 + k of its document."""
-    aux_BTNH = teach(target, drafter, batch, RECIPE).aux_BTNH
+    aux_BTNH = target_outputs(target, drafter, batch, RECIPE).aux_BTNH
     rows = []
     for k, step in enumerate(ttt_unroll(drafter, batch.ids_BT, aux_BTNH, batch.documents_BT, STEPS)):
         said_T = drafter.vocab.to_target(drafter.logits(step.normed_BTH)[0].argmax(-1))
@@ -132,11 +131,11 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
     drafter.embed_tokens.requires_grad_(False)
     drafter.lm_head.requires_grad_(False)
     batch = batch_of([text_of("llama", number) for number in range(len(PROMPTS))], PROMPTS)
-    teacher = teach(target, drafter, batch, RECIPE)
+    teacher = target_outputs(target, drafter, batch, RECIPE)
     optimizer = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=0.02)
     losses = []
     for _ in range(UPDATES):
-        loss = objective(drafter, batch, teacher, RECIPE).loss
+        loss = TrainStep(drafter, RECIPE)(batch, teacher).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -147,18 +146,18 @@ def test_drafters_trained_by_the_real_objective(name: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize(
-    "growth", [Chain(4), DynamicTree(depth=4, top_k=3, nodes=16), DynamicTree(depth=2, top_k=8, nodes=30)], ids=str
+    "shape", [Chain(4), DynamicTree(depth=4, top_k=3, nodes=16), DynamicTree(depth=2, top_k=8, nodes=30)], ids=str
 )
 @pytest.mark.parametrize("name", presets())
 def test_the_drafter_is_handed_the_features_of_training(
-    family: str, growth: Growth, name: str, monkeypatch: pytest.MonkeyPatch
+    family: str, shape: DraftShape, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of a path that leaves a tree's first branch; losslessness would not show it."""
     target, prompt = target_of(family), PROMPTS[2]
     drafter = disturb(perfect_drafter(target, SPECS[name], sharpness=2.0), 0.8)
     handed: list[tuple[Tensor, Tensor]] = []
     paths: list[list[int]] = []
-    original_prefill, original_extend, original_advance = Proposer.prefill, Proposer.extend, Sequences.advance
+    original_prefill, original_extend, original_order = Proposer.prefill, Proposer.extend, round_module.nodes_in_order
 
     def prefill(self: Proposer, b: int, ids_1M: Tensor, aux_1MNH: Tensor, *rest: Any) -> None:
         assert b == 0 and not handed
@@ -172,22 +171,23 @@ def test_the_drafter_is_handed_the_features_of_training(
         handed.append((ids_BM[0, : int(count_B)].clone(), aux_BMNH[:, : int(count_B)].clone()))
         return original_extend(self, length_B, ids_BM, aux_BMNH, count_B, *rest)
 
-    def advance(self: Sequences, nodes_BP: Tensor, *args: Tensor) -> None:
+    def in_order(path_BN: Tensor, most: int) -> Tensor:
+        nodes_BP = original_order(path_BN, most)
         paths.append(nodes_BP[0].tolist())
-        original_advance(self, nodes_BP, *args)
+        return nodes_BP
 
     monkeypatch.setattr(Proposer, "prefill", prefill)
     monkeypatch.setattr(Proposer, "extend", extend)
-    monkeypatch.setattr(Sequences, "advance", advance)
-    made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 40)
+    monkeypatch.setattr(round_module, "nodes_in_order", in_order)
+    made = SpeculativeDecoder(target, drafter, shape).generate(prompt, 40)
     for path, count in zip(paths, made.accepted, strict=True):
-        assert path[count + 1 :] == list(range(count + 1, growth.depth + 1))  # behind its end: the nodes' numbers
+        assert path[count + 1 :] == list(range(count + 1, shape.depth + 1))  # behind its end: the nodes' numbers
         del path[count + 1 :]
     strayed = sum(path != list(range(len(path))) for path in paths)
-    assert strayed == 0 if isinstance(growth, Chain) else strayed >= 2
+    assert strayed == 0 if isinstance(shape, Chain) else strayed >= 2
 
     ids_T, aux_1TNH = torch.cat([ids for ids, _ in handed]), torch.cat([aux for _, aux in handed], dim=1)
     text = [*prompt, *PlainDecoder(target).generate(prompt, len(ids_T)).ids]
     assert ids_T.tolist() == text[1 : len(ids_T) + 1]  # each feature stands beside the token that follows it
-    wanted_1TNH = teach(target, drafter, batch_of([text], [prompt]), RECIPE).aux_BTNH[:, : len(ids_T)]
+    wanted_1TNH = target_outputs(target, drafter, batch_of([text], [prompt]), RECIPE).aux_BTNH[:, : len(ids_T)]
     torch.testing.assert_close(aux_1TNH, wanted_1TNH, rtol=1e-9, atol=1e-9)

@@ -20,26 +20,21 @@ from torch.nn import functional as F
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, PostNorm
-from specdec.nn.flex import Merged
-from specdec.nn.unroll import Blocked, Dense, UnrollKernel
-from specdec.training.kept import Kept
-from specdec.training.losses import (
+from specdec.nn.blocked import Blocked
+from specdec.nn.unroll import Dense, Merged, UnrollKernel
+from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,
     JensenShannon,
     LKAlpha,
     LKLambda,
-    Loss,
     ReverseKL,
-    SmoothL1,
-    SoftCrossEntropy,
-    Term,
     TopKCrossEntropy,
     TotalVariation,
-    WeightedSum,
 )
-from specdec.training.objective import Recipe, Teacher, objective, teach
-from specdec.training.ttt import supervised
+from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
+from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
+from specdec.training.ttt import KeptSlots, supervised
 from tests.plain_attention import plain_block
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
@@ -172,7 +167,7 @@ def jensen_shannon(loss: JensenShannon, p: Tensor, q: Tensor) -> Tensor:
     return loss.beta * divergence(p, m) + (1 - loss.beta) * divergence(q, m)
 
 
-# loss, p and q on the draft vocabulary (R, D), and what the target's whole law has there
+# loss, p and q on the draft vocabulary (R, D), and what the target's whole distribution has there
 FORMULAS: dict[type, Callable[..., Tensor]] = {
     SoftCrossEntropy: lambda loss, p, q, full: -(p * q.log()).sum(-1),
     ForwardKL: lambda loss, p, q, full: divergence(p, q),
@@ -186,7 +181,9 @@ FORMULAS: dict[type, Callable[..., Tensor]] = {
 }
 
 
-def reference(drafter: Drafter, batch: Batch, teacher: Teacher, head_VH: Tensor, recipe: Recipe) -> Tensor:
+def reference(
+    drafter: Drafter, batch: Batch, teacher: TargetOutputs, head_VH: Tensor, recipe: ObjectiveConfig
+) -> Tensor:
     """The loss by its definition."""
     naive, ids_D = Naive(drafter), drafter.vocab.target_ids_D
     rows = [places(documents) for documents in batch.documents_BT.tolist()]
@@ -232,12 +229,12 @@ def reference(drafter: Drafter, batch: Batch, teacher: Teacher, head_VH: Tensor,
 class Lesson(NamedTuple):
     drafter: Drafter
     batch: Batch
-    teacher: Teacher
+    teacher: TargetOutputs
     head_VH: Tensor
 
 
 def lesson(
-    name: str, recipe: Recipe, dtype: torch.dtype = torch.float64, measure: bool = False, plain: bool = False
+    name: str, recipe: ObjectiveConfig, dtype: torch.dtype = torch.float64, measure: bool = False, plain: bool = False
 ) -> Lesson:
     """Packed documents with padding, masked in part, beyond the window where there is one; or plain text, all of it
     supervised, so long that every step runs every slot."""
@@ -252,7 +249,7 @@ def lesson(
     if plain:
         mask, documents = torch.ones_like(mask), torch.zeros_like(documents)
     batch = Batch(ids, mask & (documents >= 0), documents)
-    return Lesson(drafter, batch, teach(target, drafter, batch, recipe, measure), target.head_weight())
+    return Lesson(drafter, batch, target_outputs(target, drafter, batch, recipe, measure), target.head_weight())
 
 
 def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
@@ -260,10 +257,10 @@ def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def check(name: str, recipe: Recipe, measure: bool = False, plain: bool = False) -> None:
+def check(name: str, recipe: ObjectiveConfig, measure: bool = False, plain: bool = False) -> None:
     """Loss and every gradient, to ten digits."""
     drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure, plain=plain)
-    got = objective(drafter, batch, teacher, recipe, measure).loss
+    got = TrainStep(drafter, recipe)(batch, teacher, measure).loss
     want = reference(drafter, batch, teacher, head_VH, recipe)
     assert math.isclose(float(got.detach()), float(want.detach()), rel_tol=1e-10)
     ours, theirs = gradients(got, drafter), gradients(want, drafter)
@@ -273,7 +270,7 @@ def check(name: str, recipe: Recipe, measure: bool = False, plain: bool = False)
         torch.testing.assert_close(ours[key], gradient, rtol=0, atol=1e-10 * largest, msg=lambda m, key=key: key + m)
 
 
-LAW_LOSSES = [
+DISTRIBUTION_LOSSES = [
     SoftCrossEntropy(),
     ForwardKL(),
     ReverseKL(),
@@ -289,44 +286,36 @@ LAW_LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LAW_LOSSES, ids=str)
+@pytest.mark.parametrize("loss", DISTRIBUTION_LOSSES, ids=str)
 @pytest.mark.parametrize("name", ["eagle3_1", "eagle1"])
-def test_every_loss_of_the_law(name: str, loss: Loss) -> None:
-    check(name, Recipe(loss, 3, 0.8, kernel=Blocked(5)))
+def test_every_loss_of_the_distribution(name: str, loss: Loss) -> None:
+    check(name, ObjectiveConfig(loss, 3, 0.8, kernel=Blocked(5)))
 
 
 @pytest.mark.parametrize("loss", [SmoothL1(), SmoothL1(0.2), EAGLE1, HASS], ids=["one", "narrow", "eagle1", "hass"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
-    check("eagle1", Recipe(loss, steps, 0.8, kernel=Blocked(5)))
+    check("eagle1", ObjectiveConfig(loss, steps, 0.8, kernel=Blocked(5)))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1", "sliding_window"])
 def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKernel], recompute: bool) -> None:
-    check(name, Recipe(steps=4, kernel=kernel(), recompute=recompute))
+    check(name, ObjectiveConfig(steps=4, kernel=kernel(), recompute=recompute))
 
 
 @pytest.mark.parametrize("kernel", ["dense", "blocked-5", "merged"])
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "sliding_window"])
 def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None:
     documents = torch.zeros(3, 48, dtype=torch.int64)
-    assert Kept.of(torch.stack([supervised(documents == 0, documents, k) for k in range(3)])) is None
-    check(name, Recipe(steps=3, kernel=KERNELS[kernel]()), plain=True)
-
-
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", ["eagle3", "sliding_window", "two_layer"])
-def test_own_columns_all_at_once(name: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where passes over memory are fused."""
-    monkeypatch.setattr("specdec.nn.unroll.compiling", lambda: True)
-    check(name, Recipe(steps=4, kernel=Blocked(5)), plain=plain)
+    assert KeptSlots.of(torch.stack([supervised(documents == 0, documents, k) for k in range(3)])) is None
+    check(name, ObjectiveConfig(steps=3, kernel=KERNELS[kernel]()), plain=True)
 
 
 @pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window"}))
 def test_every_other_design(name: str) -> None:
-    check(name, Recipe(SEVERAL, 3, kernel=Blocked(5), recompute=True))
+    check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
 
 
 @pytest.mark.parametrize("measure", [False, True])
@@ -335,7 +324,7 @@ def test_every_other_design(name: str) -> None:
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_every_pass_over_the_vocabulary(decay: float, loss: Loss, in_vocab: bool, measure: bool) -> None:
     """Only the draft vocabulary's rows, or all with their mass, or all with the most likely; watched or not."""
-    check("eagle3", Recipe(loss, 3, decay, in_vocab, Blocked(5), piece_bytes=1), measure)
+    check("eagle3", ObjectiveConfig(loss, 3, decay, in_vocab, Blocked(5), piece_bytes=1), measure)
 
 
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -351,7 +340,7 @@ def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
 def test_bfloat16_is_as_good_as_a_plain_bfloat16(name: str, mixed: bool, kernel: str) -> None:
     """The error against float64, of loss and gradients, is not above the naive implementation's in bfloat16."""
-    recipe = Recipe(EAGLE1 if name == "eagle1" else SEVERAL, 3, kernel=KERNELS[kernel]())
+    recipe = ObjectiveConfig(EAGLE1 if name == "eagle1" else SEVERAL, 3, kernel=KERNELS[kernel]())
     drafter, batch, teacher, head_VH = lesson(name, recipe, torch.float32)
     if not mixed:
         drafter.bfloat16()
@@ -361,7 +350,7 @@ def test_bfloat16_is_as_good_as_a_plain_bfloat16(name: str, mixed: bool, kernel:
     exact.requires_grad_().lm_head.requires_grad_(drafter.lm_head.weight.requires_grad)
     true = reference(exact, batch, teacher, head_VH, recipe)
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
-        ours = objective(drafter, batch, teacher, recipe, measure=False).loss
+        ours = TrainStep(drafter, recipe)(batch, teacher, measure=False).loss
         plain = reference(drafter, batch, teacher, head_VH, recipe)
     by_true, by_ours, by_plain = gradients(true, exact), gradients(ours, drafter), gradients(plain, drafter)
     assert all(by_ours[key].dtype == p.dtype for key, p in drafter.named_parameters() if p.requires_grad)

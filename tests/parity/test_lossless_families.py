@@ -1,4 +1,4 @@
-"""Token for token the target's own greedy text, in float64, over further families, growths, batches and ends."""
+"""Token for token the target's own greedy text, in float64, over further families, shapes, batches and ends."""
 
 import itertools
 from collections import Counter
@@ -22,9 +22,9 @@ from transformers import (
 from specdec.decoding import (
     Chain,
     ConfidentChain,
+    DraftShape,
     DynamicTree,
     Generation,
-    Growth,
     PlainDecoder,
     Request,
     SpeculativeDecoder,
@@ -54,7 +54,7 @@ FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
 }
 CONTEXT = {"qwen3": 0.45, "gemma3": 2.5, "mixtral": 0.25}  # how far the context leads astray: often, not always
 PRESETS = {"qwen3": "eagle3_1", "gemma3": "eagle1", "mixtral": "eagle3"}
-GROWTHS: dict[str, Growth] = {
+SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4),
     "confident": ConfidentChain(6, 0.3),
     "static": StaticTree(),
@@ -92,17 +92,17 @@ def texts(family: str, end: tuple[int, ...] = ()) -> list[list[int]]:
     return found
 
 
-def decoded(family: str, growth: Growth, batch: int, end: tuple[int, ...] = ()) -> list[Generation]:
-    made = dict(SpeculativeDecoder(*pair(family), growth, batch=batch).generate_all(requests(), end))
+def decoded(family: str, shape: DraftShape, batch: int, end: tuple[int, ...] = ()) -> list[Generation]:
+    made = dict(SpeculativeDecoder(*pair(family), shape, batch=batch).generate_all(requests(), end))
     return [made[number] for number in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_token_is_the_targets(family: str, growth: Growth) -> None:
+def test_every_token_is_the_targets(family: str, shape: DraftShape) -> None:
     """One by one and four at a time, from one token to the last place of the context, and up to an end in a run."""
     for batch in (1, 4):
-        whole = decoded(family, growth, batch)
+        whole = decoded(family, shape, batch)
         assert [one.ids for one in whole] == texts(family)
     counts = Counter(count for one in whole for count in one.accepted)
     assert counts[0] > 2 and sum(counts.values()) - counts[0] > 2, counts  # it both refused and accepted
@@ -116,7 +116,7 @@ def test_every_token_is_the_targets(family: str, growth: Growth) -> None:
             inside.update(token for place, token in enumerate(run, at) if token not in one.ids[:place])
             at += count + 1
     end = (inside.most_common(1)[0][0],)
-    ended = decoded(family, growth, 4, end)
+    ended = decoded(family, shape, 4, end)
     assert [one.ids for one in ended] == texts(family, end)
     cut = [
         one.ids[-1] in end and one.accepted[-1] < full.accepted[len(one.accepted) - 1]

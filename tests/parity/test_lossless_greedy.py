@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specdec.decoding import Chain, DynamicTree, Generation, Growth, PlainDecoder, SpeculativeDecoder
+from specdec.decoding import Chain, DraftShape, DynamicTree, Generation, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.parity.reference import generated
@@ -17,7 +17,7 @@ from tests.tiny import presets, tiny_drafter, tiny_target
 
 NEW = 24
 CONTEXT = {"llama": 0.45, "mistral": 0.42, "gemma2": 1.2}  # how far the context leads astray: often, not always
-GROWTHS: dict[str, Growth] = {
+SHAPES: dict[str, DraftShape] = {
     "chain_1": Chain(1),
     "chain_2": Chain(2),
     "chain_5": Chain(5),
@@ -73,9 +73,9 @@ def reference(family: str, seed: int, length: int, end: tuple[int, ...] = ()) ->
     return ids
 
 
-def assert_counts(made: Generation, growth: Growth, most: int, end: tuple[int, ...]) -> None:
+def assert_counts(made: Generation, shape: DraftShape, most: int, end: tuple[int, ...]) -> None:
     """The counts add up to the tokens: one from the prefill, then each pass's accepted drafts and bonus token."""
-    assert all(0 <= count <= growth.depth for count in made.accepted)
+    assert all(0 <= count <= shape.depth for count in made.accepted)
     total = 1 + sum(count + 1 for count in made.accepted)
     if made.ids[-1] in end:
         assert total == len(made.ids) or len(made.ids) == most
@@ -88,43 +88,43 @@ def assert_counts(made: Generation, growth: Growth, most: int, end: tuple[int, .
 @pytest.mark.parametrize("how", NOISY, ids=lambda how: "-".join(map(str, how)))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noisy_drafters_change_nothing(family: str, how: Drafters) -> None:
-    """Every growth, over prompts of one token, of about a window, and of several."""
+    """Every shape, over prompts of one token, of about a window, and of several."""
     passes: Counter[int] = Counter()
-    for number, (name, growth) in enumerate(GROWTHS.items()):
+    for number, (name, shape) in enumerate(SHAPES.items()):
         for seed, length in enumerate((LENGTHS[number % 5], LENGTHS[(number + 2) % 5])):
             target = target_of(family, seed)
-            decoder = SpeculativeDecoder(target, noisy(family, seed, how), growth)
+            decoder = SpeculativeDecoder(target, noisy(family, seed, how), shape)
             made = decoder.generate(prompt_of(length, seed), NEW)
             assert made.ids == reference(family, seed, length), (name, length)
-            assert_counts(made, growth, NEW, ())
+            assert_counts(made, shape, NEW, ())
             passes.update(made.accepted)
     assert passes[0] > 5 and sum(passes.values()) - passes[0] > 5, passes  # it both refused and accepted
     assert max(passes) > 1
 
 
-@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_end_tokens_stop_all_three_alike(family: str, growth: Growth) -> None:
+def test_end_tokens_stop_all_three_alike(family: str, shape: DraftShape) -> None:
     for seed, length in ((0, 1), (1, 9)):
         text = reference(family, seed, length)
-        decoder = SpeculativeDecoder(target_of(family, seed), noisy(family, seed, NOISY[0]), growth)
+        decoder = SpeculativeDecoder(target_of(family, seed), noisy(family, seed, NOISY[0]), shape)
         for end in ((text[0],), (text[6],), (text[11], text[9]), (text[-1],)):
             wanted = reference(family, seed, length, end)
             assert len(wanted) <= 1 + text.index(end[0])
             made = decoder.generate(prompt_of(length, seed), NEW, end)
             assert made.ids == wanted
-            assert_counts(made, growth, NEW, end)
+            assert_counts(made, shape, NEW, end)
 
 
 @pytest.mark.parametrize("name", presets())
 def test_random_drafters_change_nothing(name: str) -> None:
     """A random target, whose every token hangs on the whole text, and drafters that are nearly always wrong."""
-    for seed, growth in enumerate(GROWTHS.values()):
+    for seed, shape in enumerate(SHAPES.values()):
         target, drafter = tiny_target(seed % 2), tiny_drafter(presets()[name], seed)
         prompt = prompt_of(LENGTHS[seed % 5], seed)
-        made = SpeculativeDecoder(target, drafter, growth).generate(prompt, 12)
+        made = SpeculativeDecoder(target, drafter, shape).generate(prompt, 12)
         assert made.ids == generated(target, prompt, 12) == PlainDecoder(target).generate(prompt, 12).ids
-        assert_counts(made, growth, 12, ())
+        assert_counts(made, shape, 12, ())
 
 
 def test_the_text_outgrows_the_window_and_the_windows_matter() -> None:

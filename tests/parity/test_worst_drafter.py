@@ -12,9 +12,9 @@ from torch import Tensor
 from specdec.decoding import (
     Chain,
     ConfidentChain,
+    DraftShape,
     DraftTree,
     DynamicTree,
-    Growth,
     PlainDecoder,
     Proposer,
     Request,
@@ -25,7 +25,7 @@ from specdec.decoding import (
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
-GROWTHS: dict[str, Growth] = {
+SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4),
     "confident": ConfidentChain(4, 0.0),
     "static": StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0))),
@@ -59,16 +59,16 @@ class Contrary(Proposer):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_nothing_is_accepted_and_nothing_is_lost(
-    growth: Growth, sampling: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
+    shape: DraftShape, sampling: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = [PlainDecoder(OFTEN, sampling).generate(prompt, most, (), seed).ids for prompt, most, seed in REQUESTS]
     truths = [[*request.prompt, *ids] for request, ids in zip(REQUESTS, plain, strict=True)]
     monkeypatch.setattr(Contrary, "truths", truths, raising=False)
     monkeypatch.setattr(Contrary, "replaced", 0)
     monkeypatch.setattr("specdec.decoding.round.Proposer", Contrary)
-    decoder = SpeculativeDecoder(OFTEN, RIGHT, growth, sampling, batch=batch)
+    decoder = SpeculativeDecoder(OFTEN, RIGHT, shape, sampling, batch=batch)
     made = dict(decoder.generate_all(REQUESTS))
     assert [made[number].ids for number in range(len(REQUESTS))] == plain
     passes = [count for one in made.values() for count in one.accepted]
@@ -78,33 +78,33 @@ def test_nothing_is_accepted_and_nothing_is_lost(
 
 
 class Opposite(Sampling):
-    """The target's law without the tokens that the drafter knows."""
+    """The target's distribution without the tokens that the drafter knows."""
 
     known_D: Tensor
 
-    def law(self, logits_BV: Tensor, seen_BV: Tensor | None = None) -> Tensor:
-        struck = logits_BV.clone()
+    def probs(self, logits_BNV: Tensor, seen_BNV: Tensor | None = None) -> Tensor:
+        struck = logits_BNV.clone()
         struck[..., self.known_D] = float("-inf")
-        return super().law(struck, seen_BV)
+        return super().probs(struck, seen_BNV)
 
 
 @pytest.mark.parametrize("rule", ["one_hot", "with_replacement", "without_replacement"])
-@pytest.mark.parametrize("growth", [GROWTHS["chain"], GROWTHS["static"]], ids=["chain", "static"])
-def test_drawn_drafts_that_cannot_be_taken_leave_the_targets_law(growth: Growth, rule: Any) -> None:
-    """Of a drafter whose every token the target excludes, no draft is ever taken, and the law stays the target's."""
+@pytest.mark.parametrize("shape", [SHAPES["chain"], SHAPES["static"]], ids=["chain", "static"])
+def test_drawn_drafts_that_cannot_be_taken_leave_the_targets_distribution(shape: DraftShape, rule: Any) -> None:
+    """Of a drafter whose every token the target excludes, no draft is ever taken; tokens follow the target's."""
     sampling = Opposite(temperature=1.0, rule=rule)
     object.__setattr__(sampling, "known_D", DRAFTER.vocab.target_ids_D)
     runs, prompt = 200, [3, 4, 5]
     requests = [Request(prompt, 2, seed) for seed in range(runs)]
-    decoder = SpeculativeDecoder(TARGET, DRAFTER, growth, sampling, batch=16)
+    decoder = SpeculativeDecoder(TARGET, DRAFTER, shape, sampling, batch=16)
     made = [generation for _, generation in decoder.generate_all(requests)]
     assert {count for one in made for count in one.accepted} == {0}
     counts = torch.bincount(torch.tensor([one.ids[1] for one in made]), minlength=VOCAB).double()
     with torch.inference_mode():
-        first_V = sampling.law(TARGET.model(torch.tensor([prompt])).logits[:, -1])[0]
+        first_V = sampling.probs(TARGET.model(torch.tensor([prompt])).logits[:, -1])[0]
         ids = first_V.nonzero()[:, 0]
         texts = torch.cat([torch.tensor(prompt).expand(len(ids), -1), ids[:, None]], 1)
-        second_BV = sampling.law(TARGET.model(texts).logits[:, -1])
+        second_BV = sampling.probs(TARGET.model(texts).logits[:, -1])
     expected = runs * (first_V[ids, None] * second_BV).sum(0).double()
     assert not counts[DRAFTER.vocab.target_ids_D].any()
     rare = expected < 5

@@ -83,22 +83,6 @@ def test_a_row_is_the_same_memory_whoever_writes_first() -> None:
     assert torch.equal(write(row, 7, 1, 0, 3)[0], buffer[1, :, 7:])
 
 
-def test_what_a_row_commits_is_nobody_elses() -> None:
-    cache, twin = TargetCache(6, 3), TargetCache(6, 3)
-    for each in (cache, twin):
-        kept = write(each, torch.zeros(3, dtype=torch.int64), 6, 0, 4)
-    cache.row(2).commit(torch.tensor([1]), torch.tensor([[0, 2, 4]]))
-    assert_holds(cache, 2, 0, kept[2][:, [0, 1, 3, 5]])
-    for mine, untouched in zip(cache._buffers[0], twin._buffers[0], strict=True):
-        assert torch.equal(mine[:2], untouched[:2])
-
-
-def test_a_batch_looks_at_the_columns_of_its_longest() -> None:
-    cache = TargetCache(9, 2)
-    assert cache.place(View.chain(torch.tensor([1, 4]), 3, 9, cache)) == 7
-    assert cache.row(0).place(View.chain(1, 3, 9, cache)) == 4
-
-
 def test_views_that_do_not_fit_are_refused() -> None:
     cache = TargetCache(8)
     with pytest.raises(ValueError, match="9 key columns and the cache 8 slots"):

@@ -1,4 +1,4 @@
-"""Directories and Hub ids: loaded whole, or refused in one line."""
+"""A directory loads as it was saved or is refused in one line; which target it is."""
 
 import json
 import shutil
@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
 from specdec.target import Target, loading
-from specdec.target.attention import EAGER
+from specdec.target.loading import SAMPLES, fingerprint
+from specdec.target.model_parts import OURS_EAGER
 from tests.target.zoo import make
 
 
@@ -67,14 +68,9 @@ def test_a_directory_loads_as_it_was_saved(saved: Path) -> None:
     target.prove()
 
 
-def test_dtypes(saved: Path) -> None:
-    assert Target.load(saved, dtype="bfloat16").dtype == torch.bfloat16
-    assert refused(saved, dtype="int8") == "unknown dtype 'int8': choose from float64, float32, bfloat16, float16"
-
-
 def test_capped_attention_loads_as_eager(tmp_path: Path) -> None:
     make("gemma2").save_pretrained(tmp_path / "gemma2")
-    assert Target.load(tmp_path / "gemma2").config._attn_implementation == EAGER
+    assert Target.load(tmp_path / "gemma2").config._attn_implementation == OURS_EAGER
 
 
 def test_a_directory_without_tokenizer(copy: Path) -> None:
@@ -83,10 +79,6 @@ def test_a_directory_without_tokenizer(copy: Path) -> None:
     target = Target.load(copy)
     with pytest.raises(ValueError, match="has no tokenizer"):
         _ = target.tokenizer
-
-
-def test_devices(saved: Path) -> None:
-    assert refused(saved, device="nonsense").startswith("device 'nonsense' is not available: ")
 
 
 def test_missing_places(saved: Path, tmp_path: Path) -> None:
@@ -165,3 +157,40 @@ def test_layers_over_several_devices_stay_there(saved: Path, monkeypatch: pytest
     places = [0, "cpu"]
     with pytest.raises(ValueError, match="device_map=auto leaves layers on cpu: free GPU memory"):
         Target.load(saved, device_map="auto")
+
+
+def test_any_single_value_counts() -> None:
+    weight = torch.randn(8, SAMPLES)
+    first = fingerprint({}, {"w": weight})
+    assert first == fingerprint({}, {"w": weight.clone()}) and len(first) == 64
+    for place in (1, 777, weight.numel() - 2):
+        other = weight.clone()
+        other.view(-1)[place] += 0.5
+        assert fingerprint({}, {"w": other}) != first
+
+
+def test_order_names_and_shapes_count() -> None:
+    a, b = torch.randn(6, 4), torch.randn(6, 4)
+    first = fingerprint({}, {"a": a, "b": b})
+    assert first == fingerprint({}, {"b": b, "a": a})
+    others = [
+        {"a": b, "b": a},
+        {"a": a, "c": b},
+        {"a": a.view(4, 6), "b": b},
+        {"a": a.flip(0), "b": b},
+    ]
+    assert len({fingerprint({}, other) for other in others} | {first}) == len(others) + 1
+
+
+def test_a_model_in_another_precision_is_the_same_model() -> None:
+    weight = torch.randn(6, 4)
+    assert (
+        len({fingerprint({}, {"w": weight.to(kind)}) for kind in (torch.float32, torch.float64, torch.bfloat16)}) == 1
+    )
+
+
+def test_paths_and_versions_do_not_count() -> None:
+    config = {"hidden_size": 4, "text_config": {"rope_theta": 1.0}}
+    stored = {**config, "_name_or_path": "x", "transformers_version": "9", "_attn_implementation": "sdpa", "dtype": "y"}
+    assert fingerprint(config, {}) == fingerprint(stored, {})
+    assert fingerprint(config, {}) != fingerprint({**config, "text_config": {"rope_theta": 2.0}}, {})

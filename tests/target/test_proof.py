@@ -5,9 +5,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-import specdec.target.proof as proof
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
 from tests.target.zoo import FAMILIES, make
@@ -16,12 +14,6 @@ from tests.target.zoo import FAMILIES, make
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_proves_itself(family: str) -> None:
     Target(make(family)).prove()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
-def test_in_lower_precision(family: str, dtype: torch.dtype) -> None:
-    Target(make(family).to(dtype)).prove()
 
 
 def test_a_wrong_tap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +51,14 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wrong_final_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(make("llama"))
-    monkeypatch.setattr(Target, "final_norm", property(lambda self: lambda state: state))
+    monkeypatch.setattr(target, "final_norm", lambda state: state)
     with pytest.raises(ValueError, match="the final norm of the state at boundary 4"):
         target.prove()
 
 
 def test_a_forgotten_window() -> None:
     target = Target(make("mistral"))
-    target._anatomy = target._anatomy._replace(sliding=(False,) * 4)
+    target._parts = target._parts._replace(sliding=(False,) * 4)
     with pytest.raises(ValueError, match="the state at boundary 1"):
         target.prove()
 
@@ -84,15 +76,6 @@ def test_a_commit_that_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         Target(make("llama")).prove()
 
 
-def test_a_family_with_masks_of_its_own_is_caught() -> None:
-    # its layers add a causal mask over slots to whatever mask they are given
-    sizes = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "vocab_size": 96, "max_position_embeddings": 64}
-    torch.manual_seed(0)
-    model = GPTNeoForCausalLM(GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 2]], window_size=4))
-    with pytest.raises(ValueError, match="specdec cannot use GPTNeoForCausalLM as it is"):
-        Target(model).prove()
-
-
 def test_a_model_that_fails_is_reported_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"^in memory: Qwen3MoeForCausalLM fails on a short text: [^\n]+$"):
         Target(make("qwen3_moe").double()).prove()
@@ -104,7 +87,7 @@ def test_wide_windows_are_proved_too_and_put_back() -> None:
     target = Target(model)
     target.prove()
     assert model.config.sliding_window == 4096
-    target._anatomy = target._anatomy._replace(sliding=(False,) * 4)
+    target._parts = target._parts._replace(sliding=(False,) * 4)
     with pytest.raises(ValueError, match="the state at boundary 1"):
         target.prove()
     assert model.config.sliding_window == 4096
@@ -141,7 +124,3 @@ def test_a_dtype_that_overflows_is_to_blame(dtype: torch.dtype, size: float, tol
         model.lm_head.weight.fill_(size)
     with pytest.raises(ValueError, match=told):
         Target(model).prove()
-
-
-def test_its_text_is_longer_than_its_windows() -> None:
-    assert proof.WINDOW < proof.PREFIX < proof.LENGTH

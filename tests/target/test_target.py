@@ -2,15 +2,12 @@
 
 import pickle
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from specdec.nn.cache import UnrollCache
-from specdec.nn.unroll import Dense
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
 from tests.target.zoo import FAMILIES, LAYERS, VOCAB, WIDTH, assert_close, make, own_logits, tokens
@@ -169,15 +166,6 @@ def test_all_columns_stay_where_slots_cannot_be_read_for_free(family: str, monke
     verify_and_commit(Target(make(family)), [0, 0, 0, 1, 2, 2, 4], prefix=7, seed=3)
 
 
-def test_one_cache_can_be_written_over() -> None:
-    target = Target(make("mistral"))
-    cache = target.new_cache(24)
-    target(tokens(20, 9), View.chain(0, 20, 24, cache), ())
-    ids_1T = tokens(12)
-    final_1TH = target(ids_1T, View.chain(0, 12, 24, cache), ()).final_BTH
-    assert_close(target.logits(final_1TH), own_logits(target.model, ids_1T))
-
-
 def test_wrong_boundaries_are_refused() -> None:
     target = Target(make("llama"))
     for wrong in (-1, LAYERS + 1):
@@ -185,18 +173,6 @@ def test_wrong_boundaries_are_refused() -> None:
             ValueError, match=rf"no layer boundary {wrong}: this target has {LAYERS} layers, so 0 .* to {LAYERS}"
         ):
             target(tokens(4), packed(4), [1, wrong])
-
-
-def test_a_foreign_cache_is_refused() -> None:
-    target = Target(make("llama"))
-    view = View.packed(torch.zeros(1, 4, dtype=torch.int64), UnrollCache(Dense()))
-    with pytest.raises(ValueError, match=r"TargetCache .* not a UnrollCache"):
-        target(tokens(4), view, ())
-
-
-def test_no_boundaries_give_no_states() -> None:
-    aux_BTNH, final_BTH = Target(make("llama"))(tokens(4), packed(4), ())
-    assert aux_BTNH.shape == (1, 4, 0, WIDTH) and final_BTH.shape == (1, 4, WIDTH)
 
 
 def test_it_is_frozen_and_in_evaluation_mode() -> None:
@@ -210,18 +186,6 @@ def test_it_is_frozen_and_in_evaluation_mode() -> None:
         weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
         (aux_BTNH * weight).sum().backward()  # usable in a graph: no inference tensors
     assert weight.grad is not None
-
-
-def test_a_lightning_module_does_not_store_it() -> None:
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.target = Target(make("llama"))
-            self.own = nn.Linear(2, 2)
-
-    module = Module()
-    assert set(module.state_dict()) == {"own.weight", "own.bias"}
-    assert sum(p.numel() for p in module.parameters()) == 6
 
 
 def test_the_wrapped_model_is_left_as_it_was() -> None:
@@ -248,12 +212,6 @@ def test_autocast_does_not_reach_it() -> None:
         under = target(ids_1T, packed(8), [2])
         logits = target.logits(under.final_BTH)
     assert torch.equal(under.aux_BTNH, plain.aux_BTNH) and torch.equal(logits, target.logits(plain.final_BTH))
-
-
-def test_tied_embeddings_are_the_head() -> None:
-    tied, untied = Target(make("llama_tied")), Target(make("llama"))
-    assert tied.embedding_weight() is tied.head_weight()
-    assert not torch.equal(untied.embedding_weight(), untied.head_weight())
 
 
 def test_ends_of_text_come_from_every_config() -> None:
@@ -294,8 +252,3 @@ def test_length_dependent_rotary_frequencies_bound_the_cache() -> None:
         target.new_cache(129)
     with pytest.raises(ValueError, match="more than 128"):
         target(tokens(130), packed(130), ())
-
-
-def test_it_moves() -> None:
-    target = Target(make("llama"))
-    assert target.to("cpu") is target and target.device.type == "cpu" and target.dtype == torch.float64

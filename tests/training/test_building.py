@@ -1,32 +1,30 @@
-"""From a design, a target and its data to a drafter; and each way in which they do not go together."""
+"""From a design, a target, its data and weights to start from to a drafter that is ready to train."""
 
 import copy
 import dataclasses
-import logging
-import re
-import shutil
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+import yaml
+from safetensors.torch import load_file
 
 from specdec.cli import main
 from specdec.data import Batch, TokenData
-from specdec.data.datamodule import Splits
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.data.module import Splits
+from specdec.drafter import Drafter, DrafterSpec, load, save
 from specdec.target import Target
-from specdec.training.building import build, check_checkpoint
-from specdec.training.start import FromTarget, Start
-from tests.tiny import HIDDEN, VOCAB, presets, tiny_target, variants
+from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint
+from tests.tiny import VOCAB, biased, presets, tiny_drafter, tiny_target, variants
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3_1"]
 
 
 class InMemory(TokenData):
-    """Rows as they are."""
+    """LossRows as they are."""
 
     def __init__(self, ids: list[list[int]], answers: list[list[int]] | None = None) -> None:
         super().__init__(len(ids[0]), 1)
@@ -65,32 +63,6 @@ def test_it_starts_from_the_target() -> None:
     assert torch.equal(whole.lm_head.weight, target.head_weight()) and whole.vocab.complete
 
 
-def test_the_seed_decides_the_first_weights_whatever_was_drawn_since() -> None:
-    def built(seed: int, draws: int) -> Drafter:
-        torch.manual_seed(seed)
-        torch.randn(draws)
-        target = tiny_target(dtype=torch.float32, seed=seed)
-        return build(EAGLE3, target, DATA, FromTarget(), False, True, 3)
-
-    one, other, reseeded = (built(*given).state_dict() for given in ((5, 0), (5, 17), (6, 0)))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    assert not torch.equal(one["fusion.fc.weight"], reseeded["fusion.fc.weight"])
-
-
-def test_the_draft_vocabulary_is_what_answers_say_most() -> None:
-    """Counted where the loss mask is set; the end of text is in it, said or not."""
-    data = InMemory([[7, 7, 7, 60, 60, 3, 3, 9, 9, 9]], [[0, 0, 0, 1, 1, 1, 1, 1, 0, 0]])
-    target = tiny_target(dtype=torch.float32)
-    three = make(dataclasses.replace(EAGLE3, draft_vocab_size=3), target, data)
-    assert three.vocab.target_ids_D.tolist() == [3, 9, 60]
-    target.config.eos_token_id = 44
-    assert make(dataclasses.replace(EAGLE3, draft_vocab_size=3), target, data).vocab.target_ids_D.tolist() == [
-        3,
-        44,
-        60,
-    ]
-
-
 @pytest.mark.parametrize(("train_embed", "train_head"), [(False, True), (True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("name", [*presets(), *variants()])
 def test_what_is_trained_is_what_was_asked_for(name: str, train_embed: bool, train_head: bool) -> None:
@@ -100,28 +72,6 @@ def test_what_is_trained_is_what_was_asked_for(name: str, train_embed: bool, tra
     assert {key: p.requires_grad for key, p in drafter.named_parameters()} == {
         key: wanted.get(key, True) for key, _ in drafter.named_parameters()
     }
-
-
-def test_another_width_is_trained_whole() -> None:
-    spec = dataclasses.replace(EAGLE3, hidden_size=16)
-    drafter = make(spec, train_embed=True, train_head=True)
-    assert drafter.embed_tokens.weight.shape == (VOCAB, 16) and all(p.requires_grad for p in drafter.parameters())
-
-
-def test_the_log_says_what_was_built(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "specdec"):
-        drafter = make(dataclasses.replace(EAGLE3, draft_vocab_size=2))
-    trained = sum(p.numel() for p in drafter.parameters()) - VOCAB * HIDDEN
-    assert f"{trained:,} trainable parameters, boundaries [2, 3, 4] of 7" in caplog.text
-    assert "draft vocabulary 2 covering 62.50 % of the text" in caplog.text  # 7 thrice and one of the pairs, of eight
-
-
-@pytest.mark.parametrize(("spec", "steps", "warned"), [(EAGLE1, 3, True), (EAGLE1, 1, False), (EAGLE3, 3, False)])
-def test_growing_states_are_warned_of(
-    caplog: pytest.LogCaptureFixture, spec: DrafterSpec, steps: int, warned: bool
-) -> None:
-    make(spec, steps=steps, train_head=False)
-    assert ("magnitude may grow" in caplog.text) is warned
 
 
 def capped() -> Target:
@@ -161,16 +111,10 @@ def test_what_does_not_go_together_is_refused(given: dict[str, Any], message: st
     assert "\n" not in str(error.value)
 
 
-def test_the_limits_themselves_are_allowed() -> None:
-    make(data=InMemory([[1] * 512]))
-    make(variants()["sliding_window"], steps=16)
-    assert make(dataclasses.replace(EAGLE3, draft_vocab_size=32000)).vocab.complete  # more than there are
-
-
 def stored(drafter: Drafter) -> dict[str, Any]:
     return {
         "drafter_config": drafter.config.to_json(),
-        "state_dict": {f"drafter.{name}": value for name, value in drafter.state_dict().items()},
+        "state_dict": {f"train_step.drafter.{name}": value for name, value in drafter.state_dict().items()},
     }
 
 
@@ -187,63 +131,104 @@ def test_a_checkpoint_of_this_drafter_is_taken_and_any_other_refused() -> None:
         check_checkpoint(other, drafter)
     assert "norms" not in str(error.value)
     moved = copy.deepcopy(checkpoint)
-    moved["state_dict"]["drafter.vocab.target_ids_D"][0] += 1
+    moved["state_dict"]["train_step.drafter.vocab.target_ids_D"][0] += 1
     with pytest.raises(ValueError, match="draft vocabulary is not the one"):
         check_checkpoint(moved, drafter)
 
 
-@pytest.fixture
-def command(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A short run on the CPU."""
-    monkeypatch.setattr("sys.argv", ["specdec"])
-    text = str(text_file)
-    return [
-        "fit", "--data", "TextData", "--data.train", text, "--data.val", text, "--data.seq_len", "32",
-        "--model.target.source", str(target_directory), "--trainer.max_steps", "1", "--trainer.accelerator", "cpu",
-        "--trainer.limit_val_batches", "0", "--trainer.log_every_n_steps", "1",
-    ]  # fmt: skip
+DESIGNS = presets() | variants()
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return tiny_target(dtype=torch.float32)
+
+
+def saved_drafter(spec: DrafterSpec, directory: Path, target: Target, **changes: object) -> Drafter:
+    """A drafter of the target, every weight its own."""
+    drafter = tiny_drafter(spec, seed=3, dtype=torch.float32)
+    drafter.config = dataclasses.replace(drafter.config, target=target.identity, **changes)
+    save(drafter, directory)
+    return drafter
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_all_of_it_is_taken_and_trained(name: str, tmp_path: Path, target: Target) -> None:
+    spec = DESIGNS[name]
+    before = saved_drafter(spec, tmp_path / "d", target)
+    own = spec.head == "own"
+    drafter = make(spec, target, start=FromDrafter(str(tmp_path / "d")), train_embed=True, train_head=own)
+    expected = before.state_dict() | ({} if own else {"lm_head.weight": target.head_weight()})
+    assert drafter.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in drafter.state_dict().items())
+    assert torch.equal(drafter.vocab.draft_ids_V, before.vocab.draft_ids_V)
+    assert drafter.config == before.config and drafter.training
+    assert all(p.requires_grad for key, p in drafter.named_parameters() if own or key != "lm_head.weight")
+    frozen = make(spec, target, start=FromDrafter(str(tmp_path / "d")), train_head=False)
+    assert {key for key, p in frozen.named_parameters() if not p.requires_grad} == {
+        "embed_tokens.weight",
+        "lm_head.weight",
+    }
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("spec", "asked", "message"),
     [
-        (["--model.ttt_steps", "0"], "model.ttt_steps must be at least 1, not 0"),
-        (["--model.step_decay", "0"], "model.step_decay must lie in (0, 1]"),
-        (["--model.drafter.aux_layers", "[]"], "aux_layers [] taps nothing"),
-        (
-            ["--model.loss", "WeightedSum", "--model.loss.terms", "[{loss: SoftCrossEntropy, weight: 0}]"],
-            "every weight is 0",
-        ),
-        (["--model.loss", "WeightedSum", "--model.loss.terms", "[]"], "WeightedSum has no terms"),
-        (["--model.loss", "SmoothL1"], "SmoothL1 compares the drafter's state with the target's"),
-        (["--model.noise", "GaussianNoise", "--model.noise.std", "0"], "GaussianNoise.std must be positive"),
-        (["--model.start", "Start"], "model.start=Start is a base, no part"),
-        (["--model.start", "FromDrafter"], "directory"),
-        (["--model.start", "FromDrafter", "--model.start.directory", "nowhere"], "nowhere: no such drafter directory"),
-        (["--model.attention", "flex"], "model.attention=flex needs CUDA"),
-        (["--model.attention", "flash"], "model.attention"),
+        (DESIGNS["eagle3"], EAGLE3, r"norms\.aux is none, not each; recurrence is PreNorm, not PostNorm: set model"),
+        (biased(), EAGLE1, r"entry\.bias is yes, not no"),
+        (dataclasses.replace(EAGLE3, aux_layers=[1, 4, 6]), EAGLE3, r"aux_layers is \[1, 4, 6\], not \[2, 3, 4\]"),
+        (EAGLE3, dataclasses.replace(EAGLE3, draft_vocab_size=39), "draft_vocab_size is 40, not 39"),
+        (DESIGNS["two_layer"], EAGLE3, "num_layers is 2, not 1"),
+        (dataclasses.replace(EAGLE3, intermediate_size=20), EAGLE3, "intermediate_size is 20, not 48"),
+        (DESIGNS["sliding_window"], EAGLE3, "attention_window is 16, not full"),
     ],
 )
-def test_the_command_says_it_in_one_line(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], override: list[str], message: str
+def test_another_design_is_refused_by_name(
+    spec: DrafterSpec, asked: DrafterSpec, message: str, tmp_path: Path, target: Target
 ) -> None:
-    out = tmp_path / "run"
-    assert main([*command, *override, "--out", str(out)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("specdec fit: error: ") and message in error
-    assert not out.exists()
+    saved_drafter(spec, tmp_path / "d", target)
+    with pytest.raises(ValueError, match=rf"d: the drafter is not of the design in model\.drafter: {message}") as error:
+        make(asked, target, start=FromDrafter(str(tmp_path / "d")), train_head=asked.head == "own")
+    assert "\n" not in str(error.value)
 
 
-def test_a_feature_that_is_no_number_stops_the_run_and_tells_its_place(
-    command: list[str], target_directory: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that the target's own proof does not meet: a single token's embedding."""
-    broken = tmp_path / "broken"
-    shutil.copytree(target_directory, broken)
-    weights = load_file(broken / "model.safetensors")
-    token = AutoTokenizer.from_pretrained(broken)(text_file.read_text()[:20]).input_ids[0]
-    weights["model.embed_tokens.weight"][token, 3] = float("inf")
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    assert main([*command, "--model.target.source", str(broken), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(r"features are not finite: sample \d, token \d+, boundary 2 holds (nan|inf);", error)
+@pytest.fixture
+def export_command(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A short run on the CPU, of EAGLE-3."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    text = str(text_file)
+    return [
+        "fit", "--data", "TextData", "--data.train", text, "--data.val", text, "--data.seq_len", "32",
+        "--model.target.source", str(target_directory), "--trainer.accelerator", "cpu", "--model.ttt_steps", "2",
+        "--trainer.limit_val_batches", "0", "--trainer.log_every_n_steps", "1", "--model.optimizer.lr", "1e-3",
+        "--model.drafter", "conf/drafter/eagle3.yaml", "--model.drafter.draft_vocab_size", "200",
+    ]  # fmt: skip
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_fit_export_import_and_fit_again(export_command: list[str], target_directory: Path, tmp_path: Path) -> None:
+    """What was trained goes on from where it was, says so in its config, and is resumed like any run."""
+    first, served, back, second = (tmp_path / name for name in ("first", "served", "back", "second"))
+    of, one = ["--target", str(target_directory)], ["--trainer.max_steps", "1"]
+    assert main([*export_command, "--trainer.max_steps", "2", "--out", str(first)]) == 0
+    assert main(["export", "--drafter", str(first / "drafter"), *of, "--out", str(served)]) == 0
+    assert main(["import", "--checkpoint", str(served), *of, "--out", str(back)]) == 0
+    start = ["--model.start", "FromDrafter", "--model.start.directory", str(back)]
+    small = ["--model.optimizer.lr", "1e-7"]
+    assert main([*export_command, *one, *start, *small, "--out", str(second)]) == 0
+    before, after = weights(first / "drafter"), weights(second / "drafter")
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[key], before[key], rtol=0, atol=2e-7) for key in before)
+    assert any(not torch.equal(after[key], before[key]) for key in before)
+    assert load(second / "drafter").config == load(first / "drafter").config
+    model = yaml.safe_load((second / "config.yaml").read_text())["model"]
+    assert model["start"]["class_path"].endswith("FromDrafter")
+    assert model["start"]["init_args"] == {"directory": str(back)}
+    checkpoint = ["--ckpt_path", str(second / "checkpoints" / "last.ckpt")]
+    config = ["fit", "--config", str(second / "config.yaml"), "--trainer.max_steps", "2"]
+    assert main([*config, "--out", str(second), *checkpoint]) == 0
+    assert json.loads((second / "DONE.json").read_text())["steps"] == 2

@@ -1,20 +1,30 @@
-"""Two processes train what one process would on the same rows, with whole weights and with weights in shards; this
-file is also the program that they run."""
+"""Two processes train what one process would on the same rows, with whole weights and with weights in shards.
+
+This file is also the program that they run.
+"""
 
 import copy
 import itertools
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import specdec.training.fsdp2  # noqa: F401  registers the strategy
-from specdec.training.sharding import whole
+import specdec.training.distributed  # noqa: F401  registers the strategy
+from specdec.training.distributed import strategy_kind, whole
 from tests.training.test_module import Begin, InMemory, fit, learner, moved, plain, sample, trainer
 from tests.two_processes import launch
+
+
+@pytest.mark.parametrize("given", ["ddp_spawn", "fsdp", "deepspeed_stage_2", SimpleNamespace(class_path="my.DDP")])
+def test_any_other_strategy_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^trainer\.strategy=[^\n]*set auto, ddp, ddp_fork, fsdp2$"):
+        strategy_kind(given)
+
 
 PROCESSES = 2
 STRATEGIES = ("ddp", "fsdp2")
@@ -64,7 +74,7 @@ def test_two_processes_are_one(found: list[dict[str, Any]], strategy: str, name:
     for drafter, rank, when in ((before, 0, "before"), (one, 0, "after"), (other, 1, "after")):
         drafter.load_state_dict(found[rank][f"{strategy}: {name}"][when])
     assert moved(one, other) == 0
-    wanted = plain(copy.deepcopy(before), module.recipe, rows, windows)
+    wanted = plain(copy.deepcopy(before), module.objective, rows, windows)
     assert moved(before, wanted) > 1e-3 and moved(one, wanted) < 1e-11
 
 

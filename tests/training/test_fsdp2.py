@@ -15,19 +15,17 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from specdec.drafter import load
-from specdec.optimizers import AdamW, MuonAdamW
-from specdec.training.callbacks import SaveDrafter
-from specdec.training.checkpoint_io import AtomicCheckpointIO
-from specdec.training.ema import EMA
-from specdec.training.fsdp2 import FSDP2
+from specdec.nn.optimizers import AdamW, MuonAdamW
+from specdec.training.callbacks import EMA, SaveDrafter
+from specdec.training.checkpoint import step_of, verify
+from specdec.training.distributed import FSDP2, whole
 from specdec.training.module import DrafterModule
-from specdec.training.run_checkpoint import RunCheckpoint
-from specdec.training.seals import step_of, verify
-from specdec.training.sharding import whole
+from specdec.training.stopping import RunCheckpoint
 from tests.tiny import presets
 from tests.training.test_module import InMemory, Tiny, sample, trainer
 from tests.two_processes import launch
 
+pytestmark = pytest.mark.slow
 PROCESSES, STEPS, HALF = 2, 12, 6
 ANSWERS = [12, 3, 4, 8, 0, 9, 7, 0, 0, 0, 12, 1] * 4  # by turns the processes' rows; one, or both, may have none
 ACCUMULATE = {1: ANSWERS[: 2 * STEPS], 2: ANSWERS}
@@ -116,16 +114,6 @@ def test_losses_of_two_processes_are_those_of_one(found: list[dict[str, Any]], a
             assert differ(weights, module.drafter.state_dict()) < 1e-4
 
 
-def test_every_process_holds_half(found: list[dict[str, Any]]) -> None:
-    assert max(rank["shares"] for rank in found) < 0.51  # the vocabulary is odd
-
-
-def test_muon_runs_on_shards(found: list[dict[str, Any]]) -> None:
-    """It rounds to bfloat16 within, on whole weights too, so the digits are bfloat16's."""
-    _, wanted = train(1, PROCESSES, MuonAdamW)
-    assert found[0]["muon"] == found[1]["muon"] == pytest.approx(wanted, rel=1e-2, abs=1e-12)
-
-
 def test_a_resumed_run_is_the_run(found: list[dict[str, Any]]) -> None:
     """To the last bit."""
     for rank in found:
@@ -147,11 +135,6 @@ def test_a_checkpoint_is_a_directory_without_pickled_code(out: Path) -> None:
     assert len(names) == 4 and all(name.endswith(".safetensors") for name in names[2:])
     alike = torch.load(out / "checkpoints" / "last.ckpt" / "alike.ckpt", weights_only=True)
     assert alike["global_step"] == STEPS and alike["drafter_config"]
-
-
-def test_another_strategy_names_this_one(out: Path) -> None:
-    with pytest.raises(ValueError, match=r"in shards: go on with --trainer\.strategy fsdp2"):
-        AtomicCheckpointIO().load_checkpoint(out / "checkpoints" / "last.ckpt")
 
 
 def test_an_average_is_refused() -> None:

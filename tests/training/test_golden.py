@@ -17,11 +17,13 @@ from torch import Tensor
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterSpec
+from specdec.nn.blocked import Blocked
 from specdec.nn.rope import Rope
-from specdec.nn.unroll import Blocked, Dense, UnrollKernel
-from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, TopKCrossEntropy, WeightedSum
-from specdec.training.noise import Noise, NoNoise
-from specdec.training.objective import Recipe, objective, teach
+from specdec.nn.unroll import Dense, UnrollKernel
+from specdec.training.divergences import TopKCrossEntropy
+from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
+from specdec.training.noise import FeatureNoise, NoNoise
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.published import fill, published
 from tests.tiny import HIDDEN, VOCAB, biased, presets, tiny_config, tiny_target, variants
 
@@ -36,14 +38,14 @@ class Case(NamedTuple):
     decay: float = 0.8
     in_vocab: bool = True
     train_head: bool = True
-    noise: Noise = NoNoise()
+    noise: FeatureNoise = NoNoise()
 
 
 def trained(name: str, spec: DrafterSpec) -> Case:
     """A design as ``conf/train`` trains it."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--loss", type=Loss)
-    parser.add_argument("--noise", type=Noise, default=NoNoise())
+    parser.add_argument("--noise", type=FeatureNoise, default=NoNoise())
     model = yaml.safe_load((CONF / "train" / f"{name}.yaml").read_text())["model"]
     parts = parser.instantiate(parser.parse_object({key: model[key] for key in ("loss", "noise") if key in model}))
     names = {"ttt_steps": "steps", "step_decay": "decay", "in_vocab": "in_vocab", "train_head": "train_head"}
@@ -120,14 +122,14 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[fl
         [p for p in drafter.parameters() if p.requires_grad], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
     data = batch()
-    recipe = Recipe(case.loss, case.steps, case.decay, case.in_vocab, kernel, recompute)
-    said = teach(target, drafter, data, recipe)
+    recipe = ObjectiveConfig(case.loss, case.steps, case.decay, case.in_vocab, kernel, recompute)
+    said = target_outputs(target, drafter, data, recipe)
     aux, final = (x.mul(16).round().div(16) for x in said[:2])  # its own float32 parts end here
     teacher = said._replace(aux_BTNH=aux, final_BTH=final)
-    out = []
-    for step in range(20):
-        noisy = case.noise(aux, data.documents_BT, torch.Generator().manual_seed(step))
-        loss = objective(drafter, data, teacher._replace(aux_BTNH=noisy), recipe).loss
+    out, step = [], TrainStep(drafter, recipe)
+    for index in range(20):
+        noisy = case.noise(aux, data.documents_BT, torch.Generator().manual_seed(index))
+        loss = step(data, teacher._replace(aux_BTNH=noisy)).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

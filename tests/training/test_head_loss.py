@@ -1,26 +1,28 @@
-"""The head and its losses piece by piece, against all logits at once.
+"""The head and its losses piece by piece against all logits at once; the streamed target against its full logits.
 
-Legend: B rows, T tokens, S = B T slots, H hidden, D draft vocabulary, V vocabulary, K steps.
+Legend: B rows, T tokens, S = B T slots, H hidden, C positions, D draft vocabulary, V vocabulary, K steps.
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.drafter import DraftVocab
-from specdec.training.head_loss import Job, Sums, Term, head_loss
-from specdec.training.law import Law, TargetLaw
-from specdec.training.losses import HardCrossEntropy, LawLoss, LKLambda, Rows, SoftCrossEntropy, TotalVariation
-from specdec.training.rows import pieces
+from specdec.training import head_loss as module
+from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
+from specdec.training.head_loss import HeadSums, HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
+from specdec.training.losses import DistributionLoss, LossRows, SoftCrossEntropy
 
 B, T, K, H, D, V = 3, 9, 3, 6, 17, 29
 S = B * T
-TERMS = [Term(1.0, SoftCrossEntropy()), Term(0.3, LKLambda()), Term(0.0, HardCrossEntropy())]
+TERMS = [(1.0, SoftCrossEntropy()), (0.3, LKLambda()), (0.0, HardCrossEntropy())]
 
 
 class Echo:
@@ -41,7 +43,7 @@ class Case(NamedTuple):
     final_SV: Tensor
     weight_DH: Tensor
     normed: list[Tensor]
-    law: TargetLaw
+    probs: TargetHead
 
 
 def case(share: float = 0.7, dtype: torch.dtype = torch.float64) -> Case:
@@ -49,32 +51,40 @@ def case(share: float = 0.7, dtype: torch.dtype = torch.float64) -> Case:
     for k in range(K):
         trained[k, :, T - 1 - k :] = False
     vocab = DraftVocab(torch.randperm(V, generator=torch.Generator().manual_seed(1))[:D].sort().values, V)
-    law = TargetLaw(Echo(), vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True)  # type: ignore[arg-type]
+    probs = TargetHead(Echo(), vocab, {"log_p_RD", "log_mass_R", "token_R"}, known=True)  # type: ignore[arg-type]
     normed = [random(S, H, seed=10 + k).to(dtype).requires_grad_() for k in range(K)]
-    return Case(trained, random(S, V, seed=2), random(D, H, seed=3).to(dtype).requires_grad_(), normed, law)
+    return Case(trained, random(S, V, seed=2), random(D, H, seed=3).to(dtype).requires_grad_(), normed, probs)
 
 
-def run(of: Case, size: int, terms: Sequence[Term] = TERMS, in_vocab: bool = True, watch: Any = None) -> Any:
+def run(
+    of: Case,
+    size: int,
+    terms: Sequence[tuple[float, DistributionLoss]] = TERMS,
+    in_vocab: bool = True,
+    watch: Any = None,
+) -> Any:
     cut = list(pieces(of.trained_KBT, size))
-    job = Job(cut, lambda at_C: of.law(of.final_SV[at_C]), terms, 0.8, in_vocab, watch)
+    job = HeadTask(cut, lambda at_C: of.probs(of.final_SV[at_C]), terms, 0.8, in_vocab, watch)
     return head_loss(job, of.weight_DH, of.normed)
 
 
-def naive(of: Case, terms: Sequence[Term] = TERMS, in_vocab: bool = True) -> tuple[Tensor, Sums]:
+def naive(
+    of: Case, terms: Sequence[tuple[float, DistributionLoss]] = TERMS, in_vocab: bool = True
+) -> tuple[Tensor, HeadSums]:
     """All logits of all slots, then the rows that count, and autograd."""
     loss, counts, sums = torch.zeros((), dtype=torch.float64), [], []
     for k in range(K):
         logits_SD = of.normed[k] @ of.weight_DH.T
         at = of.trained_KBT[k].flatten().nonzero()[:, 0]
-        law = of.law(of.final_SV[at + 1 + k])
-        kept = law.known_C if in_vocab else torch.ones_like(law.known_C)
-        rows = Rows(logits_SD[at][kept], *(x[kept] for x in law[:4]))
-        losses = [term.loss(rows).sum() for term in terms]
-        loss = loss + 0.8**k * sum(term.weight * one for term, one in zip(terms, losses, strict=True))
+        probs = of.probs(of.final_SV[at + 1 + k])
+        kept = probs.known_C if in_vocab else torch.ones_like(probs.known_C)
+        rows = LossRows(logits_SD[at][kept], *(x[kept] for x in probs[:4]))
+        losses = [loss_of(rows).sum() for _, loss_of in terms]
+        loss = loss + 0.8**k * sum(weight * one for (weight, _), one in zip(terms, losses, strict=True))
         counts.append(kept.sum().double())
         sums.append(torch.stack(losses))
     total = sum(0.8**k * count for k, count in enumerate(counts))
-    return loss / total, Sums(torch.stack(counts), torch.stack(sums))
+    return loss / total, HeadSums(torch.stack(counts), torch.stack(sums))
 
 
 def gradients(loss: Tensor, of: Case) -> tuple[Tensor, ...]:
@@ -91,19 +101,8 @@ def test_any_piece_gives_the_same(size: int, in_vocab: bool) -> None:
     torch.testing.assert_close(sums.loss_KN, wanted.loss_KN.detach(), rtol=1e-13, atol=0)
     for mine, theirs in zip(gradients(loss, of), gradients(want, of), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
-    known = of.law(of.final_SV).known_C
+    known = of.probs(of.final_SV).known_C
     assert bool(known.any()) and not bool(known.all())
-
-
-def test_the_gradient_is_scaled_by_what_comes_from_above() -> None:
-    """Loss scaling and accumulation multiply the loss; and each backward pass has its own."""
-    of = case()
-    one = gradients(run(of, 4)[0], of)
-    for mine, theirs in zip(gradients(-3 * run(of, 4)[0], of), one, strict=True):
-        torch.testing.assert_close(mine, -3 * theirs, rtol=1e-12, atol=0)
-    run(of, 4)[0].backward()
-    run(of, 4)[0].backward()
-    torch.testing.assert_close(of.weight_DH.grad, 2 * one[0], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -111,7 +110,7 @@ def test_no_row_is_a_loss_of_zero_and_gradients_of_zero(dtype: torch.dtype) -> N
     for trained, in_vocab in ((False, False), (True, True)):  # nothing trained; or nothing that the vocabulary knows
         of = case(dtype=dtype)
         of.trained_KBT.logical_and_(torch.tensor(trained))
-        outside = next(v for v in range(V) if v not in of.law.vocab.target_ids_D.tolist())
+        outside = next(v for v in range(V) if v not in of.probs.vocab.target_ids_D.tolist())
         of.final_SV[:, outside] = 50
         loss, sums = run(of, 4, in_vocab=in_vocab)
         assert float(loss.detach()) == 0 and float(sums.count_K.sum()) == 0
@@ -120,74 +119,8 @@ def test_no_row_is_a_loss_of_zero_and_gradients_of_zero(dtype: torch.dtype) -> N
             assert all(bool((x == 0).all()) for x in found)
 
 
-def test_no_term_of_the_law_is_connected_too() -> None:
-    """A loss of the state alone: the head's part is zero, and no parameter is without a gradient."""
-    of = case()
-    loss, sums = run(of, 4, terms=[])
-    assert float(loss.detach()) == 0 and sums.loss_KN.shape == (K, 0) and float(sums.count_K.sum()) > 0
-    assert all(bool((x == 0).all()) for x in gradients(loss, of))
-
-
-def test_a_frozen_head_has_no_gradient_and_passes_one_on() -> None:
-    of = case()
-    whole = gradients(run(of, 4)[0], of)
-    of.weight_DH.requires_grad_(False)
-    for mine, theirs in zip(gradients(run(of, 4)[0], of), whole[1:], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
-    for normed in of.normed:
-        normed.requires_grad_(False)
-    assert not run(of, 4)[0].requires_grad
-
-
-def test_what_is_not_trained_may_hold_anything() -> None:
-    """States of other slots, and of positions that teach nobody: NaN there changes nothing."""
-    clean, of = case(0.4), case(0.4)
-    taught = torch.zeros(S, dtype=torch.bool)
-    for k in range(K):
-        at = of.trained_KBT[k].flatten().nonzero()[:, 0]
-        taught[at + 1 + k] = True
-        with torch.no_grad():
-            of.normed[k][~of.trained_KBT[k].flatten()] = float("nan")
-    of.final_SV[~taught] = float("nan")
-    assert 0 < int(taught.sum()) < S
-    (loss, _), (want, _) = run(of, 4), run(clean, 4)
-    assert torch.equal(loss, want)
-    for mine, theirs in zip(gradients(loss, of), gradients(want, clean), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_without_gradients_none_is_worked_out() -> None:
-    """Validation: one product with the head, not three."""
-    of, products = case(), []
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            products.append(func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_))
-            return func(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Count():
-        loss, _ = run(of, S)
-    assert sum(products) == 1 and not loss.requires_grad
-    with Count():
-        assert torch.equal(run(of, S)[0], loss)
-    assert sum(products) == 4
-
-
-def test_the_watch_sees_every_trained_row_once() -> None:
-    of, seen = case(), []
-
-    def watch(k: int, slots: Any, logits_RD: Tensor, law: Law) -> None:
-        at = torch.arange(S)[slots]
-        torch.testing.assert_close(logits_RD, (of.normed[k] @ of.weight_DH.T)[at].detach(), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(law.p_CD, of.law(of.final_SV[at + 1 + k]).p_CD, rtol=1e-12, atol=0)
-        seen.extend((k, slot) for slot in at.tolist())
-
-    run(of, 4, watch=watch)
-    assert sorted(seen) == [(k, b * T + t) for k, b, t in of.trained_KBT.nonzero().tolist()]
-
-
 class Wide(TorchDispatchMode):
-    """Counts the rows of all living tensors that are as wide as the draft vocabulary, memory they share once."""
+    """StepCounts the rows of all living tensors that are as wide as the draft vocabulary, memory they share once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,13 +146,13 @@ class Wide(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("loss", [SoftCrossEntropy(), TotalVariation()])
-def test_no_more_logits_live_than_those_of_a_piece(loss: LawLoss) -> None:
-    """Logits, law and the loss's own: a few times a piece, and far from all slots of all steps."""
+def test_no_more_logits_live_than_those_of_a_piece(loss: DistributionLoss) -> None:
+    """Logits, probs and the loss's own: a few times a piece, and far from all slots of all steps."""
     most = {}
     for size in (1, 4, S):
         of, wide = case(1.0), Wide()
         with wide:
-            total, _ = run(of, size, [Term(1.0, loss)])
+            total, _ = run(of, size, [(1.0, loss)])
             gradients(total, of)
         most[size] = wide.most
         assert wide.most <= 9 * K * size
@@ -231,9 +164,127 @@ def test_autocast_multiplies_low_and_compares_wide() -> None:
     of, seen = case(dtype=torch.float32), []
     of = of._replace(final_SV=of.final_SV.float())
     with torch.autocast("cpu", torch.bfloat16):
-        loss, sums = run(of, 4, watch=lambda k, slots, logits_RD, law: seen.append((logits_RD.dtype, law.p_CD.dtype)))
+        loss, sums = run(
+            of, 4, watch=lambda k, slots, logits_RD, probs: seen.append((logits_RD.dtype, probs.p_CD.dtype))
+        )
     assert set(seen) == {(torch.bfloat16, torch.float32)}
     assert loss.dtype == sums.loss_KN.dtype == torch.float32
     found, (exact, _) = gradients(loss, of), run(case(), 4)
     assert all(x.dtype == torch.float32 for x in found)
     assert abs(float((loss - exact).detach())) < 0.01
+
+
+HEAD_V, HEAD_H = 61, 8
+
+
+class Matrix:
+    """A target that is its head; it remembers which rows were asked for."""
+
+    def __init__(self, head_VH: Tensor, bias_V: Tensor | float = 0.0) -> None:
+        self.head_VH, self.bias_V, self.vocab_size = head_VH, bias_V, len(head_VH)
+        self.asked: list[int] = []
+
+    def logits(self, final_BTH: Tensor, rows: Tensor | slice | None = None) -> Tensor:
+        logits = final_BTH @ self.head_VH.T + self.bias_V
+        out = logits if rows is None else logits[..., rows]
+        self.asked.append(out.shape[-1])
+        return out
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def vocabulary(size: int, seed: int = 0) -> DraftVocab:
+    ids = torch.randperm(HEAD_V, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    return DraftVocab(ids, HEAD_V)
+
+
+@pytest.fixture(params=[7, 20, 61, 8192])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(module, "BLOCK", request.param)
+    return request.param
+
+
+ALL = frozenset({"log_p_RD", "log_mass_R", "token_R"})
+SOME = [ALL, *(ALL - {name} for name in sorted(ALL)), frozenset()]
+
+
+def head_of(target: Matrix, vocab: DraftVocab, reads: Collection[str] = ALL, known: bool = True) -> TargetHead:
+    return TargetHead(target, vocab, reads, known)  # type: ignore[arg-type]
+
+
+def check_probs(found: TargetProbs, full_CV: Tensor, vocab: DraftVocab, reads: Collection[str], known: bool) -> None:
+    ids = vocab.target_ids_D
+    p_CV = full_CV.softmax(-1)
+    inside_C = p_CV[:, ids].sum(-1)
+    torch.testing.assert_close(found.p_CD, p_CV[:, ids] / inside_C[:, None], rtol=1e-12, atol=0)
+    if "log_p_RD" in reads:
+        torch.testing.assert_close(found.log_p_CD, found.p_CD.log(), rtol=0, atol=1e-12)
+    if "token_R" in reads:
+        assert found.token_C.tolist() == full_CV[:, ids].argmax(-1).tolist()
+    if "log_mass_R" in reads:
+        torch.testing.assert_close(found.log_mass_C, inside_C.log(), rtol=0, atol=1e-12)
+        assert bool((found.log_mass_C <= 0).all())
+    for name, x in zip(("log_p_RD", "log_mass_R"), (found.log_p_CD, found.log_mass_C), strict=True):
+        assert bool(x.isnan().all()) is (name not in reads)  # nobody mistakes it for a number
+    assert bool((found.token_C == -1).all()) is ("token_R" not in reads)
+    assert found.log_p_CD.shape == found.p_CD.shape and found.log_mass_C.shape == found.token_C.shape == inside_C.shape
+    if known:
+        assert found.known_C.tolist() == [best in ids.tolist() for best in full_CV.argmax(-1).tolist()]
+
+
+@pytest.mark.parametrize("reads", SOME, ids=lambda reads: "+".join(sorted(reads)) or "p")
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("size", [1, 5, 40, 61])
+def test_it_is_the_full_logits_law(block: int, size: int, known: bool, reads: frozenset[str]) -> None:
+    target, vocab, final = Matrix(2 * drawn(HEAD_V, HEAD_H, seed=1)), vocabulary(size), drawn(400, HEAD_H, seed=2)
+    found = head_of(target, vocab, reads, known)(final)
+    check_probs(found, final @ target.head_VH.T, vocab, reads, known)
+    streamed = known or "log_mass_R" in reads
+    assert len({*found.known_C.tolist()}) == (2 if streamed and size < HEAD_V else 1)
+
+
+def trained_slots(seed: int, B: int, T: int, K: int, share: float) -> Tensor:
+    """Random slots that have a teacher: slot t of step k needs a position t + 1 + k."""
+    mask = torch.rand(K, B, T, generator=torch.Generator().manual_seed(seed)) < share
+    for k in range(K):
+        mask[k, :, max(0, T - 1 - k) :] = False
+    return mask
+
+
+def listed(index: Index, length: int) -> list[int]:
+    return torch.arange(length)[index].tolist()
+
+
+def taught(mask_KBT: Tensor, size: int) -> list[tuple[int, int, int]]:
+    """(step, slot, teacher's position) of every row, in order; checks the pieces on the way."""
+    S, found, seen = mask_KBT[0].numel(), [], []
+    for piece in pieces(mask_KBT, size):
+        positions = piece.positions_C.tolist()
+        assert 0 < len(positions) <= size and piece.groups
+        seen += positions
+        steps = [group.step for group in piece.groups]
+        assert steps == sorted(set(steps))
+        for group in piece.groups:
+            slots, at = listed(group.slots, S), listed(group.positions, len(positions))
+            assert len(slots) == len(at) == group.rows > 0
+            found += [(group.step, slot, positions[i]) for slot, i in zip(slots, at, strict=True)]
+    assert seen == sorted(set(seen))  # the target's law is worked out once for each position
+    assert set(seen) == {position for _, _, position in found}  # and for none that teaches nobody
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 999),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.integers(1, 30),
+    st.sampled_from([0.0, 0.2, 0.8, 1.0]),
+)
+def test_every_trained_slot_once_with_its_teacher(seed: int, B: int, T: int, K: int, size: int, share: float) -> None:
+    mask = trained_slots(seed, B, T, K, share)
+    wanted = [(k, b * T + t, b * T + t + 1 + k) for k, b, t in mask.nonzero().tolist()]
+    assert sorted(taught(mask, size)) == wanted

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec.data import Batch
-from specdec.nn.kernels import unroll_kernel
-from specdec.training.objective import Recipe, objective, teach
+from specdec.nn.unroll import unroll_kernel
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.no_pairs import NoPairs
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
@@ -27,24 +27,8 @@ def test_a_step_makes_no_tensor_of_all_pairs(documents: str, window: int | str, 
     mask_1T[:, -int(answers * T) :] = True
     batch = Batch(ids_1T, mask_1T, torch.tensor([DOCUMENTS[documents]]))
     _, kernel = unroll_kernel("auto", torch.device("cpu"))
-    recipe = Recipe(steps=2, kernel=kernel, recompute=True)
+    recipe = ObjectiveConfig(steps=2, kernel=kernel, recompute=True)
     with NoPairs(T):
-        found = objective(drafter, batch, teach(target, drafter, batch, recipe), recipe)
+        found = TrainStep(drafter, recipe)(batch, target_outputs(target, drafter, batch, recipe))
         found.loss.backward()
     assert found.loss.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in drafter.parameters())
-
-
-def test_long_documents_are_taught_as_they_are_alone() -> None:
-    """Packed in one long row, against a row each: the same loss over the same tokens."""
-    target, drafter = tiny_target(dtype=torch.float32), tiny_drafter(presets()["eagle3_1"], dtype=torch.float32)
-    lengths, recipe = (1300, 900), Recipe(steps=2, kernel=unroll_kernel("auto", torch.device("cpu"))[1])
-    ids = [torch.randint(0, VOCAB, (1, n), generator=torch.Generator().manual_seed(n)) for n in lengths]
-
-    def taught(ids_1T: torch.Tensor, documents: list[int]) -> tuple[float, float]:
-        batch = Batch(ids_1T, torch.ones_like(ids_1T, dtype=torch.bool), torch.tensor([documents]))
-        out = objective(drafter, batch, teach(target, drafter, batch, recipe), recipe)
-        return float(out.loss * out.rows), float(out.rows)
-
-    alone = [taught(one, [0] * n) for one, n in zip(ids, lengths, strict=True)]
-    packed = taught(torch.cat(ids, dim=1), [0] * lengths[0] + [1] * lengths[1])
-    assert packed == pytest.approx(tuple(map(sum, zip(*alone, strict=True))), rel=1e-5)

@@ -1,13 +1,11 @@
 import pytest
 import torch
-from torch import Tensor
 
 from specdec.data import Batch
 from specdec.training.losses import NamedTerm, SmoothL1, SoftCrossEntropy, Term, WeightedSum, terms
-from specdec.training.metrics import UnrollMetrics
-from specdec.training.objective import Counts
+from specdec.training.step import StepCounts, UnrollMetrics
 from tests.tiny import presets
-from tests.training.test_objective import learner, make_batch, make_teacher, objective
+from tests.training.test_step import learner, make_batch, make_teacher, train_step
 
 ONE = terms(SoftCrossEntropy())
 NAMES = {"loss", "prefix_proxy", "coverage"} | {
@@ -15,14 +13,14 @@ NAMES = {"loss", "prefix_proxy", "coverage"} | {
 }
 
 
-def counts(**rows: list[float]) -> Counts:
-    """Counts with zeros where nothing is given."""
-    blank = {name: [0.0, 0.0, 0.0] for name in Counts._fields}
+def counts(**rows: list[float]) -> StepCounts:
+    """StepCounts with zeros where nothing is given."""
+    blank = {name: [0.0, 0.0, 0.0] for name in StepCounts._fields}
     found = {name: torch.tensor(row, dtype=torch.float64) for name, row in {**blank, **rows}.items()}
-    return Counts(**{**found, "loss_KN": found["loss_KN"].view(3, -1)})
+    return StepCounts(**{**found, "loss_KN": found["loss_KN"].view(3, -1)})
 
 
-def measured(*updates: Counts, named: list[NamedTerm] = ONE, decay: float = 0.8) -> dict[str, float]:
+def measured(*updates: StepCounts, named: list[NamedTerm] = ONE, decay: float = 0.8) -> dict[str, float]:
     metric = UnrollMetrics(3, named, decay)
     for update in updates:
         metric.update(update)
@@ -70,12 +68,6 @@ def test_batches_are_weighed_by_their_rows() -> None:
     assert got["prefix_proxy"] == pytest.approx(1 + 6 / 10 + 2 / 4 + 1 / 2)
 
 
-def test_what_was_never_reached_reports_zero() -> None:
-    got = measured(SECOND)
-    assert got["accuracy_2"] == got["expected_acceptance_2"] == got["loss_2"] == 0
-    assert set(measured(counts()).values()) == {0.0, 1.0} and measured(counts())["prefix_proxy"] == 1
-
-
 def part(batch: Batch, rows: slice) -> Batch:
     return Batch(*(column[rows] for column in batch))
 
@@ -85,7 +77,7 @@ def test_sums_over_batches_equal_one_big_batch(name: str) -> None:
     drafter, batch = learner(presets()[name]), make_batch()
     teacher = make_teacher(drafter, batch)
     pieces = [
-        objective(
+        train_step(
             drafter,
             part(batch, rows),
             teacher._replace(aux_BTNH=teacher.aux_BTNH[rows], final_BTH=teacher.final_BTH[rows]),
@@ -94,56 +86,5 @@ def test_sums_over_batches_equal_one_big_batch(name: str) -> None:
         ).counts
         for rows in (slice(0, 1), slice(1, 3))
     ]
-    whole = objective(drafter, batch, teacher, 3, 0.8).counts
+    whole = train_step(drafter, batch, teacher, 3, 0.8).counts
     assert measured(*pieces) == pytest.approx(measured(whole), rel=1e-6)
-
-
-def test_the_prefix_proxy_of_hand_made_hits() -> None:
-    """Three slots reachable to depths 2, 1 and 0; hits 1-1-0, 0-1 and 1: prefixes break at the first miss."""
-
-    def depth(hits: list[list[int]], k: int) -> tuple[int, int, int]:
-        alive = [row for row in hits if len(row) > k]
-        return len(alive), sum(row[k] for row in alive), sum(all(row[: k + 1]) for row in alive)
-
-    rows = [[1, 1, 0], [0, 1], [1]]
-    reached, right, prefix = (
-        list(map(float, column)) for column in zip(*(depth(rows, k) for k in range(3)), strict=True)
-    )
-    got = measured(counts(reached_K=reached, hits_K=right, prefix_hits_K=prefix))
-    assert got["prefix_proxy"] == pytest.approx(1 + 2 / 3 + 1 / 2 + 0 / 1)
-    assert [got[f"accuracy_{k}"] for k in range(3)] == pytest.approx([2 / 3, 1.0, 0.0])
-
-
-def test_reset_forgets_and_the_state_is_not_saved() -> None:
-    metric = UnrollMetrics(3, ONE, 0.8)
-    metric.update(FIRST)
-    metric.reset()
-    metric.update(SECOND)
-    assert {name: float(value) for name, value in metric.compute().items()} == measured(SECOND)
-    assert not metric.state_dict()
-
-
-def test_sums_are_exact_beyond_float32() -> None:
-    metric = UnrollMetrics(1, ONE, 0.8)
-    big = [2.0**24]
-
-    def one(value: list[float]) -> Counts:
-        rows: list[Tensor] = [torch.tensor(value, dtype=torch.float64)] * len(Counts._fields)
-        return Counts(*rows)._replace(loss_KN=torch.tensor([value], dtype=torch.float64))
-
-    metric.update(one(big))
-    metric.update(one([1.0]))
-    assert metric.sums.dtype == torch.float64 and float(metric.sums[0, 0]) == 2.0**24 + 1
-
-
-def test_sums_stay_exact_in_a_module_of_16_bits() -> None:
-    """As Lightning's bf16-true makes it."""
-    modules = torch.nn.ModuleList([UnrollMetrics(3, ONE, 0.8)]).to(torch.bfloat16)
-    (metric,) = modules
-    for _ in range(3):
-        metric.update(counts(rows_K=[1000.0, 0, 0], loss_KN=[3001.0, 0, 0]))
-    assert metric.sums.dtype == metric.losses_KN.dtype == torch.float64
-    assert float(metric.compute()["loss_0"]) == pytest.approx(3.001, rel=1e-6)
-    metric.reset()
-    metric.update(counts(rows_K=[1001.0, 0, 0]))
-    assert float(metric.sums[0, 0]) == 1001

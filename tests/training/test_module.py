@@ -4,7 +4,6 @@ A step over several batches, with any numbers of supervised rows, is the step ov
 """
 
 import copy
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +13,15 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.data.datamodule import Splits
+from specdec.data.module import Splits
 from specdec.drafter import Drafter
-from specdec.embedded.source import TargetSource
-from specdec.target import Target
-from specdec.training import objective as objective_module
+from specdec.target import Target, TargetSource
+from specdec.training.distributed import whole
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.module import DrafterModule
-from specdec.training.noise import GaussianNoise, Noise
-from specdec.training.objective import Recipe, objective, teach
+from specdec.training.noise import FeatureNoise
 from specdec.training.schedule import WarmupCosine
-from specdec.training.sharding import whole
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.tiny import VOCAB, presets, tiny_target
 
 T, RATE = 12, 0.05
@@ -39,7 +36,7 @@ class Tiny(TargetSource):
 
 
 class InMemory(TokenData):
-    """Rows as they are, in their order."""
+    """LossRows as they are, in their order."""
 
     def __init__(self, rows: Batch, batch_size: int) -> None:
         super().__init__(rows.ids_BT.shape[1], batch_size)
@@ -94,13 +91,13 @@ def fit(module: DrafterModule, rows: Batch, batch_size: int, **more: Any) -> tup
     return begin.drafter, module.drafter
 
 
-def plain(drafter: Drafter, recipe: Recipe, rows: Batch, windows: list[slice]) -> Drafter:
+def plain(drafter: Drafter, recipe: ObjectiveConfig, rows: Batch, windows: list[slice]) -> Drafter:
     """Gradient descent without Lightning: one batch for each step."""
     target, rate = tiny_target(), WarmupCosine(0.0)
     for step, window in enumerate(windows):
         batch = part(rows, window)
         parameters = [p for p in drafter.parameters() if p.requires_grad]
-        loss = objective(drafter, batch, teach(target, drafter, batch, recipe), recipe, measure=False).loss
+        loss = TrainStep(drafter, recipe)(batch, target_outputs(target, drafter, batch, recipe), measure=False).loss
         with torch.no_grad():
             for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 p.sub_(gradient, alpha=RATE * rate.factor(step, len(windows)))
@@ -132,18 +129,9 @@ def test_accumulated_batches_are_one_batch(
     loss = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]) if name == "eagle1" else SoftCrossEntropy()
     module, rows = learner(drafter=presets()[name], loss=loss, train_embed=True), sample(answers)
     before, after = fit(module, rows, batch_size, accumulate_grad_batches=accumulate)
-    wanted = plain(copy.deepcopy(before), module.recipe, rows, windows)
+    wanted = plain(copy.deepcopy(before), module.objective, rows, windows)
     assert moved(before, wanted) > 1e-3
     assert moved(after, wanted) < 1e-11
-
-
-def test_accumulating_nothing_moves_nothing() -> None:
-    """A step without a supervised token: gradients of zero, no division by zero, and the next step is as ever."""
-    module, rows = learner(), sample([0, 0, 1, 1, 12, 9])  # the last token alone has no predecessor that is an answer
-    before, after = fit(module, rows, 1, accumulate_grad_batches=2)
-    assert moved(plain(copy.deepcopy(before), module.recipe, rows, [slice(0, 4)]), before) == 0
-    wanted = plain(copy.deepcopy(before), module.recipe, rows, [slice(0, 2), slice(2, 4), slice(4, 6)])
-    assert moved(before, wanted) > 1e-3 and moved(after, wanted) < 1e-11
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -160,7 +148,7 @@ def test_clipping_sees_the_true_gradient(accumulate: int) -> None:
 
 
 @dataclass(frozen=True)
-class Marked(Noise):
+class Marked(FeatureNoise):
     """Adds one, and so says where it went."""
 
     def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: torch.Generator) -> Tensor:
@@ -171,15 +159,16 @@ def run(module: DrafterModule, stage: str, monkeypatch: pytest.MonkeyPatch) -> t
     """What the objective was given at this stage, and what the target says."""
     given = []
 
-    def record(drafter: Drafter, batch: Batch, teacher: Any, *rest: Any) -> Any:
+    def record(step: TrainStep, batch: Batch, teacher: Any, *rest: Any) -> Any:
         given.append(teacher)
-        return objective_module.objective(drafter, batch, teacher, *rest)
+        return forward(step, batch, teacher, *rest)
 
-    monkeypatch.setattr("specdec.training.module.objective", record)
+    forward = TrainStep.forward
+    monkeypatch.setattr(TrainStep, "forward", record)
     rows = sample([12, 6])
     module._run(rows, stage)
     assert module.drafter is not None
-    return given[-1], teach(module.target, module.drafter, rows, module.recipe)
+    return given[-1], target_outputs(module.target, module.drafter, rows, module.objective)
 
 
 def ready(module: DrafterModule) -> DrafterModule:
@@ -191,31 +180,11 @@ def test_noise_is_on_what_enters_the_drafter_in_training_alone(monkeypatch: pyte
     module = ready(learner(noise=Marked()))
     given, said = run(module, "train", monkeypatch)
     assert torch.equal(given.aux_BTNH, said.aux_BTNH + 1) and torch.equal(given.final_BTH, said.final_BTH)
-    for mine, theirs in zip(given.law(given.final_BTH[0]), said.law(said.final_BTH[0]), strict=True):
+    for mine, theirs in zip(given.probs(given.final_BTH[0]), said.probs(said.final_BTH[0]), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
     for stage in ("val", "test"):
         given, said = run(module, stage, monkeypatch)
         assert torch.equal(given.aux_BTNH, said.aux_BTNH)
-
-
-def test_every_step_draws_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same batch twice, in two steps: two noises; and each rank has its own."""
-    asked = []
-    monkeypatch.setattr(
-        "specdec.training.module.batch_generator",
-        lambda batch, *place: asked.append(place) or torch.Generator().manual_seed(0),
-    )
-    fit(learner(noise=GaussianNoise()), sample([12, 6]), 2, max_epochs=3)
-    assert asked == [(0, 0), (1, 0), (2, 0)]
-
-
-def test_noisy_runs_repeat_themselves_and_differ_from_clean_ones() -> None:
-    ends = []
-    for noise in (GaussianNoise(0.5), GaussianNoise(0.5), None):
-        pl.seed_everything(3, verbose=False)
-        module = learner(**({"noise": noise} if noise else {}))
-        ends.append(fit(module, sample([12, 6, 9, 8]), 2)[1])
-    assert moved(ends[0], ends[1]) == 0 and moved(ends[0], ends[2]) > 1e-6
 
 
 @pytest.mark.parametrize(
@@ -231,52 +200,6 @@ def test_a_module_that_cannot_be(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         learner(**given)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("train_embed", "train_head"), [(False, True), (True, False), (True, True), (False, False)])
-@pytest.mark.parametrize("name", ["eagle3_1", "eagle1"])
-def test_what_was_asked_for_is_trained_and_nothing_else(name: str, train_embed: bool, train_head: bool) -> None:
-    module = learner(drafter=presets()[name], train_embed=train_embed, train_head=train_head)
-    before, after = fit(module, sample([12, 12]), 2, max_epochs=-1, max_steps=1)
-    frozen = {"embed_tokens.weight": not train_embed, "lm_head.weight": not train_head or name == "eagle1"}
-    for (key, a), b in zip(before.named_parameters(), after.parameters(), strict=True):
-        assert b.requires_grad is not frozen.get(key, False), key
-        assert torch.equal(a, b) is frozen.get(key, False), key
-
-
-def test_torch_is_left_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
-    from specdec.nn import pointwise
-
-    before = torch.get_float32_matmul_precision()
-    with caplog.at_level(logging.INFO, "specdec"):
-        fit(learner(attention="dense"), sample([12, 6]), 2, max_epochs=-1, max_steps=1)
-    assert "unroll attention: dense; float32 products: " in caplog.text and "compiled: False" in caplog.text
-    assert torch.get_float32_matmul_precision() == before and pointwise._compiling is False
-
-
-def test_a_failed_run_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec.nn import pointwise, products
-
-    monkeypatch.setattr(products, "_exact", lambda: True)
-    monkeypatch.setattr(products, "_maker", lambda: "AuthenticAMD")
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    products._choose.cache_clear()
-
-    def fail(*_: Any) -> None:
-        assert torch.get_float32_matmul_precision() == "medium"
-        pointwise.compile_pointwise(True)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(DrafterModule, "training_step", fail)
-    with pytest.raises(ZeroDivisionError):
-        fit(learner(), sample([12, 6]), 2)
-    assert torch.get_float32_matmul_precision() == "highest" and pointwise._compiling is False
-    products._choose.cache_clear()
-
-
-def test_flex_is_refused_on_a_cpu() -> None:
-    with pytest.raises(ValueError, match=r"model\.attention=flex needs CUDA"):
-        fit(learner(attention="flex"), sample([12, 6]), 2)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -299,9 +222,9 @@ def test_features_that_are_no_numbers_are_told_by_their_place(bad: float) -> Non
     assert module.drafter is not None
     target.forward = broken(1, 4)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=rf"sample 1, token 4, boundary 3 holds {bad};.*check the checkpoint"):
-        teach(target, module.drafter, rows, module.recipe)
+        target_outputs(target, module.drafter, rows, module.objective)
     target.forward = broken(1, 9)  # type: ignore[method-assign]
-    aux_BTNH = teach(target, module.drafter, rows, module.recipe).aux_BTNH
+    aux_BTNH = target_outputs(target, module.drafter, rows, module.objective).aux_BTNH
     assert aux_BTNH.isfinite().all(), "a gradient of zero times it would be none"
 
 
@@ -310,21 +233,9 @@ def test_validation_reports_what_it_measured() -> None:
     module, rows = ready(learner()), sample([12, 4, 9])
     found = trainer(limit_val_batches=1.0).validate(module, datamodule=InMemory(rows, 2), verbose=False)[0]
     assert module.drafter is not None
-    whole = objective(module.drafter, rows, teach(module.target, module.drafter, rows, module.recipe), module.recipe)
+    whole = TrainStep(module.drafter, module.objective)(
+        rows, target_outputs(module.target, module.drafter, rows, module.objective)
+    )
     assert found["val/loss"] == pytest.approx(float(whole.loss.detach()), rel=1e-6)
     again = trainer(limit_val_batches=1.0).validate(module, datamodule=InMemory(rows, 2), verbose=False)[0]
     assert again == found
-
-
-def test_a_short_window_is_reported_with_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At an epoch's end too figures are of one step's batches, and none are left over for the next."""
-    module, counted = learner(), []
-    report = DrafterModule._report
-
-    def note(self: DrafterModule, stage: str) -> None:
-        counted.append(int(self._metric(stage).sums[2, 0]))  # supervised rows of step 0
-        report(self, stage)
-
-    monkeypatch.setattr(DrafterModule, "_report", note)
-    fit(module, sample([12, 5, 4, 8, 6]), 1, accumulate_grad_batches=2, max_epochs=2)
-    assert counted == [10 + 4, 3 + 7, 5] * 2

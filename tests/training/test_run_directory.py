@@ -1,16 +1,16 @@
 """A run's directory is its own; the claim, the names, and who cleans up."""
 
-import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from specdec.compose import new_run, run_names
 from specdec.training import run_directory
-from specdec.training.callbacks import RunRecord
-from specdec.training.run_directory import CLAIM, RunDirectory, is_first
+from specdec.training.run_directory import CLAIM, RunDirectory, _release, _take, is_first, is_held
 
 
 def tree(path: Path) -> set[str]:
@@ -60,16 +60,6 @@ def test_a_failed_run_leaves_the_directory_as_it_was(tmp_path: Path, made: bool)
         corrected.choose(str(out))
 
 
-def test_what_was_trained_is_kept(tmp_path: Path) -> None:
-    out, directory = tmp_path / "run", RunDirectory()
-    directory.choose(str(out))
-    directory.record = RunRecord(out, "", {})
-    directory.record.trained = True
-    (out / "config.yaml").write_text("a")
-    fail(directory)
-    assert tree(out) == {"config.yaml"}
-
-
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_a_resumed_run_finds_is_claimed_and_kept(tmp_path: Path, begun: bool) -> None:
     """All but what killed saves have left, and the claim of the killed run, which is void."""
@@ -88,60 +78,6 @@ def test_what_a_resumed_run_finds_is_claimed_and_kept(tmp_path: Path, begun: boo
         RunDirectory().choose(str(out))
     fail(directory)
     assert tree(out) == kept
-
-
-def test_a_resumed_run_waits_for_no_living_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_directory, "PATIENCE", 0.2)
-    with RunDirectory() as first:
-        first.choose(str(tmp_path / "run"))
-        (tmp_path / "run" / ".tmp-1").touch()
-        with pytest.raises(ValueError, match="claimed by another run"):
-            RunDirectory().choose(str(tmp_path / "run"), resumes=True)
-        assert tree(tmp_path / "run") == {CLAIM, ".tmp-1"}
-
-
-def test_a_run_that_was_killed_before_it_wrote_anything_leaves_the_directory_free(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / CLAIM).write_text("process 1 on mars")
-    with RunDirectory() as directory:
-        directory.choose(str(tmp_path / "run"))
-    assert tree(tmp_path / "run") == set()
-
-
-def test_a_file_is_no_place(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file exists already and is never overwritten"):
-        RunDirectory().choose(str(tmp_path / "file"))
-    with pytest.raises(ValueError, match="run: a part of the path is a file"):
-        RunDirectory().choose(str(tmp_path / "file" / "run"))
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, mode: str) -> None:
-        raise OSError(errno.ENOSPC, "full", str(self))
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(ValueError, match="run: no space left"):
-        RunDirectory().choose(str(tmp_path / "run"))
-    assert tree(tmp_path) == set()
-
-
-def test_a_whole_run_between_the_look_and_the_claim_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, looked = tmp_path / "run", []
-    inner = run_directory._holds_something
-
-    def slow(path: Path) -> bool:
-        found = inner(path)
-        looked.append(path)
-        if len(looked) == 1:  # within the claim
-            (out / "DONE.json").touch()
-        return found
-
-    monkeypatch.setattr(run_directory, "_holds_something", slow)
-    directory = RunDirectory()
-    with pytest.raises(ValueError, match="never overwritten"), directory:
-        directory.choose(str(out))
-    assert tree(out) == {"DONE.json"}
 
 
 def test_runs_started_together_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,24 +103,6 @@ def test_runs_started_together_have_names_of_their_own(tmp_path: Path, monkeypat
     assert tree(names[1]) == {"precious"}
 
 
-def test_a_name_of_the_same_second_has_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEC_RUNS", str(tmp_path))
-    names = run_names("evaluate")
-    first, second = next(names), next(names)
-    assert second.name == f"{first.name}-2"
-    for _ in range(3):
-        new_run("evaluate").mkdir()
-
-
-def test_the_other_processes_of_a_job_share_the_firsts(tmp_path: Path) -> None:
-    with RunDirectory() as first:
-        first.choose(str(tmp_path / "run"))
-        other = RunDirectory()
-        assert other.choose(str(tmp_path / "run"), first=False) == tmp_path / "run"
-        fail(other)
-        assert tree(tmp_path / "run") == {CLAIM}
-
-
 @pytest.mark.parametrize(
     ("environment", "devices", "first"),
     [
@@ -206,3 +124,28 @@ def test_the_first_process_of_a_job(
     for name, value in environment.items():
         monkeypatch.setitem(os.environ, name, value)
     assert is_first(devices, 1) == first
+
+
+HOLD = (
+    "import sys, time; from pathlib import Path; from specdec.training.run_directory import _take; "
+    "c = _take(Path(sys.argv[1])); print(c is not None, flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> "subprocess.Popen[str]":
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "True\n"
+    return process
+
+
+def test_a_killed_runs_claim_is_void(tmp_path: Path, other: "subprocess.Popen[str]") -> None:
+    assert is_held(tmp_path)
+    assert _take(tmp_path) is None
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    assert (tmp_path / CLAIM).exists() and not is_held(tmp_path)
+    mine = _take(tmp_path)
+    assert mine is not None
+    _release(tmp_path, mine)
+    assert list(tmp_path.iterdir()) == []

@@ -1,19 +1,23 @@
-"""Alignment of the unroll: which token, feature, position and mask every step gets.
+"""Alignment of the unroll: which token, feature, position and mask every step gets, and which slots are left out.
 
-Legend: U a user's token, A an assistant's, the last A of a turn its end-of-turn token.
+Legend: U a user's token, A an assistant's, the last A of a turn its end-of-turn token; B batch, T tokens, K
+unroll steps.
 """
 
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Step
-from specdec.nn.cache import UnrollCache
-from specdec.nn.unroll import Dense
+from specdec.nn.blocked import Blocked
+from specdec.nn.unroll import Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import View
-from specdec.training.ttt import reachable, shift, supervised, ttt_unroll
+from specdec.training.ttt import KeptSlots, reachable, shift, supervised, ttt_unroll
+from tests.plain_attention import plain_block
 from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, variants
 
 #        0 1 2 3 4 5 6 7 8 9
@@ -50,41 +54,6 @@ def test_masks_of_a_two_turn_sample(k: int, trained: list[int], reached: list[in
     assert slots(reachable(answers(TURNS), one(TURNS), k)) == reached
 
 
-def test_masks_by_definition() -> None:
-    """Against the words of the definition, over random masks and packings."""
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(40):
-        mask = torch.rand(2, 12, generator=generator) < 0.7
-        documents = torch.randint(0, 3, (2, 12), generator=generator).sort(dim=1).values
-        documents[:, 10:] = torch.where(torch.rand(2, 1, generator=generator) < 0.5, -1, documents[:, 10:])
-        for k in range(5):
-            trained, reached = supervised(mask, documents, k), reachable(mask, documents, k)
-            for b in range(2):
-                for t in range(12):
-                    last = t + 2 + k
-                    inside = last < 12 and int(documents[b, t]) == int(documents[b, last]) and int(documents[b, t]) >= 0
-                    assert bool(trained[b, t]) == (inside and bool(mask[b, last - 1 : last + 1].all()))
-                    assert bool(reached[b, t]) == (inside and bool(mask[b, t + 1 : last + 1].all()))
-            assert not bool((reached & ~trained).any())
-
-
-def test_masks_stop_at_document_borders_and_padding() -> None:
-    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, -1, -1, -1]])
-    every = torch.ones(1, 10, dtype=torch.bool)
-    assert slots(supervised(every, documents, 0)) == [0, 1, 4]
-    assert slots(supervised(every, documents, 1)) == [0]
-    assert slots(supervised(every, documents, 2)) == []
-
-
-def test_shift() -> None:
-    x = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    assert shift(x, 0).tolist() == x.tolist()
-    assert shift(x, 1).tolist() == [[2, 3, 0], [5, 6, 0]]
-    assert shift(x, 3).tolist() == shift(x, 9).tolist() == [[0, 0, 0], [0, 0, 0]]
-    assert shift(x > 2, 1).tolist() == [[False, True, False], [True, True, False]]
-    assert shift(x[..., None], 2)[..., 0].tolist() == [[3, 0, 0], [6, 0, 0]]
-
-
 def sample(documents: list[list[int]], spec: DrafterSpec, seed: int = 0) -> tuple[Any, Tensor, Tensor, Tensor]:
     drafter, generator = tiny_drafter(spec), torch.Generator().manual_seed(seed)
     B, T = len(documents), len(documents[0])
@@ -114,16 +83,6 @@ def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(n
         assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)  # same anchor, not shifted
         assert view.positions_BT[0].tolist() == [t + k for t in range(6)]
         assert torch.equal(view.mask_B1TS, seen[0][2].mask_B1TS) and view.cache is seen[0][2].cache
-
-
-@pytest.mark.parametrize("name", presets())
-def test_step_0_is_the_ordinary_causal_forward(name: str) -> None:
-    drafter, ids, aux, documents = sample([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, -1, -1]], presets()[name])
-    first = next(iter(ttt_unroll(drafter, ids, aux, documents, 3)))
-    tokens = torch.cat([ids[:, 1:], torch.zeros(2, 1, dtype=torch.int64)], dim=1)
-    plain = drafter.step(tokens, drafter.fuse(aux), View.packed(documents))
-    for got, want in zip(first, plain, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -180,29 +139,6 @@ def test_gradients_flow_through_the_recurrence() -> None:
     assert (by_slot[0].abs().amax((-1, -2)) > 0).tolist() == [True] * 3 + [False] * 3
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", presets())
-def test_each_token_is_read_once_for_all_steps(name: str, recompute: bool) -> None:
-    """The first token apart, whose reading nobody uses, and what stands past the end, which is padding."""
-    drafter, ids, aux, documents = sample([[0] * 6, [0, 0, 1, 1, -1, -1]], presets()[name])
-    drafter.requires_grad_()
-    embedded: list[Tensor] = []
-    read: list[Tensor] = []
-    whole = drafter.entry.read
-
-    def record(e_BTH: Tensor) -> Tensor:
-        read.append(e_BTH)
-        return whole(e_BTH)
-
-    drafter.entry.read = record
-    drafter.embed_tokens.register_forward_pre_hook(lambda module, args: embedded.append(args[0]))
-    K = 4
-    last = list(ttt_unroll(drafter, ids, aux, documents, K, recompute=recompute))[-1]
-    last.normed_BTH.square().sum().backward()  # where steps are run again, reading is not
-    assert len(embedded) == len(read) == 1 and read[0].shape == (2, 6 + K, HIDDEN)
-    assert embedded[0].tolist() == [row + [0] * K for row in ids.tolist()]
-
-
 def one_by_one(drafter: Drafter, ids: Tensor, aux: Tensor, documents: Tensor, K: int) -> list[Step]:
     """The unroll with ordinary steps, each of which reads its own tokens."""
     view, h = View.packed(documents, UnrollCache(Dense())), drafter.fuse(aux)
@@ -243,27 +179,92 @@ def test_it_is_steps_that_each_read_their_tokens(name: str, recompute: bool) -> 
     for part, gradient in by_theirs.items():
         assert gradient.abs().max() > 1e-6, part
         torch.testing.assert_close(by_ours[part], gradient, rtol=1e-9, atol=1e-9, msg=part)
-    rows = by_ours["embed_tokens.weight"].abs().amax(-1) > 0
-    assert set(rows.nonzero()[:, 0].tolist()) == {int(x) for row in ids[:, 1:] for x in row} - dropped(ids, documents)
 
 
-def dropped(ids: Tensor, documents: Tensor) -> set[int]:
-    """Tokens that no supervised slot reads: a document's first and last, and padding, unless they stand elsewhere."""
-    B, T = ids.shape
-    inside = {
-        int(ids[b, t])
-        for b in range(B)
-        for t in range(1, T - 1)
-        if int(documents[b, t - 1]) == int(documents[b, t]) == int(documents[b, t + 1]) >= 0
-    }
-    return {int(x) for x in ids.flatten()} - inside
+ROWS, TOKENS, STEPS = 3, 40, 4
 
 
-def test_one_token_rows_can_be_trained() -> None:
-    """A single slot, whose values are laid out in memory like the projection that they come from."""
-    drafter, ids, aux, documents = sample([[0]], presets()["eagle3"])
-    drafter.requires_grad_()
-    steps = list(ttt_unroll(drafter, ids, aux, documents, 3))
-    steps[-1].normed_BTH.square().sum().backward()
-    assert all(bool(step.normed_BTH.isfinite().all()) for step in steps)
-    assert drafter.entry.token_qkv_proj.weight.grad is not None
+KERNELS: dict[str, UnrollKernel] = {"dense": Dense(), "blocked": Blocked(7), "merged": Merged(plain_block)}
+
+
+def three_documents() -> Tensor:
+    """One document; two; one and padding."""
+    return torch.tensor([[0] * TOKENS, [0] * 15 + [1] * (TOKENS - 15), [0] * 22 + [-1] * (TOKENS - 22)])
+
+
+def late_answers() -> Tensor:
+    """A late answer; two; an early one: rows that keep differently many slots."""
+    mask_BT = torch.zeros(ROWS, TOKENS, dtype=torch.bool)
+    mask_BT[0, 20:] = mask_BT[1, 5:12] = mask_BT[1, 25:31] = mask_BT[2, 8:14] = True
+    return mask_BT
+
+
+def trained() -> Tensor:
+    return torch.stack([supervised(late_answers(), three_documents(), k) for k in range(STEPS)])
+
+
+def unrolled(drafter: Drafter, kernel: UnrollKernel, recompute: bool, kept: KeptSlots | None) -> list[Step]:
+    generator = torch.Generator().manual_seed(3)
+    aux = torch.randn(ROWS, TOKENS, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64, generator=generator)
+    ids = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
+    return list(ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, kept))
+
+
+def rows(steps: list[Step], kept: KeptSlots | None) -> list[Tensor]:
+    """What the head reads, and the next feature, of the trained slots."""
+    slots = [trained_BT.flatten().nonzero()[:, 0] for trained_BT in trained()]
+    return [
+        x_BTH.flatten(0, 1)[slots[k] if kept is None else kept.place_S[slots[k]]]
+        for k, step in enumerate(steps)
+        for x_BTH in (step.normed_BTH, step.h_BTH)
+    ]
+
+
+def gradients(drafter: Drafter, out: list[Tensor]) -> dict[str, Tensor]:
+    drafter.zero_grad()
+    sum((x * torch.arange(1, x.numel() + 1).view_as(x).sin()).sum() for x in out).backward()
+    return {name: p.grad for name, p in drafter.named_parameters() if p.grad is not None}
+
+
+def same(got: list[Tensor], want: list[Tensor]) -> None:
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def check_kept(spec: DrafterSpec, kernel: UnrollKernel, recompute: bool) -> None:
+    drafter = tiny_drafter(spec).requires_grad_()
+    kept = KeptSlots.of(trained())
+    assert kept is not None
+    whole, fewer = unrolled(drafter, Dense(), False, None), unrolled(drafter, kernel, recompute, kept)
+    assert all(step.h_BTH.shape[1] == step.normed_BTH.shape[1] == kept.slots_BM.shape[1] < TOKENS for step in fewer)
+    same(rows(fewer, kept), rows(whole, None))
+    want, got = gradients(drafter, rows(whole, None)), gradients(drafter, rows(fewer, kept))
+    assert want.keys() == got.keys()
+    same(list(got.values()), list(want.values()))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_trained_rows_and_all_gradients_stay(kernel: str, recompute: bool) -> None:
+    check_kept(presets()["eagle3_1"], KERNELS[kernel], recompute)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_slot_that_a_step_trains_is_kept_once(data: st.DataObject) -> None:
+    bits = st.lists(st.booleans(), min_size=2 * TOKENS, max_size=2 * TOKENS)
+    trained_KBT = torch.tensor([data.draw(bits) for _ in range(3)]).view(3, 2, TOKENS)
+    trained_KBT &= torch.arange(TOKENS) < data.draw(st.integers(0, 30))
+    kept = KeptSlots.of(trained_KBT)
+    if kept is None:
+        assert trained_KBT.any(0).sum(1).max() > 0.8 * TOKENS
+        return
+    M = kept.slots_BM.shape[1]
+    assert M <= 0.9 * TOKENS and M % 2 == 0  # forty tokens are rounded up by twos
+    for b in range(2):
+        want = trained_KBT[:, b].any(0).nonzero()[:, 0].tolist()
+        assert kept.slots_BM[b].tolist() == want + [0] * (M - len(want))
+        assert [int(kept.place_S[b * TOKENS + t]) for t in want] == [b * M + i for i in range(len(want))]
+
+
+STEPS, LONG = 4, 20

@@ -1,1 +1,0 @@
-"""How memory and time grow with the length of rows and prompts."""

@@ -1,0 +1,147 @@
+"""specdec's step: its own drafter, objective, unroll kernel and optimizer, in the order of a step under Lightning.
+
+Options: ``compiled`` fuses the point-wise pieces, ``every`` trains rows whose likeliest target token the draft
+vocabulary lacks too (speculators' definition), ``plain`` leaves float32 products to torch's default library,
+``counting`` also counts for the metrics, as a logged step does.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import specdec.training.step as step_module
+from benchmarks.training import recipe
+from benchmarks.training.recipe import Job, System
+from specdec.data import Batch
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm
+from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
+from specdec.nn.optimizers import AdamW
+from specdec.nn.unroll import unroll_kernel
+from specdec.target import Target, TargetOutput
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+
+CLIP = 0.5  # specdec fit's default
+BOUNDARIES = [1, 2, 3]
+
+
+class Given(Target):
+    """A target whose states are given, so that only its head is left to do."""
+
+    states: TargetOutput
+
+    def forward(self, *_: Any, **__: Any) -> TargetOutput:
+        """The states."""
+        return self.states
+
+
+def make_target(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, dtype: torch.dtype) -> Given:
+    """The target of the data."""
+    config = LlamaConfig(
+        hidden_size=size.hidden,
+        intermediate_size=8,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        vocab_size=size.vocab,
+        num_hidden_layers=len(BOUNDARIES),
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(weights.target_head_VH)
+    target, T = Given(model.to(dtype)), size.tokens
+    aux_BTNH = data.aux_T3H.to(dtype).view(1, T, len(BOUNDARIES), size.hidden)
+    target.states = TargetOutput(aux_BTNH, data.final[None, :T].to(dtype))
+    return target
+
+
+def make_drafter(size: recipe.Workload, weights: recipe.Weights, target: Target, ids_D: Tensor) -> Drafter:
+    """EAGLE-3's drafter with the common weights; all is trained but the embedding."""
+    spec = DrafterSpec(
+        norms=Norms(),
+        recurrence=PreNorm(),
+        draft_vocab_size=size.draft_vocab,
+        aux_layers=BOUNDARIES,
+        intermediate_size=size.feed_forward,
+    )
+    config = DrafterConfig.for_target(
+        spec,
+        target.config,
+        vocab_size=size.vocab,
+        num_target_layers=len(BOUNDARIES),
+        identity={"source": "benchmark"},
+    )
+    drafter = Drafter(config, ids_D)
+    qkv, H, layer = torch.cat([weights.q, weights.k, weights.v]), size.hidden, drafter.layers.layers[0]
+    values: dict[nn.Module, Tensor] = {
+        drafter.embed_tokens: weights.embed_VH,
+        drafter.fusion.fc: weights.fc_H3H,
+        drafter.entry.token_qkv_proj: qkv[:, :H],
+        layer.attention.qkv_proj: qkv[:, H:],
+        layer.attention.o_proj: weights.o,
+        layer.mlp.gate_up_proj: torch.cat([weights.gate_IH, weights.up_IH]),
+        layer.mlp.down_proj: weights.down_HI,
+        drafter.lm_head: weights.head_DH,
+        drafter.norms.embed: weights.embed_norm_H,
+        drafter.norms.hidden: weights.feature_norm_H,
+        layer.post_attention_norm: weights.middle_norm_H,
+        drafter.norms.output: weights.output_norm_H,
+    }
+    with torch.no_grad():
+        for module, value in values.items():
+            module.weight.copy_(value)
+    assert {id(p) for p in drafter.parameters()} == {id(module.weight) for module in values}
+    drafter.embed_tokens.weight.requires_grad_(False)
+    return drafter
+
+
+UNTIL_THE_END = contextlib.ExitStack()  # of the process: a context that nobody holds is left at once
+
+
+def build(job: Job) -> System:
+    """See the file's head for the options."""
+    size, dtype = recipe.WORKLOADS[job.workload], getattr(torch, job.dtype)
+    weights, data = recipe.draw(size, job.seed)
+    name = "torch's default" if "plain" in job.options else UNTIL_THE_END.enter_context(matmul_backend())
+    keep_freed_memory()
+    compile_pointwise("compiled" in job.options)
+    target = make_target(size, weights, data, dtype)
+    drafter = make_drafter(size, weights, target, data.draft_ids_D)
+    T, counting = size.tokens, "counting" in job.options
+    kernel_name, kernel = unroll_kernel("auto", torch.device("cpu"))
+    plan = ObjectiveConfig(steps=size.unroll, in_vocab="every" not in job.options, kernel=kernel)
+    batch = Batch(data.ids[None, :T], recipe.answers(size, job.mask)[None], torch.zeros(1, T, dtype=torch.long))
+    teacher = target_outputs(target, drafter, batch, plan, counting)
+    trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
+    optimizer = AdamW(trained)
+    sums = _listen()
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = TrainStep(drafter, plan)(batch, teacher, measure=counting)
+        out.loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def losses() -> list[float]:
+        return (sums[-1].loss_KN[:, 0] / sums[-1].count_K).tolist()
+
+    more = {"digest": recipe.digest(weights, data), "kernel": kernel_name}
+    return System(step, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers"), name, more)
+
+
+def _listen() -> list:
+    """The last sums of ``head_loss``, which the objective drops unless it counts for the metrics."""
+    inner, heard = step_module.head_loss, []
+
+    def head_loss(*given):
+        loss, sums = inner(*given)
+        heard[:] = [sums]
+        return loss, sums
+
+    step_module.head_loss = head_loss
+    return heard

@@ -1,0 +1,285 @@
+"""The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from specdec.data.chat import Encoded, encode, read_conversations, training_layout
+from specdec.data.loader import Companion, EpochSampler, ResumableLoader, split
+from specdec.data.packing import Batch, Document, check_ids, pack_stream, pack_whole, pad
+from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
+from specdec.data.template import check_tokenizer
+from specdec.data.tokens import cached, determinants
+
+log = logging.getLogger(__name__)
+
+PACKERS: dict[str, Callable[[list[Document], int], Batch]]
+PACKERS = {"whole": pack_whole, "pad": pad}
+CHUNK = 256  # texts tokenised in one call
+
+
+class Splits(NamedTuple):
+    """Packed rows of the three uses of data."""
+
+    train: Batch
+    validation: Batch
+    test: Batch
+
+
+class TokenData(pl.LightningDataModule):
+    """Base of all data: a subclass says which documents there are, and may say how they are packed.
+
+    Run the trainer with ``use_distributed_sampler=False``: the loaders take each process's share themselves.
+
+    Args:
+        seq_len: tokens of a row.
+        batch_size: rows of a batch, per process.
+        num_workers: processes that fetch rows; they are in memory, so 0 is seldom slow.
+        seed: what the order of rows and the validation split depend on.
+    """
+
+    def __init__(self, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0) -> None:
+        super().__init__()
+        if seq_len < 2:
+            raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
+        self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
+        self.companion = Companion()  # of the loaders that are made from now on
+        self._splits: Splits | None = None
+
+    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """(training, validation) documents."""
+        raise NotImplementedError
+
+    def test_documents(self, tokenizer: Any) -> list[Document] | None:
+        """Documents of the test, or None: test on the validation documents."""
+        return None
+
+    def pack(self, documents: list[Document]) -> Batch:
+        """All documents as rows of ``seq_len`` tokens."""
+        return pack_stream(documents, self.seq_len)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read, tokenise and pack with the module's tokenizer, once."""
+        assert self.trainer is not None and self.trainer.lightning_module is not None
+        self.prepare(self.trainer.lightning_module.tokenizer)
+
+    def prepare(self, tokenizer: Any) -> None:
+        """Read, tokenise and pack; a second call does nothing. For use without a trainer."""
+        if self._splits is not None:
+            return
+        train, validation = (self.pack(part) for part in self.documents(tokenizer))
+        test = self.test_documents(tokenizer)
+        self._splits = Splits(train, validation, validation if test is None else self.pack(test))
+        for name, rows in self._splits._asdict().items():
+            supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
+            told = (name, *rows.ids_BT.shape, supervised, 100 * float((rows.documents_BT < 0).float().mean()))
+            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", *told)
+
+    @property
+    def splits(self) -> Splits:
+        """The packed rows."""
+        if self._splits is None:
+            raise ValueError("the data is not read yet: call setup (with a trainer) or prepare(tokenizer) first")
+        return self._splits
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse data with ids outside the target's vocabulary.
+
+        Raises:
+            ValueError: an id is negative or not below ``vocab_size``.
+        """
+        for name, rows in self.splits._asdict().items():
+            check_ids(rows, vocab_size, name)
+
+    def supervised_counts(self, vocab_size: int) -> Tensor:
+        """How often each id is supervised in the packed training data; (V,) int64.
+
+        Raises:
+            ValueError: an id is negative or not below ``vocab_size``.
+        """
+        self.check_vocabulary(vocab_size)
+        train = self.splits.train
+        return torch.bincount(train.ids_BT[train.loss_mask_BT], minlength=vocab_size)
+
+    def first_rows(self, count: int | None) -> Batch:
+        """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
+        if count is None:
+            return self.splits.train
+        order = EpochSampler(len(self.splits.train.ids_BT), self.seed).order(0)
+        return Batch(*(column[order[:count]] for column in self.splits.train))
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
+        overfit = self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+        return self._loader(self.splits.train, shuffle=not overfit)
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Validation rows in order."""
+        return self._loader(self.splits.validation, shuffle=False)
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Test rows in order."""
+        return self._loader(self.splits.test, shuffle=False)
+
+    def _loader(self, rows: Batch, shuffle: bool) -> ResumableLoader:
+        rank, world_size = 0, 1
+        if self.trainer is not None:
+            rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
+        return ResumableLoader(*share, self.companion)
+
+
+class TextData(TokenData):
+    """Plain text, of which every token is supervised, closed by the tokenizer's end-of-sequence token if it has one.
+
+    Rows of data (JSON, Parquet, Arrow, the Hub) are a document each (their ``text``), any other file is one.
+
+    Args:
+        train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+        val: the same; None sets ``val_fraction`` of the training documents aside.
+        test: the same; None tests on the validation documents.
+        val_fraction: share of documents set aside, chosen by ``seed``; at least one. No file of plain text is
+            ever cut in two by it.
+    """
+
+    def __init__(
+        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
+        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(seq_len, batch_size, num_workers, seed)
+        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
+
+    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """(training, validation) documents."""
+        train = encode_texts(read_texts(self.train), tokenizer)
+        if self.val is None:
+            return split(train, self.val_fraction, self.seed)
+        warn_of_overlap(find_sources(self.train), find_sources(self.val))
+        return train, encode_texts(read_texts(self.val), tokenizer)
+
+    def test_documents(self, tokenizer: Any) -> list[Document] | None:
+        """Documents of the test files, if any were given."""
+        return None if self.test is None else encode_texts(read_texts(self.test), tokenizer)
+
+
+class ChatData(TokenData):
+    """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
+
+    Args:
+        train: files (JSON lines, JSON, Parquet, Arrow), globs of them, folders that ``save_to_disk`` made, and
+            ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+        val: the same; None sets ``val_fraction`` of the training conversations aside.
+        test: the same; None tests on the validation conversations.
+        layout: of all rows: messages, sharegpt, ultrachat, alpaca or prompt_response; None tells each row's by its
+            columns.
+        broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
+            leaves it out and tells how many there were, and what was wrong with the first.
+        cache: keep the tokens in specdec's cache, for the next run on the same data.
+        val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
+        packing: "whole" puts as many whole conversations into a row as fit, "pad" one.
+        answer_only: supervise what the assistant says and nothing else; else every token of the training
+            conversations. Validation and test are of the assistant's words in any case, which is what is drafted.
+    """
+
+    def __init__(
+        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
+        val_fraction: float = 0.05, packing: Literal["whole", "pad"] = "whole", answer_only: bool = True,
+        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", cache: bool = True,
+        seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(seq_len, batch_size, num_workers, seed)
+        if packing not in PACKERS:
+            raise ValueError(f"packing is {packing!r}: choose one of {', '.join(PACKERS)}")
+        if broken not in ("refuse", "drop"):
+            raise ValueError(f"broken is {broken!r}: choose refuse or drop")
+        training_layout(layout)
+        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
+        self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache
+        self.broken = broken
+
+    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """(training, validation) conversations as documents."""
+        if self.val is not None:
+            warn_of_overlap(find_sources(self.train), find_sources(self.val))
+        train, validation = self._train_and_validation(tokenizer)
+        documents = train.usable(self.seq_len, "train")
+        if not self.answer_only:
+            documents = [doc._replace(loss_mask_T=torch.ones_like(doc.loss_mask_T)) for doc in documents]
+        return documents, validation.usable(self.seq_len, "validation")
+
+    def test_documents(self, tokenizer: Any) -> list[Document] | None:
+        """Conversations of the test files, if any were given."""
+        return None if self.test is None else self._encoded(self.test, tokenizer).usable(self.seq_len, "test")
+
+    def conversations(self, tokenizer: Any) -> dict[str, Encoded]:
+        """Every conversation of each split, those included that nothing can be learnt from."""
+        train, validation = self._train_and_validation(tokenizer)
+        test = {} if self.test is None else {"test": self._encoded(self.test, tokenizer)}
+        return {"train": train, "validation": validation, **test}
+
+    def pack(self, documents: list[Document]) -> Batch:
+        """Conversations as rows of ``seq_len`` tokens."""
+        return PACKERS[self.packing](documents, self.seq_len)
+
+    def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
+        train = self._encoded(self.train, tokenizer)
+        if self.val is not None:
+            return train, self._encoded(self.val, tokenizer)
+        parts = split(range(len(train.documents)), self.val_fraction, self.seed)
+        return train.take(parts[0]), train.take(parts[1])
+
+    def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
+        """Every conversation of the sources as tokens, from the cache if it has them."""
+        check_tokenizer(tokenizer)
+
+        def make() -> Encoded:
+            left_out: list[str] | None = [] if self.broken == "drop" else None
+            conversations = read_conversations(patterns, self.layout, left_out)
+            log.info("%d conversations are made into tokens", len(conversations))
+            return encode(conversations, tokenizer, self.seq_len, left_out)
+
+        if not self.cache:
+            return make()
+        return cached(determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len), make)
+
+
+def read_texts(patterns: str | list[str]) -> list[str]:
+    """Every document of the sources that is not empty, for :class:`TextData`.
+
+    Raises:
+        ValueError: a source is missing or undecodable, a row is broken, or no document is left.
+    """
+    read: list[str] = []
+    for source in find_sources(patterns):
+        read += [_text(row) for row in read_rows(source)] if has_rows(source) else [read_text(Path(source))]
+    texts = [text for text in read if text.strip()]
+    if len(texts) < len(read):
+        log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))
+    if not texts:
+        raise ValueError(f"no documents in {patterns}: every file is empty")
+    return texts
+
+
+def encode_texts(texts: list[str], tokenizer: Any) -> list[Document]:
+    """Texts with the tokenizer's special tokens, closed by its end-of-sequence token where it has one."""
+    documents: list[Document] = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = texts[start : start + CHUNK]
+        encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
+        for ids in encoded["input_ids"]:
+            if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
+                ids.append(tokenizer.eos_token_id)
+            ids_T = torch.tensor(ids, dtype=torch.long)
+            documents.append(Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)))
+    return documents
+
+
+def _text(row: DataRow) -> str:
+    if not isinstance(row.values.get("text"), str):
+        raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
+    return row.values["text"]

@@ -1,0 +1,219 @@
+"""Which drafts the target accepts, so that what comes out is the target's own.
+
+A rule is lossless if the accepted tokens and the next one, continued by the target, have the distribution of the target
+alone, exactly. All of it is shape-static, on any device, and no sequence sees another.
+
+Legend: B sequences, N tree nodes with the root, L levels with the root's, V vocabulary, D draft vocabulary, R draws.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.decoding.noise import AcceptanceNoise, draw, draw_distinct, draw_repeatedly, likeliest
+from specdec.decoding.tree import DraftTree, ancestors
+
+
+class Accepted(NamedTuple):
+    """Which drafts are taken, and the target's own token after them."""
+
+    path_BN: Tensor  # bool, the accepted nodes, the root among them
+    next_B: Tensor  # int64
+
+
+class Rule:
+    """Base of the acceptance rules: frozen specs without state."""
+
+    sampled: ClassVar[bool] = False
+    """Whether ``accept`` reads what drafts were drawn from; they must then be drawn by :meth:`children`."""
+
+    def races(self, width: int) -> int:
+        """How many races :meth:`children` reads to find ``width`` children of a node."""
+        return 0
+
+    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
+        """The children of nodes as this rule wants them, in order, (B, width) int64 ids of the draft vocabulary.
+
+        A shape may keep fewer of them, but if the rule is ``sampled`` it must drop them from the end, and by what it
+        knew before it drew those it drops: a look at them would change what they were drawn from.
+
+        Args:
+            q_BD: the drafter's distribution, its own temperature applied; sampled children are drawn from it, and it is
+                what ``DraftTree.q_BND`` must then hold. For children that are not drawn, any scores of the same order.
+            race_BRD: Exp(1) noise, R at least ``races(width)``.
+        """
+        return likeliest(q_BD, width)[1]
+
+    def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
+        """Judge the drafts.
+
+        Args:
+            p_BNV: what a plain decode would draw the token after each node from, logits processed; float32 or wider.
+        """
+        raise TypeError(f"{type(self).__name__} must accept")
+
+
+@dataclass(frozen=True)
+class Greedy(Rule):
+    """The longest path on which every draft is the target's most likely token (https://arxiv.org/abs/2401.15077).
+
+    Lossless for greedy decoding, however the drafts came about. Of equally likely tokens the first counts, as in plain
+    decoding; of equal siblings the one with the longer path behind it. Nothing is random, and it reads no noise.
+    """
+
+    def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
+        ancestors_BNN = ancestors(tree.parents_BN)
+        choice_BN = p_BNV.argmax(-1)
+        # a node agrees if its token is the target's choice after its parent ...
+        agrees_BN = tree.tokens_BN == choice_BN.gather(1, tree.parents_BN)
+        agrees_BN[:, 0] = True
+        # ... and is taken if all its ancestors agree too; the deepest such node ends the path
+        taken_BN = (agrees_BN[:, None] | ~ancestors_BNN).all(-1)
+        leaf_B1 = (taken_BN * ancestors_BNN.sum(-1)).argmax(-1, keepdim=True)
+        path_BN = ancestors_BNN.gather(1, leaf_B1[..., None].expand_as(ancestors_BNN[:, :1]))[:, 0]
+        return Accepted(path_BN, choice_BN.gather(1, leaf_B1)[:, 0])
+
+
+@dataclass(frozen=True)
+class OneHot(Rule):
+    """The target draws its own token at each node; where that token is a child, the walk goes on from the child.
+
+    Lossless for any children found without a look at this noise, drawn at random or not: the draws are a plain
+    decode's, and the drafts only decide how many of them fit into one pass. With the noise of a plain decode, the
+    tokens themselves are a plain decode's. It suits children that are a function of the past, such as a greedy chain or
+    EAGLE-2's tree; if children are drawn from q, :class:`WithoutReplacement` accepts more of them.
+
+    In distribution it is the rule for drafters without probabilities of vLLM, and of EAGLE for trees: try children in
+    turn, accept c with probability p(c), else strike c from p and renormalise. That accepts the k-th child, and at last
+    draws an x that is no child, with the same probability p(c_k), p(x) as one draw from p: the renormalisations cancel.
+
+    It reads ``race_BLV`` alone; L must be at least the number of levels of the deepest tree.
+    """
+
+    def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
+        tokens_BN, parents_BN = tree.tokens_BN, tree.parents_BN
+        B, N = tokens_BN.shape
+        node_N = torch.arange(N, device=tokens_BN.device)
+        reached_BN = (node_N == 0).expand(B, N)  # more than one node only if siblings are equal: one context
+        walking_B = torch.ones(B, dtype=torch.bool, device=tokens_BN.device)
+        next_B = tokens_BN[:, 0]
+        for level in range(noise.race_BLV.shape[1]):
+            # the target draws the token after the nodes reached ...
+            first_B = reached_BN.to(torch.uint8).argmax(-1)
+            next_B = torch.where(walking_B, draw(at(p_BNV, first_B), noise.race_BLV[:, level]), next_B)
+            # ... and the walk goes on to the child that holds it; without one that token is the next, and it ends
+            child_BN = reached_BN.gather(1, parents_BN) & (tokens_BN == next_B[:, None]) & (node_N != parents_BN)
+            walking_B = walking_B & child_BN.any(-1)
+            reached_BN = torch.where(walking_B[:, None], child_BN, reached_BN)
+        return Accepted(at(ancestors(parents_BN), reached_BN.to(torch.uint8).argmax(-1)), next_B)
+
+
+class RejectionRule(Rule):
+    """Base of the rules for drafts drawn at random: rejection sampling, one try for each child, in the order drawn.
+
+    At a node let r be the target's distribution p and q the drafter's. A child x is accepted with probability
+    min(1, r(x)/q(x)); if it is not, r becomes the residual (r - q)+, renormalised, and q what the next child was drawn
+    from. With no child left, the next token is drawn from r. With one child per node this is speculative sampling of a
+    chain (https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318), vLLM's rule for probabilistic drafts.
+
+    q must be what children were really drawn from, the drafter's own temperature included, whatever it is: only the
+    target's distribution decides what comes out. Both are renormalised here, so sums off one by rounding do no harm. A
+    child that q gives nothing (a filler after q's support is used up) was not drawn and is passed over. A residual of
+    nothing, left if a rejection hung on rounding alone, gives way to r as it was.
+    """
+
+    sampled: ClassVar[bool] = True
+
+    def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
+        tokens_BN, parents_BN = tree.tokens_BN, tree.parents_BN
+        at_B = torch.zeros_like(tokens_BN[:, 0])  # the node that each walk stands at, the last one accepted
+        r_BV, q_BV = self._start(tree, p_BNV, 0)
+        path = [torch.ones_like(at_B, dtype=torch.bool)]
+        for node in range(1, tokens_BN.shape[1]):  # parents come first, so one pass meets the whole walk in order
+            x_B1 = tokens_BN[:, node, None]
+            r_x_B, q_x_B = r_BV.gather(1, x_B1)[:, 0], q_BV.gather(1, x_B1)[:, 0]
+            tried_B = (parents_BN[:, node] == at_B) & (q_x_B > 0)
+            taken_B = tried_B & self.takes(noise.coin_BN[:, node], r_x_B, q_x_B)
+            refused_B1 = (tried_B & ~taken_B)[:, None]
+            # accepted: start afresh at the child; refused: go on with what is left; not a child of here: no change
+            p_BV, new_q_BV = self._start(tree, p_BNV, node)
+            r_BV, q_BV = (
+                torch.where(taken_B[:, None], p_BV, torch.where(refused_B1, self.residual(r_BV, q_BV), r_BV)),
+                torch.where(taken_B[:, None], new_q_BV, torch.where(refused_B1, self.left(q_BV, x_B1), q_BV)),
+            )
+            at_B = torch.where(taken_B, node, at_B)
+            path.append(taken_B)
+        path_BN = torch.stack(path, 1)
+        return Accepted(path_BN, draw(r_BV, at(noise.race_BLV, path_BN.sum(-1) - 1)))
+
+    def takes(self, coin_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
+        """Whether the child is accepted: with probability min(1, r/q)."""
+        return coin_B * q_x_B < r_x_B
+
+    def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
+        """What is left of the target's distribution once a child drawn from q was refused: (r - q)+."""
+        left_BV = (r_BV - q_BV).clamp_min(0)
+        return torch.where((left_BV > 0).any(-1, keepdim=True), normalised(left_BV), r_BV)
+
+    def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
+        """What the next child was drawn from, given that those before it were refused, x the last of them."""
+        raise TypeError(f"{type(self).__name__} must say what its next child is drawn from")
+
+    def _start(self, tree: DraftTree, p_BNV: Tensor, node: int) -> tuple[Tensor, Tensor]:
+        """p and q at a node, over the target's vocabulary."""
+        assert tree.q_BND is not None and tree.ids_D is not None, "sampled drafts come with what they were drawn from"
+        p_BV, q_BD = p_BNV[:, node], tree.q_BND[:, node].to(p_BNV.dtype)
+        return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
+
+
+@dataclass(frozen=True)
+class WithReplacement(RejectionRule):
+    """SpecInfer's multi-round rule (https://arxiv.org/abs/2305.09781): all children come from the same q.
+
+    Siblings may be equal; the second of two is never accepted, and costs a node.
+    """
+
+    def races(self, width: int) -> int:
+        return width
+
+    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
+        return draw_repeatedly(q_BD, race_BRD[:, :width])
+
+    def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
+        return q_BV
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(RejectionRule):
+    """Recursive rejection (https://arxiv.org/abs/2402.14160, https://arxiv.org/abs/2402.12374): siblings differ, and q
+    loses each refused child and is renormalised.
+    """
+
+    def races(self, width: int) -> int:
+        return 1
+
+    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
+        return draw_distinct(q_BD, race_BRD[:, 0], width)
+
+    def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
+        return normalised(q_BV.scatter(1, x_B1, 0.0))
+
+
+RULES: dict[str, Rule] = {
+    "greedy": Greedy(),
+    "one_hot": OneHot(),
+    "with_replacement": WithReplacement(),
+    "without_replacement": WithoutReplacement(),
+}
+
+
+def normalised(probs_BV: Tensor) -> Tensor:
+    """Sum one; a distribution of nothing stays nothing."""
+    return probs_BV / probs_BV.sum(-1, keepdim=True).clamp_min(torch.finfo(probs_BV.dtype).tiny)
+
+
+def at(x_BNV: Tensor, index_B: Tensor) -> Tensor:
+    """One row of each sequence, (B, V)."""
+    return x_BNV[torch.arange(len(index_B), device=index_B.device), index_B]

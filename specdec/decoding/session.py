@@ -1,0 +1,87 @@
+"""A decode session: a round with memory for texts up to some length, run eagerly or as two compiled graphs."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.decoding.round import PlainRound
+from specdec.decoding.tree import DraftTree
+from specdec.target import Target
+
+log = logging.getLogger(__name__)
+
+STEP = 256  # key slots of compiled sessions are a multiple: few lengths, so few graphs
+
+
+def slots_for(target: Target, needed: int, before: int = 0) -> int:
+    """Key slots of a new compiled session that needs so many, where ``before`` have become too few."""
+    slots = -(-max(needed, 2 * before) // STEP) * STEP
+    return slots if target.most_slots is None else max(needed, min(slots, target.most_slots))
+
+
+class DecodeSession:
+    """The state of B sequences and the two calls of a round.
+
+    Compiled, drafting and verification are one graph each, of fixed shapes: they always look at all key slots. A shape
+    whose rounds differ in size is drafted eagerly.
+
+    Args:
+        round_: made for this session alone.
+        compiled: compile now, which takes a minute.
+
+    Raises:
+        ValueError: a round cannot be compiled.
+    """
+
+    def __init__(self, round_: PlainRound, compiled: bool = False) -> None:
+        self.round = round_
+        self.draft: Callable[[], DraftTree] = round_.draft
+        self.verify: Callable[[DraftTree], Tensor] = round_.verify
+        if compiled:
+            self._compile()
+
+    def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
+        """Start sequence ``b`` on a prompt; returns its first new token, (1,). Never compiled: lengths differ."""
+        return self.round.prefill(b, prompt, seed)
+
+    def _compile(self) -> None:
+        round_, device = self.round, self.round.target.device
+        options: dict[str, Any] = {
+            "triton.cudagraphs": device.type == "cuda",
+            # nothing a graph relies on changes in a session but numbers in place, and checking takes a tenth of a round
+            "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+        }
+
+        compile_: Callable[..., Any] = torch.compile  # its type stubs lack isolate_recompiles
+
+        def graph(function: Callable[..., Any]) -> Any:
+            # isolated: of other sessions' graphs of the same function none is taken for this one's
+            return compile_(function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options)
+
+        round_.prefill(0, [0, 0], 0)  # makes the target's key buffers; a second token for the drafter
+        round_.sequences.end(0)
+        propose = graph(round_.draft) if round_.drafts_fixed else round_.draft
+        judge = graph(round_.verify)
+
+        def draft() -> DraftTree:
+            if device.type == "cuda":
+                torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
+            return propose()
+
+        def verify(tree: DraftTree) -> Tensor:
+            return judge(tree.padded(round_.nodes))
+
+        self.draft, self.verify = draft, verify
+        what = f"decoding of {len(round_.sequences.live_B)} x {round_.capacity} tokens"
+        log.info("compiling %s, which may take a minute", what)
+        begin = time.perf_counter()
+        try:
+            self.verify(self.draft())
+        except RuntimeError as error:  # all of the compiler's errors are
+            reason = " ".join(str(error).split("\n\n")[0].split())
+            raise ValueError(f"{what} cannot be compiled: {reason}; use --compile off") from error
+        log.info("compiled %s in %.0f s", what, time.perf_counter() - begin)

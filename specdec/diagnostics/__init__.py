@@ -1,0 +1,1 @@
+"""Why a drafter is accepted or not: before training, after it, and in an engine."""

@@ -1,0 +1,206 @@
+"""Draft at given places of the target's own answers, and see what the target says there.
+
+An *anchor* is the position of a text's last committed token. A chain of drafts begun there reads the target's true
+state before the anchor together with the anchor's token, as decoding does after a target pass; from then on it reads
+its own states. All chains of one text run side by side: they are branches of one draft tree whose trunk is the text.
+
+Legend: T tokens of the text, A chains, K drafts of a chain, J = K + 1, N aux layers, H hidden, D draft vocabulary,
+Q nodes of trunk and chains.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.decoding import Chain, Proposer
+from specdec.drafter import Drafter
+from specdec.evaluation.answers import greedy_answers
+from specdec.nn.view import View
+from specdec.target import Target, TargetOutput
+
+ANSWERS_SIDE_BY_SIDE = 16
+CHAINS_SIDE_BY_SIDE = 64
+LOG_PROBS_AT_ONCE = 2**24  # numbers of Chains.log_probs_AKD
+
+
+class AnsweredText(NamedTuple):
+    """A prompt and what the target itself says after it."""
+
+    prompt_id: str
+    ids: list[int]
+    """The prompt's tokens and the answer's."""
+    prompt: int
+    """How many are the prompt's; at least one."""
+
+    def anchors(self, count: int, depth: int) -> list[int]:
+        """At most ``count`` anchors spread evenly over the answer, each with ``depth`` more tokens behind it.
+
+        None where the answer is too short.
+        """
+        places = len(self.ids) - depth - self.prompt
+        if places < 1:
+            return []
+        count = min(count, places)
+        return [self.prompt + (2 * n + 1) * places // (2 * count) for n in range(count)]
+
+
+def answered_texts(
+    target: Target,
+    prompts: Sequence[tuple[str, list[int]]],
+    max_new_tokens: int,
+    *,
+    to_end: bool = True,
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[AnsweredText]:
+    """The target's greedy answers to prompts (ids and tokens), decoded without any drafter.
+
+    Unless ``to_end`` is False they stop at end tokens, which are kept. ValueError if a prompt cannot be decoded.
+    """
+    batch = max(1, min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
+    end = target.eos_token_ids if to_end else ()
+    asked = [ids for _, ids in prompts]
+    answers = greedy_answers(target, asked, max_new_tokens, end=end, batch=batch, on_answer=on_answer)
+    return [AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)]
+
+
+class Chains(NamedTuple):
+    """What A chains of K greedy drafts did."""
+
+    tokens_AK: Tensor
+    """int64, the drafted tokens, as ids of the target."""
+    log_probs_AKD: Tensor
+    """Of the draft vocabulary, float32 at least: the distribution that each draft is the likeliest token of."""
+    features_AJH: Tensor
+    """What each step read: the fused true states first, then the drafter's own; and what the last step handed on."""
+
+    def matched(self, ids: Sequence[int], anchors: Sequence[int]) -> Tensor:
+        """Whether each draft is the token that stands at its place in the target's greedy text, (A, K) bool."""
+        device, depth = self.tokens_AK.device, self.tokens_AK.shape[1]
+        place_AK = torch.tensor(anchors, device=device)[:, None] + torch.arange(1, depth + 1, device=device)
+        return torch.tensor(ids, device=device)[place_AK] == self.tokens_AK
+
+
+class AnchoredText:
+    """A text in the target's cache and in the drafter's, with room for chains of ``depth`` drafts that branch off it.
+
+    The drafter runs through decoding's own :class:`Proposer`: the text's rows are its prefill, and a step of all chains
+    is one level of a draft tree. A chain sees the rows that it would see if the text had been decoded up to its anchor.
+    No room is made for more than ``chains``, and in the target's cache only with ``verify``. ValueError if the text
+    with a chain is too long for the target.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        ids: Sequence[int],
+        depth: int,
+        chains: int = CHAINS_SIDE_BY_SIDE,
+        verify: bool = False,
+    ) -> None:
+        self.target, self.drafter, self.depth, self.length = target, drafter, depth, len(ids)
+        most = min(chains, CHAINS_SIDE_BY_SIDE, LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size))
+        if verify and target.most_slots is not None:
+            most = min(most, (target.most_slots - len(ids)) // depth)
+        self.side_by_side = max(1, most)  # A
+        capacity = len(ids) + self.side_by_side * depth
+        self.ids_1T = torch.tensor([list(ids)], device=target.device)
+        zero_1 = torch.zeros_like(self.ids_1T[0, :1])
+        self._slots = capacity if verify else len(ids)
+        self._cache = target.new_cache(self._slots)
+        with torch.no_grad():
+            self.out = self._forward(self.ids_1T, View.chain(zero_1, len(ids), self._slots, self._cache))
+            self._proposer = Proposer(drafter, Chain(depth), capacity)
+            self._proposer.prefill(0, self.ids_1T[:, 1:], self.out.aux_BTNH[:, :-1])
+
+    def _forward(self, ids_1T: Tensor, view: View) -> TargetOutput:
+        config = self.drafter.config
+        return self.target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
+
+    @property
+    def rows(self) -> int:
+        """The drafter's rows of the text: every token but the first has a feature before it. Chains stand behind."""
+        return self.length - 1
+
+    def groups(self, anchors: Sequence[int]) -> Iterator[list[int]]:
+        """The anchors, as many at a time as :meth:`draft` takes."""
+        for at in range(0, len(anchors), self.side_by_side):
+            yield list(anchors[at : at + self.side_by_side])
+
+    @torch.no_grad()
+    def draft(
+        self, anchors: Sequence[int], given: bool = False, on_step: Callable[[int], object] = lambda level: None
+    ) -> Chains:
+        """Draft K tokens from every anchor (of one of :meth:`groups`), greedily.
+
+        With ``given`` steps read the text's own tokens behind the anchor instead of their drafts (teacher forcing).
+        ``on_step`` is called after each of the K steps, counted from 0.
+        """
+        anchor_A = torch.tensor(anchors, device=self.ids_1T.device)
+        before = min(anchors) - 1  # rows that every chain sees
+        branches = _Branches(self.rows - before, anchor_A - 1 - before)
+        prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
+        feature_1AH = self.drafter.fuse(self.out.aux_BTNH[:, anchor_A - 1])
+        ids_1A = self.ids_1T[:, anchor_A]
+        tokens, log_probs, features = [], [], [feature_1AH[0]]
+        for level in range(self.depth):
+            seen, depth_Q = branches.seen(level, level + 1), branches.depth(level + 1)
+            frontier = self._proposer.expand(prefix_1, ids_1A, feature_1AH, seen, depth_Q[None])
+            feature_1AH = frontier.h_BKH
+            features.append(feature_1AH[0])
+            log_probs.append(frontier.log_probs_BKD[0])
+            tokens.append(self.drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
+            if level + 1 < self.depth:
+                ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]
+            on_step(level)
+        return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
+
+    @torch.no_grad()
+    def verify(self, anchors: Sequence[int], tokens_AK: Tensor) -> list[TargetOutput]:
+        """The target's states at the anchors, at the chains' first drafts, and so on: K outputs of (1, A, ...).
+
+        The k-th one's logits judge the draft of step k; the last draft is not read. Needs ``verify=True``.
+        """
+        anchor_A, levels = torch.tensor(anchors, device=self.ids_1T.device), self.depth - 1
+        found = [TargetOutput(self.out.aux_BTNH[:, anchor_A], self.out.final_BTH[:, anchor_A])]
+        if levels == 0:
+            return found
+        before = min(anchors)
+        branches = _Branches(self.length - before, anchor_A + 1 - before)
+        prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
+        seen, depth_Q = branches.seen(0, levels), branches.depth(levels)
+        view = View.append(prefix_1, seen, depth_Q[None], self._slots, self._cache)
+        out = self._forward(tokens_AK[:, :levels].T.reshape(1, -1), view)
+        pairs = zip(out.aux_BTNH.chunk(levels, 1), out.final_BTH.chunk(levels, 1), strict=True)
+        return found + [TargetOutput(*pair) for pair in pairs]
+
+
+class _Branches(NamedTuple):
+    """Who sees whom among chains that leave one trunk, as :meth:`View.append` wants to be told.
+
+    The first columns are the trunk, a chain itself. Then follow the chains' nodes, level by level, A to a level: the
+    node of level 0 of chain a stands where trunk node ``at_A[a]`` does and sees the trunk nodes before that.
+    """
+
+    trunk: int
+    at_A: Tensor  # int64, from 0 to trunk
+
+    def seen(self, first: int, last: int) -> Tensor:
+        """What the nodes of the levels from ``first`` up to before ``last`` see, (1, nodes, Q) bool."""
+        device, chains = self.at_A.device, len(self.at_A)
+        column_Q = torch.arange(self.trunk + last * chains, device=device)
+        on_trunk_Q = column_Q < self.trunk
+        level_Q, chain_Q = (column_Q - self.trunk) // chains, (column_Q - self.trunk) % chains
+        node = torch.arange(first * chains, last * chains, device=device)[:, None]
+        level, chain = node // chains, node % chains
+        before = on_trunk_Q & (column_Q < self.at_A[chain])
+        own = ~on_trunk_Q & (chain_Q == chain) & (level_Q <= level)
+        return (before | own)[None]
+
+    def depth(self, levels: int) -> Tensor:
+        """How far behind the trunk's first node each of the Q nodes stands, int64."""
+        device = self.at_A.device
+        of_chains = self.at_A + torch.arange(levels, device=device)[:, None]
+        return torch.cat([torch.arange(self.trunk, device=device), of_chains.flatten()])

@@ -1,0 +1,292 @@
+"""``specdec robustness``: how much of its acceptance a drafter keeps when its input is other than usual.
+
+Every prompt is decoded clean and under every condition, losslessly. With C tokens committed in N target passes, c and n
+in the clean run, all of the same prompts:
+
+- acceptance length kept = (C / N) / (c / n), at least n / c, since a pass commits the bonus token in any case;
+- accepted drafts kept = (C / N - 1) / (c / n - 1), without that token: 0 where no draft is accepted any more.
+
+Legend: P prompts.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specdec.decoding import DraftShape, Sampling, parse_shape
+from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
+from specdec.diagnostics.report import (
+    ReportTable,
+    measured,
+    print_report,
+    save_figure,
+    shown,
+    whiskers,
+    write_report,
+)
+from specdec.drafter import Drafter
+from specdec.evaluation.answers import Answer, answer_of
+from specdec.evaluation.benchmark import benchmark
+from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
+from specdec.evaluation.prompts import Prompt, Skipped
+from specdec.evaluation.statistics import Array, ratio
+from specdec.evaluation.style import few_prompts, style
+from specdec.utils.files import sha256, staged_directory, write_json
+from specdec.utils.journal import Journal
+from specdec.utils.progress import progress
+
+log = logging.getLogger(__name__)
+
+CLEAN = Condition()
+SAME = "the condition changes no prompt"
+SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
+RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
+FREE = {  # settings that decide no count
+    "source", "prompts", "limit", "layouts", "conditions", "filler", "batch_size", "other_target", "torch_threads",
+    "intervals",
+}  # fmt: skip
+
+Counts = dict[str, tuple[int, int]]
+"""Committed tokens and target passes of every prompt, by its id."""
+SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
+    "length_kept": lambda sums: ratio(sums[..., :2]) / ratio(sums[..., 2:]),
+    "drafts_kept": lambda sums: (ratio(sums[..., :2]) - 1) / (ratio(sums[..., 2:]) - 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessConfig(MeasurementConfig):
+    """What is decoded, under which conditions.
+
+    Args:
+        drafter: the drafter's directory.
+        conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
+            all of its kind, none is all there are.
+        shape: the draft shape, one as of specdec evaluate.
+        system: system prompt of all conversations, the clean ones too.
+        thinking: the chat template's enable_thinking, in the clean run too.
+        filler: a file of text that contexts are filled with; by default the standard library's sources.
+        seed: of noise and temperatures.
+        batch_size: sequences decoded side by side; fewer where texts are long.
+    """
+
+    drafter: str
+    conditions: list[str] = field(default_factory=list)
+    shape: str = "chain:depth=5"
+    system: str | None = None
+    thinking: bool | None = None
+    filler: str | None = None
+    seed: int = 0
+    batch_size: int = 8
+
+
+def robustness(config: RobustnessConfig) -> None:
+    """How much of its acceptance a drafter keeps under other templates, prompts, contexts, temperatures and noise.
+
+    Every prompt is decoded clean and under every condition, losslessly: what a condition does to the text, target and
+    drafter both see. A run that ends early leaves what it has measured in OUT.partial; the same command goes on.
+
+    Example: specdec robustness --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl
+    """
+    conditions, shape = parse_conditions(config.conditions), parse_shape(config.shape)
+    if config.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, not {config.batch_size}")
+    if not 0 <= config.seed < 2**31:
+        raise ValueError(f"seed is {config.seed}: it must lie from 0 to 2**31 - 1")
+    place, prompts = config.place("robustness"), config.load_prompts()
+    filler_sha256 = sha256(config.filler) if config.filler else None
+    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+    clean = CleanRun(
+        pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1,
+        system=config.system, thinking=config.thinking, filler=config.filler,
+    )  # fmt: skip
+    context = config.context(pair.target, prompts)
+    context["drafter"] = drafter_facts(config.drafter, pair)
+    context["settings"] |= {"shape_config": shape.describe(), "filler_sha256": filler_sha256}
+    deciding = {name: value for name, value in context["settings"].items() if name not in FREE}
+    deciding |= {name: context["provenance"][name] for name in ("versions", "git_commit", "python")}
+    deciding |= {"target": context["target"]["fingerprint"], "weights": context["drafter"]["weights_sha256"]}
+    deciding["design"] = pair.drafter.config.to_json()
+    with staged_directory(place) as folder:
+        runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
+        with Journal(Path(f"{place}.partial"), "specdec.robustness", deciding) as journal:
+            try:
+                measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed, journal)
+            except BaseException:
+                log.info("%s keeps what was measured: the same command with --out %s goes on", journal.path, place)
+                raise
+        told = record(runs) | context
+        tables, notes = report_tables(told), few_prompts(len(told["prompts"]))
+        plot_robustness(told, folder / FIGURE)
+        write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
+        write_json(folder / RECORD, told)
+    journal.path.unlink()
+    print_report(tables, notes)
+
+
+@dataclass
+class ConditionRun:
+    """What is decoded under a condition, and what the drafter did."""
+
+    condition: Condition
+    prompts: list[Prompt] = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    """What the target is asked first, of every prompt."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Ids of prompts that are not decoded, and why."""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> str | None:
+        """Why nothing is decoded at all."""
+        return None if self.prompts else next((why for why in self.left_out.values() if why != SAME), SAME)
+
+
+def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
+    """What of the clean run's prompts a condition can be measured on.
+
+    Raises:
+        ValueError: clean, none of them can be decoded.
+    """
+    run = ConditionRun(condition)
+    for prompt in clean.prompts:
+        name, usual = prompt.prompt_id, clean.asked[prompt.prompt_id]
+        if condition != CLEAN and not isinstance(usual, list):
+            continue
+        try:
+            ids = usual if condition == CLEAN else clean.first_ids(condition.conversation(prompt, clean))
+        except ValueError as error:
+            ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
+        if not isinstance(ids, list):
+            run.left_out[name] = ids.reason if ids else "it has no turn"
+        elif condition.rewrites and ids == usual:
+            run.left_out[name] = SAME
+        else:
+            run.prompts.append(prompt)
+            run.ids.append(ids)
+    if condition == CLEAN and not run.prompts:
+        name, reason = next(iter(run.left_out.items()))
+        raise ValueError(f"prompt {name}: {reason}; none of {len(clean.prompts)} can be decoded")
+    return run
+
+
+def measure(
+    clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0,
+    journal: Journal | None = None,
+) -> None:  # fmt: skip
+    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out.
+
+    Args:
+        batch: sequences side by side; fewer where texts are long.
+        seed: of temperatures and noise.
+        journal: where answers are kept, and taken from if they are there.
+    """
+    known = {entry["condition"]: entry for entry in journal.entries} if journal else {}
+    with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
+        for run in runs:
+            if entry := known.get(run.condition.name):
+                run.answers, run.left_out = [answer_of(each) for each in entry["answers"]], entry["left_out"]
+                advance(len(run.prompts))
+            elif run.prompts:
+                _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
+                if journal:
+                    answers = [each._asdict() for each in run.answers]
+                    journal.append({"condition": run.condition.name, "answers": answers, "left_out": run.left_out})
+
+
+def _decode(
+    clean: CleanRun, drafter: Drafter, shape: DraftShape, run: ConditionRun, batch: int, seed: int,
+    on_prompt: Callable[[], None],
+) -> None:  # fmt: skip
+    longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
+    (run.answers,) = benchmark(
+        clean.target, run.condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
+        sampling=run.condition.sampling(Sampling(seed=seed)), plain=False,
+        converse=lambda prompt, _: run.condition.conversation(prompt, clean),
+        batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=on_prompt,
+        on_skip=lambda one: run.left_out.update({one.prompt_id: one.reason}),
+    )  # fmt: skip
+
+
+def counts(answers: Sequence[Answer]) -> Counts:
+    """What every prompt came to, its turns together."""
+    found: Counts = {}
+    for one in answers:
+        committed, passes = found.get(one.prompt_id, (0, 0))
+        found[one.prompt_id] = (committed + sum(one.accepted) + len(one.accepted), passes + len(one.accepted))
+    return found
+
+
+def kept(under: Counts, clean: Counts) -> dict[str, Any]:
+    """What is kept under a condition, with intervals over the prompts that have a target pass in both runs."""
+    names = [name for name, (_, passes) in under.items() if passes and clean.get(name, (0, 0))[1]]
+    rows_P4 = np.array([[*under[name], *clean[name]] for name in names], dtype=np.float64).reshape(-1, 4)
+    found = {name: measured(rows_P4, of) for name, of in {"acceptance_length": ratio, **SHARES}.items()}
+    return {"measured_prompts": len(names)} | {
+        name: None if one["mean"] is None else one for name, one in found.items()
+    }
+
+
+def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
+    """What the drafter keeps under every condition; the first run is the clean one.
+
+    ``committed`` and ``passes`` of a condition are in the order of ``prompts``; both are 0 for a prompt that it has no
+    target pass of.
+    """
+    clean, ids = counts(runs[0].answers), [prompt.prompt_id for prompt in runs[0].prompts]
+    conditions = []
+    for run in runs:
+        own, condition = counts(run.answers), run.condition
+        columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
+        what = {"name": condition.name, "title": condition.title, "group": condition.of.group, "skipped": run.skipped}
+        shares = kept(own, clean)
+        conditions.append({**what, "committed": columns[0], "passes": columns[1], "left_out": run.left_out, **shares})
+    return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
+
+
+def report_tables(found: dict[str, Any]) -> list[ReportTable]:
+    """What is kept under every condition, and what was not measured."""
+    rows, skipped = [], []
+    for one in found["conditions"]:
+        if one["skipped"] is not None:
+            skipped.append([one["title"], one["skipped"]])
+            continue
+        shares = [shown(one[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES]
+        length = shown(one["acceptance_length"], "{:.2f}".format)
+        rows.append([one["title"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
+    headings = ["Condition", "Acceptance length", "Length kept", "Drafts kept", "Prompts", "Left out"]
+    left_out = [[name, why] for name, why in found["conditions"][0]["left_out"].items()]
+    return [
+        ReportTable("What is kept", headings, rows),
+        ReportTable("Not measured", ["Condition", "Reason"], skipped, left=2),
+        ReportTable("Prompts left out of all", ["Prompt", "Reason"], left_out, left=2),
+    ]
+
+
+def plot_robustness(found: dict[str, Any], path: Path) -> None:
+    """Draw what is kept under every condition, by group."""
+    conditions = [one for one in found["conditions"][1:] if one["skipped"] is None]
+    rows: list[tuple[str, dict[str, Any] | None]] = []  # a group's heading, or a condition
+    for group, own in itertools.groupby(conditions, lambda one: str(one["group"])):
+        rows += [(group, None), *((one["title"], one) for one in own)]
+    figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, share in zip(panels, SHARES, strict=True):
+        for y, (_, one) in enumerate(rows):
+            if one is not None and one[share] is not None:
+                below, above = whiskers(one[share])
+                axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
+        axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
+        axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(rows)), [title for title, _ in rows])
+    for tick, (_, one) in zip(panels[0].get_yticklabels(), rows, strict=True):
+        tick.set_fontweight("bold" if one is None else "normal")
+    panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
+    save_figure(figure, path)

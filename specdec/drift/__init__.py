@@ -1,1 +1,0 @@
-"""Attention drift: what a drafter attends to, and how its recurrent state grows, draft step by draft step."""

@@ -1,0 +1,1 @@
+"""Serving engines: vLLM started and measured, answers and features taken from it."""

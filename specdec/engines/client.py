@@ -1,0 +1,218 @@
+"""An OpenAI-compatible server as its clients see it: questions, retries, and vLLM's counters of drafts."""
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
+
+Found = TypeVar("Found")
+
+KEY = "VLLM_API_KEY"  # vLLM's own variable
+PATIENCE = 600.0  # seconds for one line of an answer, and at most between two tries
+LONGEST_WAIT = 60.0  # seconds between two tries, unless the server asks for more
+PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
+_METRIC = re.compile(r"(vllm:\w+?)(?:_total)?(?:\{(.*)\})? (\S+)")
+_POSITION = re.compile(r'(?:^|,)position="(\d+)"')
+
+
+class RequestError(ValueError):
+    """A request without an answer.
+
+    Args:
+        status: HTTP's; None if the server could not be reached, or its answer broke off.
+        retry_after: seconds that the server asks for.
+    """
+
+    def __init__(self, message: str, status: int | None = None, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after
+
+
+class Endpoint:
+    """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
+
+    Args:
+        patience: seconds that the server may be silent.
+
+    Raises:
+        ValueError: it is no URL of http or https, or holds a user or password.
+        RequestError: from every method, if the server cannot be reached, or refuses.
+    """
+
+    def __init__(self, url: str, patience: float = PATIENCE) -> None:
+        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
+        if "@" in parts.netloc or parts.query:
+            raise ValueError(f"a URL of a server must not hold a password or a key: give a key in ${KEY}")
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"{url}: no URL of a server: give one as http://127.0.0.1:8000")
+        self.url, self._parts, self._patience = parts.geturl(), parts, patience
+
+    def text(self, path: str) -> str:
+        """What ``GET`` gives."""
+        with self._response("GET", path) as response:
+            return response.read().decode("utf-8", errors="replace")
+
+    def model(self) -> str:
+        """The name of the first model that it serves."""
+        try:
+            return str(json.loads(self.text("/v1/models"))["data"][0]["id"])
+        except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
+            raise ValueError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?") from error
+
+    def complete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The object that ``POST`` of a body gives."""
+        with self._response("POST", path, json.dumps(body)) as response:
+            try:
+                return dict(json.loads(response.read()))
+            except (TypeError, ValueError) as error:
+                raise RequestError(f"{self.url}{path}: the answer is no JSON object") from error
+
+    def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The server-sent events that ``POST`` of a body with ``stream`` gives, each as it comes."""
+        with self._response("POST", path, json.dumps(body)) as response:
+            for line in response:
+                if not line.startswith(b"data:"):  # a comment, or the line between two events
+                    continue
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise ValueError(f"{self.url}{path}: {_error_of(data)}")
+                yield event
+        raise ValueError(f"{self.url}{path}: the stream ended before its end mark: did the server fall?")
+
+    @contextlib.contextmanager
+    def _response(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {key}"
+        connection = kind(self._parts.netloc, timeout=self._patience)
+        try:
+            connection.request(method, self._parts.path + path, body, headers)
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    why, after = _error_of(response.read()), response.headers.get("Retry-After", "")
+                    seconds = min(float(after), PATIENCE) if re.fullmatch(r"\d+(\.\d+)?", after) else 0.0
+                    raise RequestError(f"{self.url}{path}: status {response.status}: {why}", response.status, seconds)
+                yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise RequestError(f"{self.url}{path}: {error or type(error).__name__}: is the server up?") from error
+        finally:
+            connection.close()
+
+
+def _error_of(body: bytes) -> str:
+    """The message of an error, however it is wrapped."""
+    text = body.decode("utf-8", errors="replace")
+    with contextlib.suppress(json.JSONDecodeError):
+        value = json.loads(text)
+        while isinstance(value, dict):
+            value = value.get("error", value.get("message", value.get("detail", str(value))))
+        text = str(value)
+    return " ".join(text.split())[:240]
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """Asks a server again that is busy or away, ``retries`` times; ``backoff`` seconds later, then doubled."""
+
+    retries: int = 6
+    backoff: float = 1.0
+
+    def __call__(self, request: Callable[[], Found], over: threading.Event) -> Found:
+        """What ``request`` returns in the end; once ``over`` is set nothing is tried again.
+
+        Raises:
+            RequestError: it does not get an answer, and another try would not help, or there have been enough.
+        """
+        for number in range(self.retries + 1):
+            try:
+                return request()
+            except RequestError as error:
+                passing = error.status is None or error.status >= 500 or error.status in PASSING
+                if number == self.retries or not passing or over.wait(self.seconds(number, error)):
+                    raise
+        raise AssertionError
+
+    def seconds(self, number: int, error: RequestError) -> float:
+        """How long to wait after try ``number``; drawn, so that many clients do not come back together."""
+        longest = min(LONGEST_WAIT, self.backoff * 2**number)
+        return max(random.uniform(longest / 2, longest), error.retry_after)
+
+
+class SpecDecodeCounters(NamedTuple):
+    """What vLLM counts since its start, over all its engines; differences of two are what happened between.
+
+    A pass is a verification that had a draft to judge. Drafts accepted behind an answer's last token count too.
+    """
+
+    generated: int  # tokens of answers
+    passes: int
+    drafts: int
+    accepted: int
+    per_position: tuple[int, ...]  # passes that accepted at least so many drafts, from one on; empty without a drafter
+
+    def since(self, before: Self) -> "SpecDecodeCounters":
+        """What was counted after ``before``."""
+        old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
+        positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
+        return SpecDecodeCounters(
+            self.generated - before.generated,
+            self.passes - before.passes,
+            self.drafts - before.drafts,
+            self.accepted - before.accepted,
+            positions,
+        )
+
+    @classmethod
+    def read(cls, endpoint: Endpoint) -> Self:
+        """The server's counters now, of Prometheus' text.
+
+        Raises:
+            ValueError: it has not even vLLM's counter of generated tokens, or cannot be reached.
+        """
+        sums: dict[str, float] = {}
+        positions: dict[int, float] = {}
+        for found in filter(None, map(_METRIC.match, endpoint.text("/metrics").splitlines())):
+            name, position, value = found[1], _POSITION.search(found[2] or ""), float(found[3])
+            if name == "vllm:spec_decode_num_accepted_tokens_per_pos" and position:
+                positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
+            else:
+                sums[name] = sums.get(name, 0.0) + value
+        if "vllm:generation_tokens" not in sums:
+            raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        passes, drafts, accepted = (int(sums.get(f"vllm:spec_decode_{name}", 0)) for name in names)
+        per_position = tuple(int(positions[k]) for k in sorted(positions))
+        return cls(int(sums["vllm:generation_tokens"]), passes, drafts, accepted, per_position)
+
+    def settled(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> "SpecDecodeCounters":
+        """The counters once they hold ``tokens`` generated ones more than these: the server counts a little late."""
+        end = time.monotonic() + patience
+        while (now := self.read(endpoint)).generated - self.generated < tokens and time.monotonic() < end:
+            time.sleep(0.05)
+        return now
+
+
+def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:
+    """What a greedy, streamed request says beside its prompt; it goes on behind the end of a text."""
+    return {
+        "model": model,
+        "max_tokens": max_new_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "cache_salt": uuid.uuid4().hex,  # else a prompt that was asked before would be answered from a cache
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }

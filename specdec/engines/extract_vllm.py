@@ -1,0 +1,146 @@
+"""vLLM as the engine of ``specdec cache``: a process in vLLM's own environment, asked through its standard input.
+
+Legend: M tokens of a row's pieces, N stored boundaries, H hidden.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specdec.engines.extract import RowStates
+from specdec.engines.serve import VARIABLE, find_vllm
+from specdec.features.store import PackedRow
+from specdec.target import Target, TargetSource
+
+INSIDE = Path(__file__).parent / "inside_vllm"
+KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
+TOKENS = 16384  # asked for at once
+OURS = (
+    "model", "tokenizer", "revision", "trust_remote_code", "dtype", "max_model_len", "skip_tokenizer_init", "seed",
+    "enable_prefix_caching", "enforce_eager", "disable_log_stats", "speculative_config", "kv_transfer_config",
+)  # fmt: skip  # arguments of vLLM's engine that the features depend on
+
+
+class VllmEngine:
+    """Every piece is a request of its own; the final state is the target's final norm of the last boundary."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]) -> None:
+        self.process, self.log, self.target, self.layers = process, log, target, layers
+        version = self._answer()["version"]
+        if not version.startswith(KNOWN):
+            raise ValueError(
+                f"--engine vllm needs vLLM {KNOWN}x, whose hidden states are known to be right; this Python has "
+                f"{version}: give another --vllm, or leave out --engine"
+            )
+        self.name = f"vllm {version}"
+        self._ask("go")
+        self._answer()
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, vllm: str | None,
+        more: Mapping[str, Any],
+    ) -> Iterator[Self]:  # fmt: skip
+        """vLLM with this target, ready, until the block ends.
+
+        Args:
+            layers: boundaries to store.
+            longest: tokens of the longest piece.
+            vllm: a Python that has vLLM; by default as for ``specdec serve``.
+            more: arguments of vLLM's engine.
+
+        Raises:
+            ValueError: an argument is not to be chosen, there is no vLLM of a known version, or it fails.
+        """
+        if taken := sorted(set(more) & set(OURS)):
+            raise ValueError(f"--vllm_args: {', '.join(taken)} is not to be chosen: specdec cache sets it")
+        words = find_vllm(vllm)
+        if len(words) == 1:
+            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with --vllm or {VARIABLE}")
+        with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
+            job = {
+                "folder": folder,
+                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
+                "engine": {
+                    "model": source.directory(), "revision": source.revision,
+                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
+                    "max_model_len": longest + 1,  # and the one token that it has to write
+                    "max_num_batched_tokens": max(TOKENS, longest + 1), "skip_tokenizer_init": True, "seed": 0, **more,
+                },
+            }  # fmt: skip
+            path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
+            log = Path(folder) / "vllm.log"
+            with log.open("w") as stderr:
+                process = subprocess.Popen(
+                    [words[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                    env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
+                )  # fmt: skip
+            try:
+                yield cls(process, log, target, layers)
+            finally:
+                process.kill()
+                process.communicate()
+
+    def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
+        """Many rows at a time."""
+        group: list[PackedRow] = []
+        for row in rows:
+            if group and sum(one.tokens for one in group) + row.tokens > TOKENS:
+                yield from self._group(group)
+                group = []
+            group.append(row)
+        if group:
+            yield from self._group(group)
+
+    def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
+        pieces = [row.ids_R[start:end] for row in rows for start, end in row.spans]
+        self._ask([ids_M.tolist() for ids_M in pieces])
+        files = iter(zip(pieces, self._answer(), strict=True))
+        for row in rows:
+            found = [self._piece(*next(files)) for _ in row.spans]
+            aux_MNH, final_MH = (torch.cat(columns) for columns in zip(*found, strict=True))
+            yield RowStates(row, aux_MNH, final_MH)
+
+    def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
+        """(M, N, H) and (M, H) of one request, whose file is removed."""
+        try:
+            found = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"vLLM's {file} cannot be read: {error}") from error
+        states, width = found["hidden_states"], sum(b < self.target.num_layers for b in self.layers) + 1
+        wanted = (len(ids_M), width, self.target.hidden_size)
+        if not torch.equal(found["token_ids"], ids_M) or states.shape != wanted:
+            raise ValueError(f"vLLM's {file} holds other tokens than were asked for, or states of another shape")
+        Path(file).unlink()
+        with torch.no_grad():
+            final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
+        return states[:, : len(self.layers)], final_MH
+
+    def _ask(self, what: Any) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            raise ValueError(f"vLLM ended: {' | '.join(lines[-5:])}")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "refused" in answer:
+            raise ValueError(f"vLLM refuses: {answer['refused']}")
+        return answer

@@ -1,0 +1,144 @@
+"""What measurements of saved drafters have in common: their options, target and drafter, what results tell of them."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from specdec.decoding import check_made_for, check_pair, warn_unless_made_for
+from specdec.drafter import Drafter, load
+from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
+from specdec.evaluation.statistics import HOW
+from specdec.target import Target, TargetSource
+from specdec.utils.config import new_run
+from specdec.utils.files import read_json
+from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.provenance import provenance
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementConfig:
+    """On which prompts and where a saved drafter is measured.
+
+    Args:
+        prompts: .jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or
+            hub:REPOSITORY:CONFIG:SPLIT.
+        target: the model that the drafter drafts for: ``embedded``, a directory or a Hub id.
+        max_new_tokens: new tokens per answer.
+        limit: use the first prompts only.
+        layouts: layouts of rows to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn.
+        device: where target and drafter run.
+        other_target: also take a drafter that was trained for another target of the same shape.
+        out: directory for the results, a new one; by default under runs.
+    """
+
+    prompts: list[str]
+    target: TargetSource = field(default_factory=TargetSource)
+    max_new_tokens: int = 128
+    limit: int | None = None
+    layouts: list[str] = field(default_factory=list)
+    device: str = "cpu"
+    other_target: bool = False
+    out: Path | None = None
+
+    def load_prompts(self) -> list[Prompt]:
+        """The prompts; ValueError as of :func:`load_prompts`."""
+        return load_prompts(self.prompts, self.limit, self.layouts)
+
+    def place(self, command: str) -> Path:
+        """Where results go; a new directory under ``runs`` if none was named, and an empty one is taken away."""
+        place = self.out or new_run(command)
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
+        return place
+
+    def context(self, target: Target, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """``target``, ``settings`` (every option and what the prompts are) and ``provenance``, JSON-ready."""
+        options = asdict(self)
+        settings = {
+            **options.pop("target"),
+            **{name: value for name, value in options.items() if name not in ("drafter", "labels", "out")},
+            "prompts_sha256": fingerprint(prompts),
+            "chat_template_sha256": template_sha256(target.tokenizer, prompts),
+            "intervals": HOW,
+            "torch_threads": torch.get_num_threads(),
+        }
+        return {"target": dict(target.identity), "settings": settings, "provenance": provenance()}
+
+
+class Pair(NamedTuple):
+    """A target and a saved drafter in one dtype, on one device."""
+
+    target: Target
+    drafter: Drafter
+    made_for_each_other: bool  # else the drafter was trained for another target of the same shape
+
+
+def load_pair(
+    source: TargetSource, drafter_directory: Path | str, device: str = "cpu", other_target: bool = False
+) -> Pair:
+    """:func:`load_pairs` of one drafter."""
+    (pair,) = load_pairs(source, [drafter_directory], device, other_target)
+    return pair
+
+
+def load_pairs(
+    source: TargetSource, drafter_directories: Sequence[Path | str], device: str = "cpu", other_target: bool = False
+) -> list[Pair]:
+    """Load drafters, and the target of them all, which proves itself.
+
+    Args:
+        other_target: whether a drafter may be one that was trained for another target of the same shape.
+
+    Raises:
+        ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
+    """
+    drafters = [load(directory) for directory in drafter_directories]
+    target = source.load(device)
+    target.prove()
+    if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
+        log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
+    pairs = []
+    for drafter in drafters:
+        drafter.to(device=target.device, dtype=target.dtype)
+        check_pair(target, drafter)
+        if not other_target:
+            check_made_for(target, drafter)
+        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter)))
+    return pairs
+
+
+def labelled(directories: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """A name for every drafter: those given, or the shortest ends of their directories that differ.
+
+    Raises:
+        ValueError: names or directories that are not as many, not different, or no names of folders.
+    """
+    if labels:
+        if len(labels) != len(directories) or len(set(labels)) < len(labels):
+            raise ValueError(f"--labels: {len(labels)} names for {len(directories)} drafters: give each one of its own")
+        if wrong := [label for label in labels if label.strip(".") == "" or "/" in label]:
+            raise ValueError(f"--labels {wrong[0]!r}: a folder is named so: give a name without a slash")
+        return list(labels)
+    parts = [Path(directory).resolve().parts[1:] for directory in directories]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["-".join(one[-length:]) for one in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    raise ValueError("--drafter: one directory is given twice")
+
+
+def drafter_facts(directory: Path | str, pair: Pair, label: str = "") -> dict[str, Any]:
+    """Which drafter a result is of, JSON-ready."""
+    return {
+        "label": label or Path(directory).name,
+        "directory": str(directory),
+        "weights_sha256": read_json(Path(directory) / "config.json")["weights_sha256"],
+        "made_for_this_target": pair.made_for_each_other,
+        **pair.drafter.config.to_json(),
+    }

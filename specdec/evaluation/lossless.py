@@ -1,0 +1,224 @@
+"""Certificate of losslessness: what speculative decoding says is what the target says.
+
+Greedily, every token must be the target's likeliest after the text before it, but for rounding. Sampled continuations
+are counted against the target's exact distribution of them, by Pearson's chi-square.
+
+Legend: B rows, T tokens, V vocabulary.
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from specdec.decoding import DraftShape, Request, Sampling, SpeculativeDecoder, check_length
+from specdec.drafter import Drafter
+from specdec.nn.view import View
+from specdec.target import Target
+from specdec.utils.files import sha256, write_json
+
+log = logging.getLogger(__name__)
+
+# of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to, some units of
+# each format's last place, the more as layers add up. In bfloat16 logits of a small random model were up to 2.4 % off
+# float64's in every kind of pass, and two of them are compared
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 2e-3}
+MOST_TIES = 0.02  # of all tokens: rounding does not decide more often
+
+LEAST_EXPECTED = 5.0  # draws in a cell of the chi-square; rarer continuations are counted together
+TOGETHER = 32  # sequences drawn side by side
+TOP_K, LENGTH = 3, 3  # tokens that sampling leaves at each place; tokens of a continuation
+LOOKED_AT = 16  # prompts, for the one after which draws tell most
+SUSPECT = 1e-6  # a p-value below it fails
+RULES: tuple[Literal["one_hot", "with_replacement", "without_replacement"], ...] = (
+    "one_hot", "with_replacement", "without_replacement",
+)  # fmt: skip
+
+
+def certify(
+    target: Target,
+    drafter: Drafter,
+    shapes: Sequence[DraftShape],
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    runs: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  frozen
+    batch: int = 1,
+    compiled: bool = False,
+) -> dict[str, Any]:
+    """Check every shape greedily on all prompts, and sampled, by every rule that can judge it, after one of them.
+
+    Args:
+        runs: draws of each sampled check, by the eager decoder; none in 16 bits, where rounding moves probabilities.
+        sampling: how draws are made but for the rule and the top-k; at temperature 1 if it is greedy.
+
+    Returns:
+        The statement, JSON-ready: ``holds``, and what every check found.
+
+    Raises:
+        ValueError: no prompt leaves room for the draws.
+    """
+    checks: list[dict[str, Any]] = []
+    sampling = replace(sampling, temperature=sampling.temperature or 1.0)
+    place = None
+    if target.dtype in (torch.float32, torch.float64):
+        nodes = 1 + max(shape.nodes_drafted for shape in shapes)
+        place = most_open(target, replace(sampling, rule="one_hot"), prompts, runs, nodes)
+    else:
+        log.warning("certify: draws are checked in float32 alone: rounding in 16 bits changes their distribution")
+    for shape in shapes:
+        log.info("certifying: %s", shape.name)
+        checks.append(check_greedy(target, drafter, shape, prompts, max_new_tokens, batch=batch, compiled=compiled))
+        for rule in RULES if place is not None else ():
+            drawn = replace(sampling, rule=rule)
+            try:
+                shape.check_rule(drawn.acceptance)
+            except ValueError:
+                continue  # the rule is not for this shape, and decoding would refuse it
+            checks.append(check_sampled(target, drafter, shape, drawn, prompts[place or 0], runs))
+    return {
+        "holds": not any(check["fault"] for check in checks),
+        "checks": checks,
+        "tolerance": TOLERANCE[target.dtype],
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "greedy": {"compiled": compiled, "batch_size": batch},
+        "sampled": None if place is None else {"compiled": False, "batch_size": TOGETHER, "prompt": place},
+        "seed": sampling.seed,
+    }
+
+
+def write_certificate(path: Path, statement: dict[str, Any], drafter_directory: Path, context: dict[str, Any]) -> None:
+    """Write the statement with what it is about: hashes of target and drafter, settings, versions; or not at all."""
+    weights = {file.name: sha256(file) for file in sorted(drafter_directory.glob("*.safetensors"))}
+    about = {name: context[name] for name in ("target", "settings", "provenance")}
+    write_json(path, {**statement, "drafter_sha256": weights, **about})
+    if not statement["holds"]:
+        faults = "; ".join(f"{one['shape']}: {one['fault']}" for one in statement["checks"] if one["fault"])
+        log.error("the certificate does not hold (%s): see %s", faults, path)
+
+
+@torch.inference_mode()
+def check_greedy(
+    target: Target, drafter: Drafter, shape: DraftShape, prompts: Sequence[list[int]], max_new_tokens: int, *,
+    batch: int = 1, compiled: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Decode every prompt greedily, without an end token, and judge all tokens.
+
+    Returns:
+        JSON-ready: ``fault``, None or what else than rounding made a difference; the tokens that are ``wrong``, the
+        ``near_ties``, and how many tokens, accepted drafts and passes there were.
+    """
+    decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
+    made = dict(decoder.generate_all([Request(prompt, max_new_tokens) for prompt in prompts]))
+    found: dict[str, list[Any]] = {"near_ties": [], "wrong": []}
+    for number, prompt in enumerate(prompts):
+        # every token is judged after the answer's own text, so a difference hides none behind it
+        ids = made[number].ids
+        logits_TV = _logits(target, torch.tensor([[*prompt, *ids[:-1]]]), len(ids))[0].double()
+        best_T, likeliest_T = logits_TV.max(-1)
+        gap_T = best_T - logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
+        allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
+        for at in gap_T.nonzero()[:, 0].tolist():
+            one = {"prompt": number, "position": at, "token": ids[at], "likeliest": int(likeliest_T[at])}
+            gap, allowed = float(gap_T[at]), float(allowed_T[at])
+            found["near_ties" if gap <= allowed else "wrong"].append({**one, "gap": gap, "allowed": allowed})
+    tokens, passes = sum(len(one.ids) for one in made.values()), [n for one in made.values() for n in one.accepted]
+    fault = None if passes else "no pass verified anything: ask for more new tokens"
+    if (ties := len(found["near_ties"])) > max(1, MOST_TIES * tokens):
+        fault = f"{ties} near-ties in {tokens} tokens: rounding is not that rough"
+    if missing := len(prompts) * max_new_tokens - tokens:
+        fault = f"{missing} tokens are missing"
+    if wrong := len(found["wrong"]):
+        fault = f"{wrong} of {tokens} tokens are wrong"
+    counts = {"tokens": tokens, "accepted": sum(passes), "passes": len(passes)}
+    return {"check": "greedy", "shape": shape.name, "fault": fault, **counts, **found}
+
+
+def check_sampled(
+    target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, prompt: list[int], runs: int
+) -> dict[str, Any]:
+    """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed.
+
+    Returns:
+        JSON-ready: ``fault``, None or why the draws cannot be the target's, or are too few to tell; Pearson's
+        chi-square with its degrees of freedom and p-value; how many draws were such as the target never makes.
+    """
+    sampling = replace(sampling, top_k=TOP_K)
+    decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER))
+    made = [one for _, one in decoder.generate_all([Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)])]
+    counts = Counter(tuple(one.ids) for one in made)
+    probs = _continuations(target, sampling, prompt)
+    cells = _cells([(counts[path], p * runs) for path, p in probs.items()])
+    chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    p_value = float(chi2.sf(chi_square, max(1, len(cells) - 1)))
+    impossible = runs - sum(counts[path] for path in probs)
+    fault = f"p-value {p_value:.1e}" if p_value <= SUSPECT else None
+    if len(probs) > 1 and len(cells) == 1:
+        fault = f"{runs} draws are too few to tell any two of {len(probs)} continuations apart: draw more"
+    if impossible:
+        fault = f"{impossible} of {runs} draws are such as the target never makes"
+    counted = {"continuations": len(probs), "chi_square": chi_square, "degrees": len(cells) - 1, "p_value": p_value}
+    what = {"check": "sampled", "shape": shape.name, "rule": type(sampling.acceptance).__name__, "fault": fault}
+    return {**what, "sampling": asdict(sampling), "runs": runs, **counted, "impossible": impossible}
+
+
+def most_open(target: Target, sampling: Sampling, prompts: Sequence[list[int]], runs: int, nodes: int) -> int:
+    """Of the first :data:`LOOKED_AT` prompts with room for it, the number of the one whose draws tell most.
+
+    ``nodes`` is as of :func:`~specdec.decoding.check_length`. Raises ValueError if none has room.
+    """
+    sampling = replace(sampling, top_k=TOP_K)
+    cells = dict[int, int]()
+    for number, prompt in enumerate(prompts):
+        with contextlib.suppress(ValueError):
+            check_length(target, prompt, LENGTH, nodes)
+            probs = _continuations(target, sampling, prompt)
+            cells[number] = len(_cells([(0, p * runs) for p in probs.values()]))
+        if len(cells) == LOOKED_AT:
+            break
+    if not cells:
+        raise ValueError(f"certify: no prompt leaves room for {LENGTH} more tokens in the target's positions")
+    return max(cells, key=lambda number: cells[number])
+
+
+def _logits(target: Target, ids_BT: Tensor, last: int = 1) -> Tensor:
+    """The target's logits after the last tokens of each row, (B, T) int64 to (B, last, V)."""
+    ids_BT = ids_BT.to(target.device)
+    return target.logits(target.forward(ids_BT, View.packed(torch.zeros_like(ids_BT)), ()).final_BTH[:, -last:])
+
+
+def _cells(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Pairs of draws and how many were expected; those that expect less than ``LEAST_EXPECTED`` are one together."""
+    cells = [(0, 0.0)]
+    for seen, expected in sorted(pairs, key=lambda pair: pair[1]):
+        if cells[-1][1] >= LEAST_EXPECTED and expected >= LEAST_EXPECTED:
+            cells.append((0, 0.0))
+        cells[-1] = cells[-1][0] + seen, cells[-1][1] + expected
+    return cells
+
+
+@torch.inference_mode()
+def _continuations(target: Target, sampling: Sampling, prompt: list[int]) -> dict[tuple[int, ...], float]:
+    """Every continuation that the sampled target can say, with its probability."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        paths = list(found)
+        ids_BT = torch.tensor([[*prompt, *path] for path in paths])
+        seen_BV = None
+        if sampling.needs_seen:
+            seen_BV = torch.zeros(len(paths), target.vocab_size, dtype=torch.bool).scatter(1, ids_BT, True)
+        probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu(), seen_BV).double()
+        longer: dict[tuple[int, ...], float] = {}
+        for row, path in enumerate(paths):
+            for token in probs_BV[row].nonzero().flatten().tolist():
+                longer[(*path, token)] = found[path] * float(probs_BV[row, token])
+        found = longer
+    return found

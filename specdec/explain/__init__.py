@@ -1,1 +1,0 @@
-"""The acceptance waterfall: where acceptance is lost, bar by bar."""

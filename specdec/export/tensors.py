@@ -1,0 +1,142 @@
+"""Tensors as papers and other repositories have them: their layout, one matrix for each projection, and their names.
+
+Here queries, keys and values are one matrix, gate and up another, and the embedding's half of what reads embedding and
+feature stands apart. Elsewhere each projection is one matrix and the embedding's half comes first in it. Both tables,
+of blocks and of names, are read in both directions.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.drafter import Concat, DrafterConfig
+
+ALL = slice(None)
+
+
+class TensorBlock(NamedTuple):
+    """``published[..., columns]`` and ``ours[rows]`` are the same numbers."""
+
+    ours: str
+    published: str
+    rows: slice = ALL
+    columns: slice = ALL
+
+
+def published(ours: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    """One matrix for each projection, of a drafter's parameters or state; gradients flow back."""
+    made: dict[str, list[Tensor]] = defaultdict(list)
+    for block in blocks(ours, config):
+        made[block.published].append(ours[block.ours][block.rows])
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1) for name, parts in made.items()}
+
+
+def merged(names: Iterable[str], weights: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    """The inverse: what a drafter calls ``names``, of published weights.
+
+    Raises:
+        ValueError: a weight is missing.
+    """
+    made: dict[str, list[Tensor]] = defaultdict(list)
+    for block in blocks(names, config):
+        if block.published not in weights:
+            raise ValueError(f"the weights lack {block.published}")
+        made[block.ours].append(weights[block.published][..., block.columns])
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts, dim=0) for name, parts in made.items()}
+
+
+def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]:
+    """The table, for the drafter's tensors ``names``: blocks of one matrix stand in the order of its rows, or columns.
+
+    The embedding's half precedes the feature's.
+    """
+    halves = slice(0, config.hidden_size), slice(config.hidden_size, 2 * config.hidden_size)
+    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    heads = {"q": queries, "k": keys, "v": keys}
+    names = list(names)
+    wide = "entry.token_qkv_proj.weight" in names
+    # the embedding's half first, which then opens every matrix that it goes into
+    for name in sorted(names, key=lambda name: not name.startswith("entry.token_")):
+        at, _, last = name.removesuffix(".weight").rpartition(".")
+        first = at == "layers.layers.0.attention"
+        if last in ("token_qkv_proj", "qkv_proj"):
+            columns = ALL if not wide or not (last == "token_qkv_proj" or first) else halves[last == "qkv_proj"]
+            place = "layers.layers.0.attention" if last == "token_qkv_proj" else at
+            for part, rows in _stacked(heads):
+                yield TensorBlock(name, f"{place}.{part}_proj.weight", rows, columns)
+        elif last == "gate_up_proj":
+            for part, rows in _stacked({"gate": config.intermediate_size, "up": config.intermediate_size}):
+                yield TensorBlock(name, f"{at}.{part}_proj.weight", rows)
+        elif last in ("token_fc", "feature_fc"):
+            yield TensorBlock(name, f"{at}.fc.weight", columns=halves[last == "feature_fc"])
+        else:
+            yield TensorBlock(
+                name, name.replace("feature_fc.bias", "fc.bias").replace(".attention.norm.", ".attention.")
+            )
+
+
+def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
+    start = 0
+    for part, size in sizes.items():
+        yield part, slice(start, start + size)
+        start += size
+
+
+MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
+
+# of a layer, after `layers.layers.{i}.` and `layers.{i}.`
+LAYER = {
+    **{
+        f"attention.{part}": f"self_attn.{part}"
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    },
+    "post_attention_norm": "post_attention_layernorm",
+    **{f"mlp.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+ELSEWHERE = {
+    "embed_tokens": "embed_tokens",
+    "norms.aux": "input_norm",
+    "norms.embed": "layers.0.input_layernorm",
+    "norms.hidden": "layers.0.hidden_norm",
+    "norms.output": "norm",
+    "lm_head": "lm_head",
+}
+
+# what others write for the same
+SPELLINGS = (
+    (r"^(model\.)+", ""),
+    (r"^midlayer\.", "layers.0."),
+    (r"^aux_norm_low\.", "fc_norm.0."),
+    (r"^aux_norm_mid\.", "fc_norm.1."),
+    (r"^aux_norm_high\.", "fc_norm.2."),
+)
+
+
+def table(config: DrafterConfig) -> dict[str, str]:
+    """Published name (see :func:`published`) to the checkpoint's, for every module that may be there."""
+    rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
+    rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
+    for i in range(config.num_layers):
+        rows |= {f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()}
+        if i:
+            rows[f"layers.input_norms.{i - 1}"] = f"layers.{i}.input_layernorm"
+    return rows
+
+
+def translate(name: str, names: Mapping[str, str]) -> str | None:
+    """A tensor's name by the table or its inverse; None if it has none."""
+    module, _, kind = name.rpartition(".")
+    return f"{names[module]}.{kind}" if module in names else None
+
+
+def canonical(name: str) -> str | None:
+    """A checkpoint's name in the spelling of the table; None for what carries nothing of its own."""
+    if name.endswith("rotary_emb.inv_freq"):
+        return None
+    for pattern, spelling in SPELLINGS:
+        name = re.sub(pattern, spelling, name)
+    return name

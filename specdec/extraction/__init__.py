@@ -1,1 +1,0 @@
-"""Filling a cache of the target's features: ``specdec cache``."""

@@ -1,1 +1,0 @@
-"""Features from a real vLLM."""

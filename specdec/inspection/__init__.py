@@ -1,1 +1,0 @@
-"""Looking at training data before it is trained on."""

@@ -1,0 +1,108 @@
+"""Settings of the whole process: what torch fuses, which library multiplies on a CPU, what memory the process keeps."""
+
+import contextlib
+import ctypes
+import functools
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+Function = TypeVar("Function", bound=Callable)
+_compiling = False
+
+
+def compile_pointwise(on: bool) -> None:
+    """Compile the functions marked with :func:`pointwise` from now on, or run them as they are. Off at the start."""
+    global _compiling
+    _compiling = on
+
+
+def pointwise(function: Function) -> Function:
+    """Mark a function of tensors, without state or gradient, that ``torch.compile`` may fuse into one pass over memory.
+
+    It is compiled for the shapes of its first call, which takes seconds; torch keeps the result in its cache on disk.
+    """
+
+    @functools.cache
+    def compiled() -> Callable:
+        return torch.compile(function)
+
+    @functools.wraps(function)
+    def call(*args):  # type: ignore[no-untyped-def]
+        return (compiled() if _compiling else function)(*args)
+
+    return call  # type: ignore[return-value]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums and exponentials are taken in: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@contextlib.contextmanager
+def matmul_backend() -> Iterator[str]:
+    """Inside, float32 products on a CPU take oneDNN where MKL is slow; yields the library's name, for the log.
+
+    MKL takes a slow path on processors that are not Intel's, where oneDNN is about twice as fast. The processor's maker
+    decides, not a clock: two runs that chose otherwise would round otherwise. The public switch is
+    ``torch.set_float32_matmul_precision("medium")``: where the processor multiplies bfloat16 (AMX) it would round to
+    that, so the switch is taken back unless products come out as exact as before. The setting is restored at the end.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":  # the user has chosen, or this function further out
+        yield f"torch's setting {before!r}"
+        return
+    onednn = _onednn_is_better()
+    try:
+        torch.set_float32_matmul_precision("medium" if onednn else before)
+        yield "oneDNN" if onednn else "torch's default"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@functools.cache
+def _onednn_is_better() -> bool:
+    """Whether MKL takes its slow path here and oneDNN is as exact; the same in every process of one machine type."""
+    maker = _cpu_maker()
+    if not torch.backends.mkl.is_available() or not maker or "Intel" in maker:
+        return False
+    torch.set_float32_matmul_precision("medium")
+    try:
+        return _exact()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def _exact() -> bool:
+    """Whether float32 products keep float32's digits: bfloat16's eight would lose the small part of each factor."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(128, 128, generator=generator, dtype=torch.float64).float() for _ in range(2))
+    want = a.double() @ b.double()
+    return bool(((a @ b).double() - want).abs().max() <= 1e-5 * want.abs().max())
+
+
+def _cpu_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """``GenuineIntel``, ``AuthenticAMD``; nothing where the processor does not say."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+
+
+def keep_freed_memory(most: int = 2**31 - 1) -> bool:
+    """Let the process keep up to ``most`` bytes of freed memory, for good; whether it could be asked to.
+
+    glibc gives large blocks back to the system, which clears every page that it hands out again; a training step
+    takes the same blocks each time. Other C libraries keep freed memory anyway: nothing is done there.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return all(libc.mallopt(option, most) == 1 for option in (TRIM_THRESHOLD, MMAP_THRESHOLD))

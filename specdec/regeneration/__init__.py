@@ -1,1 +1,0 @@
-"""The target writes the answers of a data set anew."""

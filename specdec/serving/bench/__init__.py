@@ -1,1 +1,0 @@
-"""Throughput and latency of a served model, as its users see them."""

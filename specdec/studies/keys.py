@@ -1,0 +1,154 @@
+"""Content addresses: a hash of what decides a job's numbers, so that what is there is never made again.
+
+A fit's key has its whole config but the settings that have no say in numbers (logging, validation, checkpoints, where
+things lie; :func:`specdec.training.checkpoint.changes_numbers`), what the names in it stand for (target, data, a
+drafter to start from), the seed, and the code. A measure's key has its fit's, its settings, the prompts and the code.
+The code is specdec's version and git commit, and the libraries' versions; a checkout with changes counts as code of its
+own, whatever the changes are. Neither has an arm's name, threads, or the machine.
+"""
+
+import functools
+import glob
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from specdec.data.rows import HUB, hub_fingerprint
+from specdec.embedded.build import EmbeddedConfig
+from specdec.embedded.corpus import corpus
+from specdec.studies.arms import Arm
+from specdec.target import TargetSource
+from specdec.target.loading import TOKENIZER_FILES
+from specdec.training.checkpoint import changes_numbers
+from specdec.utils import imports
+from specdec.utils.config_diff import canonical, is_part
+from specdec.utils.files import sha256
+from specdec.utils.provenance import provenance
+
+DIGITS = 16  # of a key, hexadecimal
+LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
+OF_A_TARGET = (
+    "config.json", "model.safetensors.index.json", "chat_template.jinja", "special_tokens_map.json", *TOKENIZER_FILES,
+)  # fmt: skip
+
+
+def key_of(kind: str, decisive: Any) -> str:
+    """The address of a job of this kind, of what decides its numbers."""
+    own = imports.flags()[1].split(",") if imports.flags() else []
+    return digest([kind, decisive, code(), {name: contents(_place(name)) for name in own}])[:DIGITS]
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Which code runs: ``git_commit``, ``git_dirty`` and ``versions``."""
+    found = provenance()
+    versions = {name: found["versions"][name] for name in LIBRARIES}
+    return {"git_commit": found["git_commit"], "git_dirty": found["git_dirty"], "versions": versions}
+
+
+def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
+    """What decides the numbers of a fit.
+
+    Args:
+        features: ``cached`` or ``on_the_fly``: the numbers are equal up to rounding, not always to the last bit.
+
+    Raises:
+        ValueError: a file that the config names cannot be read.
+    """
+    config = _decisive(canonical(arm.config))
+    model = {**config["model"], "target": target_contents(arm.target)}
+    model["start"] = contents(model["start"])
+    if features == "cached":
+        model["features"] = features
+    return {**config, "model": model, "data": contents(config["data"]), "seed": seed}
+
+
+def digest(value: Any) -> str:
+    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def target_contents(source: TargetSource) -> Any:
+    """Which model it is: hashes of a directory's weights, configuration and tokenizer, or the commit of a Hub id.
+
+    The dtype belongs to it, for it decides numbers; where its layers lie does not.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    place = Path(source.directory())
+    if place.is_dir():
+        files = [file for file in sorted(place.iterdir()) if file.name in OF_A_TARGET or file.suffix == ".safetensors"]
+        files += sorted(place.glob("*.py")) if source.trust_remote_code else []
+        return [source.dtype, {file.name: _file_hash(file) for file in files}]
+    found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
+    commit = Path(found).parent.name if isinstance(found, str) else source.revision
+    return [source.dtype, source.source, commit]
+
+
+def contents(value: Any) -> Any:
+    """A config's group with every name of files, directories and Hub data replaced by what they hold.
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
+    if is_part(value) and value["class_path"].rpartition(".")[2] == "EmbeddedData":
+        return {**value, "corpus": _corpus()}
+    if isinstance(value, dict):
+        return {key: contents(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [contents(child) for child in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith(HUB):
+        return [value, hub_fingerprint(value)]
+    path = Path(value)
+    if path.is_file():
+        return [path.suffix, _file_hash(path)]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        return [[file.relative_to(path).as_posix(), _file_hash(file)] for file in files]
+    if glob.has_magic(value) and (found := sorted(glob.glob(value, recursive=True))):
+        return [contents(file) for file in found if Path(file).is_file()]
+    return value
+
+
+def _decisive(value: Any, key: str = "") -> Any:
+    """Without the settings that change no number; ``init_args`` does not count in their names."""
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for name, child in value.items():
+        inner = key if name == "init_args" else f"{key}.{name}" if key else name
+        if name == "init_args" or changes_numbers(inner):
+            found[name] = _decisive(child, inner)
+    return found
+
+
+def _place(module: str) -> str:
+    """Of a user's module its file, of a package its folder."""
+    found = importlib.util.find_spec(module)
+    assert found is not None and found.origin is not None, f"{module} has been imported"
+    file = Path(found.origin)
+    return str(file.parent if file.name == "__init__.py" else file)
+
+
+@functools.cache
+def _corpus() -> str:
+    return digest(corpus(EmbeddedConfig().seed).record())
+
+
+def _file_hash(path: Path) -> str:
+    stat = path.stat()
+    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    """Once for every state of a file."""
+    return sha256(path)

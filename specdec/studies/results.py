@@ -1,0 +1,310 @@
+"""All of a card's numbers, JSON-ready: quantities of every arm, their differences from the baseline, and effects.
+
+A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
+ratios, one divided by the other or less it (rise of the state: its size at the last draft step over that at the
+first). Arms are compared on the seeds and prompts that both have.
+
+Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft positions or steps.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
+from specdec.evaluation.statistics import ALPHA, Array
+from specdec.studies.record import RecordedRun, RecordedStudy, common
+from specdec.studies.statistics import (
+    ANY,
+    COSINE,
+    METHOD,
+    POSITIVE,
+    SHARE,
+    Linear,
+    detectable,
+    effects,
+    estimate,
+    judge,
+    pooled,
+    prompts_needed,
+)
+
+Json = dict[str, Any]
+Table = Mapping[str, Array]
+"""Of a run: by prompt, its sums and weights."""
+
+ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
+FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
+SEEDS_TO_PLAN = (3, 5, 10)
+CORRECTIONS = (
+    "Holm (p_holm, which the verdicts go by) and Benjamini-Hochberg (p_bh); all comparisons of acceptance length, of "
+    "drift, and of robustness with the baseline are a family each, and so are the effects on each"
+)
+OF_DRIFT = {
+    "state_rms_growth": ("ratio", 1.0, Linear.over),
+    "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
+    "acceptance_change": ("difference of shares of chains", None, Linear.minus),  # later steps are of fewer chains
+}
+"""Of :func:`specdec.diagnostics.drift_measure.drift_figures`, those that compare two depths."""
+
+
+class Quantity(NamedTuple):
+    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it."""
+
+    name: str
+    panel: str
+    """Title of the figure's panel, which it may share with quantities of other draft steps."""
+    family: str
+    unit: str
+    null: float | None
+    """What it is where nothing drifts, or nothing is lost; None where that is not known."""
+    table: Callable[[RecordedRun], Table | None]
+    """Of a run: two sums for every prompt, or four where it is of two ratios; None where the run has none."""
+    combine: Callable[[Linear, Linear], Linear] | None = None
+    """Of two ratios: the first is over or less the second."""
+    weighty: bool = False
+    """Whether a prompt counts only where all its weights are above zero, in all that is compared."""
+
+
+ByArmAndSeed = Mapping[str, Mapping[int, Table]]
+
+
+def results(study: RecordedStudy, detect: float) -> Json:
+    """Everything that the study measured.
+
+    Args:
+        detect: difference in acceptance length that the plans for further studies are to see.
+
+    Raises:
+        ValueError: a measurement cannot be read, or two evaluations have other prompts or another target.
+    """
+    _check_evaluations(study)
+    training = {arm.name: {str(run.seed): run.training() for run in arm.done("fit")} for arm in study.arms}
+    fields = ("name", "design", "axes", "seeds", "unequal")
+    out: Json = {
+        "study": {key: study.plan[key] for key in fields} | {"baseline": study.base.name},
+        "statistics": {"intervals": METHOD, "alpha": ALPHA, "detect": detect, "corrections": CORRECTIONS},
+        "arms": [arm.to_json() for arm in study.arms],
+        "quantities": [],
+        "comparisons": [],
+        "effects": [],
+        "curves": [*_positions(study), *_drift_curves(study)],
+        "training": training,
+        "loss_curves": {arm.name: {str(run.seed): run.loss_curve() for run in arm.done("fit")} for arm in study.arms},
+    }
+    families: dict[str, tuple[list[Json], list[Json]]] = {family: ([], []) for family in FAMILIES}
+    for quantity in _quantities(study):
+        tables = _tables(study, quantity)
+        own = {name: _own(quantity, each) for name, each in tables.items()}
+        shown = {"name": quantity.name, "panel": quantity.panel, "family": quantity.family, "unit": quantity.unit,
+                 "null": quantity.null, "arms": {name: each for name, each in own.items() if each}}  # fmt: skip
+        if shown["arms"]:
+            out["quantities"].append(shown)
+            families[quantity.family][0].extend(_comparisons(study, quantity, tables, detect))
+            families[quantity.family][1].extend(_effects(study, quantity, tables))
+    for family in families.values():
+        for key, rows in zip(("comparisons", "effects"), family, strict=True):
+            judge(rows)
+            out[key] += rows
+    return out
+
+
+def _check_evaluations(study: RecordedStudy) -> None:
+    """See that all evaluations have one target and the same prompts."""
+    runs = [run.evaluation for arm in study.arms for run in arm.done("evaluate")]
+    for run in runs[1:]:
+        if runs[0].target != run.target:
+            raise ValueError(f"{runs[0].name} and {run.name} differ in their target: one study has one")
+        if runs[0].settings.get("prompts_sha256") != run.settings.get("prompts_sha256"):
+            raise ValueError(f"{runs[0].name} and {run.name} differ in their prompts: they cannot be compared")
+
+
+# quantities
+
+
+def _quantities(study: RecordedStudy) -> list[Quantity]:
+    """All that any arm has."""
+    found: dict[str, Quantity] = {}
+    for run in (run for arm in study.arms for run in arm.runs):
+        each: list[Quantity] = []
+        if run.done("evaluate"):
+            each += [_acceptance(shape) for shape in run.evaluation.answers]
+        if run.done("drift"):
+            one = run.measured("drift")
+            each += [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
+                     if figure.name in OF_DRIFT and figure.series in one["series"]]  # fmt: skip
+        if run.done("robustness"):
+            one = run.measured("robustness")
+            each += [_kept(row["name"], row["title"]) for row in one["conditions"] if row["name"] != one["clean"]]
+        for quantity in each:
+            found.setdefault(quantity.name, quantity)
+    return list(found.values())
+
+
+def _answers(shape: str, columns: Callable[[Any], Sequence[float]]) -> Callable[[RecordedRun], Table | None]:
+    """Sums over a prompt's answers."""
+
+    def table(run: RecordedRun) -> Table | None:
+        if shape not in run.evaluation.answers:
+            return None
+        out: dict[str, Array] = {}
+        for answer in run.evaluation.answers[shape]:
+            out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
+        return out
+
+    return table
+
+
+def _acceptance(shape: str) -> Quantity:
+    """Tokens committed per target pass, the bonus token included."""
+    sums = _answers(shape, lambda answer: (sum(answer.accepted) + len(answer.accepted), len(answer.accepted)))
+    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, sums)
+
+
+def _of_drift(figure: DriftFigure) -> Quantity:
+    """Arms are compared at the same steps alone: beyond another trained depth lie others."""
+    unit, null, combine = OF_DRIFT[figure.name]
+    first, last = (depths.stop for depths in figure.depths)
+    name = figure.title if null is not None else f"{figure.title} ({first} of {last} steps)"
+
+    def table(run: RecordedRun) -> Table | None:
+        one = run.measured("drift")
+        same = [each for each in drift_figures(one["depths"], one["trained_depth"]) if each.name == figure.name]
+        if not same or same[0].depths != figure.depths or figure.series not in one["series"]:
+            return None
+        first_then_last_P4 = figure.columns(sums_of(one, figure.series))
+        return dict(zip(map(str, one["prompts"]), first_then_last_P4[:, [2, 3, 0, 1]], strict=True))
+
+    return Quantity(name, figure.title, DRIFT, unit, null, table, combine)
+
+
+def _kept(condition: str, title: str) -> Quantity:
+    """Acceptance length under a condition over that of clean prompts."""
+
+    def table(run: RecordedRun) -> Table | None:
+        one = run.measured("robustness")
+        rows = {row["name"]: row for row in one["conditions"]}
+        own, clean = rows.get(condition), rows[one["clean"]]
+        if own is None or own.get("skipped"):
+            return None
+        columns = [own["committed"], own["passes"], clean["committed"], clean["passes"]]
+        sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
+        return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
+
+    name, unit = f"Acceptance kept, {title}", "ratio to clean prompts"
+    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over, weighty=True)
+
+
+def _tables(study: RecordedStudy, quantity: Quantity) -> dict[str, dict[int, Table]]:
+    """Of every arm that has the quantity with every seed that was measured."""
+    out = {}
+    for arm in study.arms:
+        runs = arm.done(FAMILIES[quantity.family])
+        tables = {run.seed: quantity.table(run) for run in runs}
+        if tables and None not in tables.values():
+            out[arm.name] = {seed: table for seed, table in tables.items() if table is not None}
+    return out
+
+
+def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
+    """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
+    seeds = common([list(own) for own in tables.values()])
+    prompts = common([list(own[seed]) for own in tables.values() for seed in seeds])
+    if not prompts:
+        return {}
+    sums_ASPC = np.array([[[own[seed][prompt] for prompt in prompts] for seed in seeds] for own in tables.values()])
+    if quantity.weighty:
+        sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
+    out = {}
+    for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
+        ratios = [pooled(sums_SPC[..., at], sums_SPC[..., at + 1]) for at in range(0, sums_SPC.shape[-1], 2)]
+        known = [ratio for ratio in ratios if ratio is not None]
+        if len(known) == len(ratios):
+            out[name] = known[0] if quantity.combine is None else quantity.combine(*known)
+    return out
+
+
+def _own(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
+    """An arm's estimate, and each seed's own value."""
+    if not (found := aligned(quantity, {"": tables})):
+        return None
+    by_seed = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
+    seeds = {seed: own[""].value for seed, own in by_seed.items() if own}
+    return estimate(found[""], quantity.null).to_json() | {"by_seed": seeds}
+
+
+def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed, detect: float) -> list[Json]:
+    """Every arm less the baseline; of acceptance length with the ratio, and what other studies would see."""
+    base, out = study.base.name, []
+    for name in tables if base in tables else ():
+        own = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
+        if len(own) < 2:
+            continue
+        found = estimate(own[name].minus(own[base]), null=0.0)
+        row = {"quantity": quantity.name, "family": quantity.family, "arm": name, "baseline": base, **found.to_json()}
+        if quantity.family == ACCEPTANCE:
+            seeds = sorted({max(2, found.spread.seeds), *SEEDS_TO_PLAN}) if found.spread.seeds > 1 else []
+            row["ratio"] = estimate(own[name].over(own[base])).to_json()
+            row["detectable"] = detectable(found.spread)
+            row["prompts_needed"] = {str(n): prompts_needed(found.spread, n, detect) for n in seeds}
+        out.append(row)
+    return out
+
+
+def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> list[Json]:
+    """Main effects and interactions; none where there is one axis, whose comparisons say the same."""
+    axes = [axis for axis, levels in study.plan["axes"].items() if len(levels) > 1]
+    if study.plan["design"] != "grid" or len(axes) < 2:
+        return []
+    known = aligned(quantity, tables)
+    own = {tuple((axis, arm.levels[axis]) for axis in axes): known[arm.name] for arm in study.arms if arm.name in known}
+    found = effects(study.plan["axes"], study.base.levels, [dict(levels) for levels in own])
+    return [{"quantity": quantity.name, "family": quantity.family, **each.measured(own)} for each in found]
+
+
+# curves
+
+
+def _positions(study: RecordedStudy) -> Iterable[Json]:
+    """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
+    runs = {arm.name: arm.done("evaluate") for arm in study.arms}
+    for shape in dict.fromkeys(shape for own in runs.values() for run in own for shape in run.evaluation.answers):
+        arms = {}
+        for name, own in runs.items():
+            if own and all(shape in run.evaluation.answers for run in own):
+                answers = [answer for run in own for answer in run.evaluation.answers[shape]]
+                deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
+                bins = np.arange(deepest + 1)  # passes that accepted k and more
+                reached = _answers(shape, lambda a, bins=bins: (np.array(a.accepted)[:, None] >= bins).sum(0))  # type: ignore[misc]
+                tables = [table for run in own if (table := reached(run)) is not None]
+                prompts = common([list(table) for table in tables])
+                sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
+                shares = [pooled(sums_SPK[..., k], sums_SPK[..., k - 1]) for k in range(1, deepest + 1)]
+                arms[name] = [_shown(share, SHARE) for share in shares]
+        yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
+               "axis": "draft position", "arms": arms}  # fmt: skip
+
+
+def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
+    """Every series of ``specdec drift`` by draft step, over the chains that came to it."""
+    out: dict[str, Json] = {}
+    for arm in study.arms:
+        found = [run.measured("drift") for run in arm.done("drift")]
+        prompts = common([list(map(str, one["prompts"])) for one in found])
+        for name in common([list(one["series"]) for one in found]):
+            first, at = found[0]["series"][name], [list(map(str, one["prompts"])) for one in found]
+            places = [[each.index(prompt) for prompt in prompts] for each in at]
+            sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
+            depths = min(map(len, sums))
+            sums_KSP2 = np.stack([one[:depths] for one in sums], axis=1)
+            unit = first["unit"]
+            possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
+            curve = out.setdefault(name, {"title": first["title"], "unit": unit, "axis": "draft step", "arms": {}})
+            seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
+            curve["arms"][arm.name] = [_shown(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
+    return out.values()
+
+
+def _shown(figure: Linear | None, possible: tuple[float, float] = ANY) -> Json | None:
+    return None if figure is None else estimate(figure, possible=possible).to_json()

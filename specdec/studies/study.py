@@ -1,0 +1,361 @@
+"""Reads a study file: axes with their levels, the design, the baseline, seeds, and what is measured.
+
+Names in it are text: ``on``, ``off`` and ``1`` are what they look like, and no key may stand twice.
+"""
+
+import difflib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specdec.utils.config import shipped
+from specdec.utils.config_diff import is_part
+from specdec.utils.files import explain
+
+MEASURES = ("evaluate", "drift", "robustness")
+DESIGNS = ("grid", "one_factor")
+FEATURES = ("cached", "on_the_fly")
+FEWEST_SEEDS = 3
+KEYS = ("name", "fit", "set", "axes", "design", "baseline", "leave_out", "seeds", "features", *MEASURES)
+NOT_AN_AXIS = {
+    "seed_everything": "seeds are the study's own: list them under seeds",
+    "out": "every fit gets a directory of its own",
+    "ckpt_path": "every fit goes on from its newest checkpoint",
+}
+SHARED = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target", "target.source")
+
+Combination = dict[str, str]
+"""Axis to level: one arm."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One value of an axis: config files, then dotted keys (``model.ttt_steps``) with their values."""
+
+    name: str
+    files: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A design choice and its levels, in the order given."""
+
+    name: str
+    levels: tuple[Level, ...]
+
+    def level(self, name: str) -> Level:
+        """The level of this name."""
+        return next(level for level in self.levels if level.name == name)
+
+    @property
+    def names(self) -> list[str]:
+        """The levels' names."""
+        return [level.name for level in self.levels]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as read; no training config has been parsed yet.
+
+    Args:
+        files: config files of every arm, later ones win.
+        settings: dotted keys of every arm, over which levels win.
+        design: ``grid`` or ``one_factor``.
+        combinations: the arms.
+        measures: by name the arguments of the command that measures.
+        text: as it was written.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    settings: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    design: str
+    combinations: tuple[Combination, ...]
+    baseline: Combination
+    seeds: tuple[int, ...]
+    features: str
+    measures: Mapping[str, Mapping[str, Any]]
+    text: str
+
+
+def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
+    """Read a study file.
+
+    Raises:
+        ValueError: it cannot be read or is wrong; the message says where and what to do.
+    """
+    given = read_strictly(path)
+    try:
+        return _study(_known(given, KEYS, "study"), Path(path), allow_few_seeds)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _study(given: dict[str, Any], path: Path, allow_few_seeds: bool) -> Study:
+    beside = path.parent
+    name = given.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError("name: a study needs a name of letters, digits and . _ + - alone, which names its directory")
+    axes = _axes(given.get("axes"), beside)
+    fit = [given["fit"]] if isinstance(given.get("fit"), str) else given.get("fit", [])
+    if not isinstance(fit, list) or not all(isinstance(each, str) for each in fit):
+        raise ValueError(f"fit: must be a list of config files, not {fit!r}")
+    files = tuple(_config_file(each, "fit", beside) for each in fit)
+    settings = _settings(given.get("set") or {}, "set")
+    if wrong := next((key for key in settings if measure_of(key)), None):
+        raise ValueError(f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}")
+    design = given.get("design", "grid")
+    if design not in DESIGNS:
+        raise ValueError(f"design: no such design: {design}{nearest(str(design), DESIGNS)}")
+    baseline = _baseline(given.get("baseline") or {}, axes, design)
+    features = given.get("features", "cached")
+    if features not in FEATURES:
+        raise ValueError(f"features: must be {' or '.join(FEATURES)}, not {features}")
+    seeds = _seeds(given.get("seeds", list(range(FEWEST_SEEDS))), allow_few_seeds)
+    measures = {measure: _measure(given[measure], measure) for measure in MEASURES if measure in given}
+    arms = combinations(design, axes, baseline, _left_out(given.get("leave_out") or [], axes))
+    text = path.read_text(encoding="utf-8")
+    return Study(name, files, settings, axes, design, arms, baseline, seeds, features, measures, text)
+
+
+def combinations(
+    design: str, axes: Sequence[Axis], baseline: Combination, left_out: Sequence[Combination] = ()
+) -> tuple[Combination, ...]:
+    """The arms: every combination of levels (``grid``), or the baseline and one change at a time (``one_factor``).
+
+    Args:
+        left_out: levels of some axes; an arm that has all of them is not run.
+
+    Raises:
+        ValueError: what is left out leaves nothing, takes the baseline away, or is in no arm.
+    """
+    if design == "grid":
+        product = itertools.product(*(axis.names for axis in axes))
+        found = [{axis.name: level for axis, level in zip(axes, levels, strict=True)} for levels in product]
+    else:
+        changes = ({axis.name: level} for axis in axes for level in axis.names if level != baseline[axis.name])
+        found = [dict(baseline), *({**baseline, **change} for change in changes)]
+    for each in left_out:
+        if not any(each.items() <= arm.items() for arm in found):
+            raise ValueError(f"leave_out: {arm_name(each)} is in no arm of this design: remove it")
+    kept = tuple(arm for arm in found if not any(each.items() <= arm.items() for each in left_out))
+    if not kept:
+        raise ValueError(f"leave_out: nothing is left of {len(found)} arms")
+    if baseline not in kept:
+        raise ValueError(f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline")
+    return kept
+
+
+def arm_name(combination: Combination) -> str:
+    """What an arm is called: its levels in the order of the axes."""
+    return " ".join(f"{axis}={level}" for axis, level in combination.items())
+
+
+def measure_of(key: str) -> str | None:
+    """The measure that a dotted key is for; None: the training."""
+    group = key.partition(".")[0]
+    return group if group in MEASURES else None
+
+
+def _axes(given: Any, beside: Path) -> tuple[Axis, ...]:
+    if not isinstance(given, Mapping) or not given:
+        raise ValueError("axes: a study needs at least one axis with its levels")
+    axes = tuple(_axis(name, what, beside) for name, what in given.items())
+    owner: dict[str, str] = {}
+    for axis in axes:
+        for key in sorted({key for level in axis.levels for key in level.settings if not key.endswith("+")}):
+            if key in owner:
+                raise ValueError(
+                    f"axes {owner[key]} and {axis.name} both give {key}: their effects could not be told apart"
+                )
+            owner[key] = axis.name
+    return axes
+
+
+def _axis(name: str, given: Any, beside: Path) -> Axis:
+    """From a mapping of levels, or the short form: one dotted key and its values, which name the levels."""
+    where = f"axes.{name}"
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError(f"{where}: an axis's name has letters, digits and . _ + - alone")
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: must be levels with their dotted keys, or one key with a list of values")
+    if len(given) == 1 and "." in (key := next(iter(given))) and isinstance(given[key], list):
+        levels = [_level(_value_name(value, where), {key: value}, where, beside) for value in given[key]]
+    else:
+        levels = [_level(level, what, f"{where}.{level}", beside) for level, what in given.items()]
+    names = [level.name for level in levels]
+    if len(names) < 2:
+        raise ValueError(f"{where}: an axis needs at least two levels; what holds for all arms belongs in set")
+    if twice := next((level for level in names if names.count(level) > 1), None):
+        raise ValueError(f"{where}: {twice} stands twice")
+    return Axis(name, tuple(levels))
+
+
+def _level(name: str, given: Any, where: str, beside: Path) -> Level:
+    if not name or re.search(r"\s", name):
+        raise ValueError(f"{where}: a level's name must be one word, not {name!r}")
+    files, settings = list[str](), dict[str, Any]()
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, str):
+            files.append(_config_file(each, where, beside))
+        elif isinstance(each, Mapping):
+            settings |= _settings(each, where)
+        else:
+            raise ValueError(f"{where}: must be dotted keys, a config file or a list of both, not {each!r}")
+    return Level(name, tuple(files), settings)
+
+
+def _settings(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: must be dotted keys with their values, not {given!r}")
+    for key in given:
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*\+?", key):
+            raise ValueError(f"{where}: {key!r} is no dotted key, such as model.ttt_steps")
+        if reason := NOT_AN_AXIS.get(key):
+            raise ValueError(f"{where}: {key} cannot be set: {reason}")
+        if key in MEASURES:
+            raise ValueError(f"{where}: give {key}'s settings by dotted keys, such as {key}.max_new_tokens")
+        if measure_of(key) and key.partition(".")[2] in SHARED:
+            raise ValueError(f"{where}: {key} cannot differ between arms, which are compared prompt by prompt")
+    return dict(given)
+
+
+def _config_file(name: str, where: str, beside: Path) -> str:
+    """Where a config file is: beside the study, in the working folder, or in the package."""
+    if not name.endswith((".yaml", ".yml")):
+        raise ValueError(
+            f"{where}: {name!r} is neither a config file (.yaml) nor dotted keys such as model.ttt_steps: 4"
+        )
+    found = next((str(path) for path in (beside / name, Path(shipped(name))) if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"{where}: {name}: no such file beside the study, in the working folder or in the package")
+    return found
+
+
+def _value_name(value: Any, where: str) -> str:
+    """What a level is called that is known by its value."""
+    if is_part(value) and not value.get("init_args"):
+        value = value["class_path"]
+    if isinstance(value, str):
+        value = value.rpartition("/")[2].removesuffix(".yaml") if value.endswith(".yaml") else value
+        return value.replace(" ", "")
+    if isinstance(value, Mapping):
+        raise ValueError(f"{where}: a mapping gives a level no name: write the levels out, name: {{key: value}}")
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _levels(given: Any, axes: Sequence[Axis], where: str) -> Combination:
+    """Axes with a level of each, as a baseline or an entry of ``leave_out`` says them."""
+    known = {axis.name: axis for axis in axes}
+    found = {}
+    for name, level in _known(given, known, where).items():
+        text = level if isinstance(level, str) else _value_name(level, where)
+        if text not in known[name].names:
+            raise ValueError(f"{where}: axis {name} has no level {text}; it has: {', '.join(known[name].names)}")
+        found[name] = text
+    return found
+
+
+def _baseline(given: Any, axes: Sequence[Axis], design: str) -> Combination:
+    found = _levels(given, axes, "baseline")
+    for axis in axes:
+        if axis.name not in found and (given or design == "one_factor"):
+            raise ValueError(f"baseline: give a level of {axis.name} too; it has: {', '.join(axis.names)}")
+    return {axis.name: found.get(axis.name, axis.names[0]) for axis in axes}
+
+
+def _left_out(given: Any, axes: Sequence[Axis]) -> list[Combination]:
+    if not isinstance(given, list):
+        raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
+    found = [_levels(each, axes, "leave_out") for each in given]
+    if not all(found):
+        raise ValueError("leave_out: an entry without a level would leave all arms out")
+    return found
+
+
+def _measure(given: Any, name: str) -> dict[str, Any]:
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ValueError(f"{name}: must be the arguments of specdec {name}, as max_new_tokens: 96, not {given!r}")
+    if wrong := next((key for key in given if key in ("drafter", "out", "target", "target.source")), None):
+        raise ValueError(f"{name}: {wrong} is the study's to give: remove it")
+    return given
+
+
+def _seeds(given: Any, allow_few: bool) -> tuple[int, ...]:
+    if not isinstance(given, list) or any(type(seed) is not int or not 0 <= seed < 2**32 for seed in given):
+        raise ValueError(f"seeds: must be a list of numbers from 0 to 2^32 - 1, not {given}")
+    if len(set(given)) != len(given):
+        raise ValueError(f"seeds: {given} names one twice")
+    if not given or (len(given) < FEWEST_SEEDS and not allow_few):
+        hint = ", or --allow_few_seeds" if given else ""
+        raise ValueError(
+            f"seeds: {len(given)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}{hint}"
+        )
+    return tuple(given)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which only ``true`` and ``false`` are truth values, as in YAML 1.2, and a key may not stand twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # type: ignore[override]
+        """Refuses a key that stands twice, of which YAML would silently keep the last."""
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in found:
+                problem = f"{key.value!r} stands twice" if isinstance(key, yaml.ScalarNode) else "a key must be a word"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:map", _StrictLoader.construct_mapping)
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
+
+
+def read_strictly(path: Path | str) -> Any:
+    """What a YAML file holds, read by the strict loader.
+
+    Raises:
+        ValueError: it cannot be read, or is not YAML; the message names the line.
+    """
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506  it is a SafeLoader
+    except OSError as error:
+        raise explain(error, path) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''}: not a study: {problem}") from error
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean ...?``, or which there are."""
+    known = list(known)
+    by_lower = {name.lower(): name for name in known}
+    if close := difflib.get_close_matches(word.lower(), by_lower, 1):
+        return f"; did you mean {by_lower[close[0]]}?"
+    return f"; there are: {', '.join(known)}" if len(known) <= 12 else ""
+
+
+def _known(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
+    """A mapping with no other keys."""
+    known = list(known)
+    if not isinstance(given, dict):
+        raise ValueError(f"{where}: must be a mapping of keys, not {given!r}")
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{where}: no such key: {key}{nearest(key, known)}")
+    return given

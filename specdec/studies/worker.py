@@ -1,0 +1,300 @@
+"""One job of a study, and one attempt at it: the command under a supervisor, its lock, and the journal of attempts.
+
+A worker starts :mod:`specdec.utils.supervise`, which starts the command. If the worker's process is killed, the kernel
+closes the supervisor's input and it ends the command; if the supervisor is killed, the worker does; what is left of a
+command gets SIGTERM first, so that a fit saves. The journal ``jobs/KEY/attempts.jsonl`` is the job's lock: it is held
+until the worker, the supervisor and the command are all gone, so that no job is run twice at a time.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from specdec.utils import supervise
+from specdec.utils.files import explain
+from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
+
+JOBS, CONFIG, LOG, ATTEMPTS = "jobs", "config.yaml", "log.txt", "attempts.jsonl"
+GRACE = 30.0  # seconds for a command to end by itself: fit ends its optimizer step and saves
+PATIENCE = 10.0  # seconds more, until what was killed is gone
+POLL = 0.1
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")  # of a launcher around the sweep: a job has its own
+LONGEST = 400  # letters of a reason
+
+End = Literal["done", "failed", "stopped", "died", "busy"]
+"""Of an attempt: ``stopped`` because it was asked to, ``died`` of a signal that nobody here sent, ``busy`` where
+another worker has the job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command of a study, addressed by what decides its result.
+
+    Args:
+        key: content address, also the name of its folder in ``jobs/``.
+        kind: the command: ``cache``, ``fit``, ``evaluate``, ``drift`` or ``robustness``.
+        label: for people, as ``fc_norm=on K=4 seed=1: fit``.
+        command: arguments of ``python -m specdec``, run in the folder where ``specdec sweep`` was.
+        directory: what it makes, relative to the study's directory: ``fits/KEY``.
+        done: file below ``directory`` that is there only when the work is done.
+        needs: keys of the jobs that must be done before.
+        resumes: the same command goes on with what a killed one has left; otherwise that is removed first.
+        threads: CPU threads that it asks of the machine.
+        memory_bytes: memory that it is expected to need, where that is known.
+        config: what ``jobs/KEY/config.yaml`` holds.
+    """
+
+    key: str
+    kind: str
+    label: str
+    command: tuple[str, ...]
+    directory: str
+    done: str
+    needs: tuple[str, ...] = ()
+    resumes: bool = False
+    threads: int = 1
+    memory_bytes: int | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able data, without the config."""
+        data = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "config"}
+        return data | {"command": list(self.command), "needs": list(self.needs)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the commands of jobs are run.
+
+    Args:
+        cwd: the folder in which they run, on every machine.
+        module: what ``python -m`` is given.
+        grace: seconds to end by themselves when they are stopped.
+    """
+
+    cwd: Path
+    module: str = "specdec"
+    grace: float = GRACE
+
+
+class Attempt(NamedTuple):
+    """One attempt at a job, as its journal tells."""
+
+    begun: str
+    """UTC, ISO 8601."""
+    host: str
+    end: str | None = None
+    """One of :data:`End`, or ``killed``; None: it runs, or was killed and nobody has noted that yet."""
+    seconds: float | None = None
+    """That the command ran; of a killed one until it last wrote to its log."""
+    message: str | None = None
+    """Why it failed, in one line."""
+
+
+class JobFolder:
+    """``jobs/KEY`` of a study: ``config.yaml``, ``log.txt`` and ``attempts.jsonl``."""
+
+    def __init__(self, study: Path, key: str) -> None:
+        self.study, self.key, self.path = study, key, study / JOBS / key
+
+    def attempts(self) -> list[Attempt]:
+        """All of them in order."""
+        return _attempts(read_journal(self.path / ATTEMPTS))
+
+    def is_held(self) -> bool:
+        """Whether somebody works on it, or what is left of a killed attempt still lives."""
+        return is_being_written(self.path / ATTEMPTS)
+
+    def output(self, job: Job) -> Path:
+        """What the job makes.
+
+        Raises:
+            ValueError: it does not lie in the study.
+        """
+        out = self.study / job.directory
+        if self.study.resolve() not in out.resolve().parents:
+            raise ValueError(f"{job.label}: directory {job.directory} does not lie in the study")
+        return out
+
+    def is_done(self, job: Job) -> bool:
+        """Whether its work is there."""
+        return (self.output(job) / job.done).exists()
+
+
+class Worker:
+    """Starts an attempt at a job unless its work is there or somebody has it; call :meth:`poll` until it ends.
+
+    Args:
+        environment: variables besides this process's own.
+
+    Raises:
+        ValueError: the job's folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: JobFolder, job: Job, launch: Launch, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder, self.job, self.launch = folder, job, launch
+        self.end: End | None = None
+        self.message: str | None = None
+        self._stopped = False
+        self._supervisor: subprocess.Popen | None = None
+        self._held = contextlib.ExitStack()
+        try:
+            self._journal = self._enter()
+        except JournalBusyError:
+            self.end = "busy"
+            return
+        try:
+            self._begin(environment or {})
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _enter(self) -> Journal:
+        """Whoever only looks whether the journal is locked lets go at once: that is waited for."""
+        journal = Journal(self.folder.path / ATTEMPTS, "specdec.job", {"key": self.job.key})
+        for _ in range(20):
+            with contextlib.suppress(JournalBusyError):
+                return self._held.enter_context(journal)
+            time.sleep(0.05)
+        return self._held.enter_context(journal)
+
+    def _begin(self, environment: Mapping[str, str]) -> None:
+        before = _attempts(self._journal.entries)
+        log = self.folder.path / LOG
+        if before and before[-1].end is None:  # it was killed
+            begun = datetime.datetime.fromisoformat(before[-1].begun).timestamp()
+            seconds = max(0.0, log.stat().st_mtime - begun) if log.exists() else 0.0
+            end = "done" if self.folder.is_done(self.job) else "killed"
+            self._journal.append({"end": end, "seconds": round(seconds, 3)})
+        if self.folder.is_done(self.job):
+            self.end = "done"
+            self._held.close()
+            return
+        begun_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self._start = time.monotonic()
+        self._journal.append({"begun": begun_at, "host": socket.gethostname()})
+        if before and not self.job.resumes:
+            shutil.rmtree(self.folder.output(self.job), ignore_errors=True)  # what a killed attempt has left
+        keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
+        command = [sys.executable, "-m", self.launch.module, *self.job.command]
+        try:
+            with log.open("ab") as stream:
+                shown = f"{self.launch.module} {shlex.join(self.job.command)}"
+                stream.write(f"--- attempt {len(before) + 1}, {begun_at}: {shown}\n".encode())
+                stream.flush()
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", supervise.__file__, str(self.launch.grace), *command],
+                    cwd=self.launch.cwd,
+                    stdin=subprocess.PIPE,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                    pass_fds=[self._journal.fileno()],
+                    env=keep | dict.fromkeys(THREADS, str(self.job.threads)) | dict(environment),
+                )
+        except OSError as error:
+            raise explain(error, error.filename or log) from error
+
+    def poll(self) -> End | None:
+        """How the attempt ended; None while it runs."""
+        if self.end is not None or self._supervisor is None or (status := self._supervisor.poll()) is None:
+            return self.end
+        assert self._supervisor.stdin is not None
+        self._supervisor.stdin.close()
+        if status < 0:  # the supervisor itself was killed
+            _end_session(self._supervisor.pid, self.launch.grace)
+        number = -status if status < 0 else status - 128
+        if self.folder.is_done(self.job):
+            self._finish("done", None)
+        elif self._stopped:
+            self._finish("stopped", None)
+        elif number > 0:
+            name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+            self._finish("died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}")
+        elif status == 0:
+            self._finish("failed", f"ended well, but made no {self.job.directory}/{self.job.done}")
+        else:
+            self._finish("failed", _last_line(self.folder.path / LOG))
+        return self.end
+
+    def _finish(self, end: End, message: str | None) -> None:
+        self.end, self.message = end, message
+        self._journal.append({"end": end, "seconds": round(time.monotonic() - self._start, 3), "message": message})
+        self._held.close()
+
+    def stop(self) -> None:
+        """Ask the command to end, and do not wait for it; nothing happens if it has ended."""
+        self._stopped = True
+        if self._supervisor is not None and self._supervisor.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._supervisor.stdin.close()
+
+    def wait(self, seconds: float) -> End | None:
+        """As :meth:`poll`, after so many seconds at most."""
+        until = time.monotonic() + seconds
+        while (end := self.poll()) is None and time.monotonic() < until:
+            time.sleep(POLL)
+        return end
+
+
+def work(study: Path, job: Job, launch: Launch) -> tuple[End, str | None]:
+    """Attempt a job, and wait for it; whatever ends this call ends the command. The end, and why it failed."""
+    worker = Worker(JobFolder(study, job.key), job, launch)
+    try:
+        while (end := worker.poll()) is None:
+            time.sleep(POLL)
+        return end, worker.message
+    finally:
+        worker.stop()
+        worker.wait(launch.grace + PATIENCE)
+
+
+def _attempts(entries: list[dict[str, Any]]) -> list[Attempt]:
+    found: list[Attempt] = []
+    for entry in entries:
+        if "begun" in entry:
+            found.append(Attempt(**entry))
+        else:
+            found[-1] = found[-1]._replace(**entry)
+    return found
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:LONGEST] if lines else "it said nothing"
+
+
+def _end_session(session: int, grace: float) -> None:
+    """End what a killed supervisor has left, on Linux: its command has had SIGTERM of the kernel, with its death."""
+    until = time.monotonic() + grace
+    while any(pid == group for pid, group in _members(session)) and time.monotonic() < until:  # the command itself
+        time.sleep(POLL)
+    for group in {group for _, group in _members(session)}:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _members(session: int) -> list[tuple[int, int]]:
+    """Processes of a session and the process group of each; those that have ended and wait for their parent aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group, of, *_ = path.read_text().rpartition(")")[2].split()
+            if int(of) == session and state != "Z":
+                found.append((int(path.parent.name), int(group)))
+    return found

@@ -1,0 +1,159 @@
+"""Where a causal language model keeps its layers, final norm and head; which families cannot be driven; its own head.
+
+What is refused here would give wrong numbers under a draft tree, whatever mask it is given.
+
+Legend: B batch, T nodes, H hidden, V vocabulary, D some rows of it.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+OURS, OURS_EAGER = "specdec", "specdec_eager"  # what a config says in place of sdpa and eager
+ATTENTION = ("sdpa", "eager", OURS, OURS_EAGER)  # the implementations that take any 4-D mask
+
+
+class ModelParts(NamedTuple):
+    """The parts of a model that features and verification touch."""
+
+    config: Any  # the text model's Hugging Face configuration
+    decoder: nn.Module
+    layers: nn.ModuleList
+    final_norm: nn.Module
+    head: nn.Linear
+    sliding: tuple[bool, ...]  # per layer
+    mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
+
+
+def model_parts(model: PreTrainedModel) -> ModelParts:
+    """Find the parts of ``model``.
+
+    Raises:
+        ValueError: the family has a part that a draft tree cannot drive, or a part cannot be found.
+    """
+    family = type(model).__name__
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    if not isinstance(decoder, nn.Module) or not hasattr(decoder, "config"):
+        raise ValueError(f"{family}: no text decoder found; give the causal language model itself")
+    config: Any = decoder.config
+    _refuse(model, family, decoder, config)
+    if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
+        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
+    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
+    if len(lists) != 1:
+        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
+    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
+    if len(norms) != 1:
+        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
+    parameters = list(inspect.signature(lists[0][0].forward).parameters)
+    if "attention_mask" not in parameters:
+        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
+    place = parameters.index("attention_mask")
+    return ModelParts(config, decoder, lists[0], norms[0], head, _sliding(family, config), place)
+
+
+def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any) -> None:
+    reasons = {
+        "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
+        "its layers carry a recurrent state, which a draft tree cannot branch": getattr(model, "_is_stateful", False),
+        "its attention is chunked": getattr(config, "attention_chunk_size", None) is not None,
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False)
+        or not getattr(config, "is_causal", True),
+        "its positions are ALiBi biases": getattr(config, "alibi", False),
+        "it takes no position_ids": "position_ids" not in inspect.signature(decoder.forward).parameters,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"{family} cannot be a target: {reason}")
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        raise ValueError(
+            f"{family} runs with attention {attention!r}, which takes no tree mask: "
+            "load it with attn_implementation='sdpa' (or 'eager')"
+        )
+    if attention in ("sdpa", OURS) and getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ValueError(
+            f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
+            "load it with attn_implementation='eager'"
+        )
+
+
+def _sliding(family: str, config: Any) -> tuple[bool, ...]:
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        declared = hasattr(type(config), "sliding_window")  # else a stray field, which the family ignores
+        return (declared and window is not None,) * config.num_hidden_layers
+    foreign = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if foreign:
+        raise ValueError(
+            f"{family} cannot be a target: it has layers of type {', '.join(foreign)}; "
+            "only full_attention and sliding_attention can be verified as a tree"
+        )
+    return tuple(kind == "sliding_attention" and window is not None for kind in types)
+
+
+def rope_limit(config: Any) -> int | None:
+    """Length beyond which the rotary frequencies depend on the sequence's length; None if they never do."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
+    limits = []
+    for kind in kinds:
+        name = kind.get("rope_type") or "default"
+        if name == "longrope" or "dynamic" in name:
+            limits.append(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
+    return min(limits, default=None)
+
+
+class _Instead:
+    """Some object with other attributes, which is left alone itself; called, it gives its ``output``.
+
+    Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
+    """
+
+    def __init__(self, of: Any, **named: Any) -> None:
+        self.__dict__.update(named, _of=of)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return None if self._of is None else getattr(self._of, name)
+
+
+class Head:
+    """Runs the model's own ``forward`` from the final state on, by giving it a decoder that is already done.
+
+    Families agree neither on names nor on meaning (Granite divides by its ``logits_scaling``, HyperCLOVA X
+    multiplies), so the only head that is right for all of them is their own.
+
+    Raises:
+        ValueError: decoder or head are not where the model's ``forward`` would call them.
+    """
+
+    def __init__(self, model: PreTrainedModel, decoder: nn.Module, head: nn.Linear) -> None:
+        self._model, self._head = model, head
+        places = [name for name, part in model.named_modules() if part is decoder]
+        heads = [name for name, part in model.named_children() if part is head]
+        if len(places) != 1 or len(heads) != 1 or places == [""]:
+            raise ValueError(f"{type(model).__name__}: its decoder and output head are not its own direct parts")
+        self._place, self._head_name = places[0].split("."), heads[0]
+
+    def __call__(self, final_BTH: Tensor, rows_D: Tensor | slice | None) -> Tensor:
+        """Logits, (B, T, V), or (B, T, D) for the vocabulary rows ``rows_D`` only; a slice copies no weights."""
+        output = _Instead(None, last_hidden_state=final_BTH)
+        body: dict[str, Any] = {}
+        for depth in range(len(self._place), 0, -1):  # the decoder, or modules around it: whichever is called is done
+            part = self._model.get_submodule(".".join(self._place[:depth]))
+            body = {self._place[depth - 1]: _Instead(part, output=output, **body)}
+        if rows_D is not None:
+            weight_DH = self._head.weight[rows_D]
+            bias_D = None if self._head.bias is None else self._head.bias[rows_D]
+            body[self._head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
+        return type(self._model).forward(_Instead(self._model, **body), use_cache=False).logits

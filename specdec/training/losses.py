@@ -1,0 +1,209 @@
+"""What a drafter is trained to minimise: the interface, EAGLE-1's and EAGLE-3's losses, and weighted sums of losses.
+
+Further losses are in :mod:`specdec.training.divergences`; one of your own subclasses :class:`DistributionLoss` or
+:class:`FeatureLoss` and is named by its import path.
+
+Legend: R supervised rows, D draft vocabulary, H hidden.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.nn.backend import pointwise
+
+if TYPE_CHECKING:
+    from specdec.drafter import DrafterSpec
+
+
+class LossRows(NamedTuple):
+    """What a loss of the draft distribution reads: R rows of one unroll step, in float32 or wider. Only ``draft_RD``
+    has a gradient. No tensor may be changed in place."""
+
+    draft_RD: Tensor  # the drafter's logits
+    p_RD: Tensor  # the target's probabilities, renormalised on the draft vocabulary
+    log_p_RD: Tensor  # their logarithm
+    log_mass_R: Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
+    token_R: Tensor  # int64, draft id of the target's most likely token within the draft vocabulary
+
+
+class LossAndGradient(NamedTuple):
+    """A loss with its gradient."""
+
+    loss_R: Tensor  # not reduced, not weighted
+    grad_RD: Tensor  # gradient of the weighted sum of the rows' losses by ``draft_RD``
+
+
+class Loss:
+    """Base of the losses: a frozen spec. Subclass :class:`DistributionLoss` or :class:`FeatureLoss`, not this.
+
+    Its name in logs is the class's, in snake case.
+    """
+
+    def check(self, spec: "DrafterSpec") -> None:
+        """Raise ValueError for a design that this loss cannot train."""
+
+
+class DistributionLoss(Loss):
+    """A loss of the drafter's next-token distribution q against the target's p."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
+    """What it reads of :class:`LossRows` beside draft logits and p; the rest is not worked out: NaN, -1 for tokens."""
+    widens: ClassVar[bool] = False
+    """Whether its ``grade`` takes ``rows.draft_RD`` in whatever precision it was made, and computes in float32."""
+
+    def __call__(self, rows: LossRows) -> Tensor:
+        """The loss of every row, (R,), not reduced, differentiable by ``rows.draft_RD``."""
+        raise TypeError(f"{type(self).__name__} must say how to compare draft and target")
+
+    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+        """Losses, and the gradient of ``(loss_R * weight_R).sum()``, by autograd; override it with a closed form."""
+        with torch.enable_grad():
+            leaf_RD = rows.draft_RD.detach().requires_grad_()
+            loss_R = self(rows._replace(draft_RD=leaf_RD))
+            (grad_RD,) = torch.autograd.grad((loss_R * weight_R).sum(), leaf_RD)
+        return LossAndGradient(loss_R.detach(), grad_RD)
+
+    @torch.no_grad()
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+        """:meth:`grade` that leaves the gradient in ``rows.draft_RD``, in its precision; the losses, (R,)."""
+        loss_R, grad_RD = self.grade(rows, weight_R)
+        rows.draft_RD.copy_(grad_RD)
+        return loss_R
+
+
+class FeatureLoss(Loss):
+    """A loss of the drafter's state against the target's post-final-norm state that it stands for (EAGLE-1)."""
+
+    def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:
+        """The loss of every row, (R,), differentiable by ``state_RH``."""
+        raise TypeError(f"{type(self).__name__} must say how to compare states")
+
+
+def inner(a_RD: Tensor, b_RD: Tensor) -> Tensor:
+    """Sum of products along each row, (R,); no matrix product, which TF32 and autocast would round."""
+    return torch.mul(a_RD, b_RD).sum(-1)
+
+
+@dataclass(frozen=True)
+class SoftCrossEntropy(DistributionLoss):
+    """``-Σ p log q``, EAGLE-3's loss (https://arxiv.org/abs/2503.01840), in nats; its floor is the entropy of p."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    widens: ClassVar[bool] = True
+
+    def __call__(self, rows: LossRows) -> Tensor:
+        return -inner(rows.p_RD, rows.draft_RD.log_softmax(-1))
+
+    @torch.no_grad()
+    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+        """The gradient is ``q - p``."""
+        grad_RD = rows.draft_RD.clone()
+        return LossAndGradient(_soft_cross_entropy_(grad_RD, rows.p_RD, weight_R.to(rows.p_RD.dtype)), grad_RD)
+
+    @torch.no_grad()
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+        return _soft_cross_entropy_(rows.draft_RD, rows.p_RD, weight_R.to(rows.p_RD.dtype))
+
+
+@pointwise
+def _soft_cross_entropy_(draft_RD: Tensor, p_RD: Tensor, weight_R: Tensor) -> Tensor:
+    wide_RD = draft_RD.to(p_RD.dtype)
+    below_RD = wide_RD - wide_RD.amax(-1, keepdim=True)
+    e_RD = below_RD.exp()
+    total_R1 = e_RD.sum(-1, keepdim=True)
+    loss_R = total_R1.log().squeeze(-1) * p_RD.sum(-1) - (p_RD * below_RD).sum(-1)  # neither term is below zero
+    draft_RD.copy_((e_RD * (1 / total_R1) - p_RD) * weight_R[:, None])
+    return loss_R
+
+
+@dataclass(frozen=True)
+class SmoothL1(FeatureLoss):
+    """EAGLE-1's feature regression (https://arxiv.org/abs/2401.15077): Huber's loss over ``beta``, the mean over H.
+
+    Args:
+        beta: below this distance the loss is quadratic, above it linear.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"SmoothL1.beta must be positive and finite, not {self.beta}")
+
+    def check(self, spec: "DrafterSpec") -> None:
+        """Raise ValueError unless the state stands where the target's post-final-norm state stands: read from it, fed
+        back in its place, and read by the target's own head."""
+        fusion = type(spec.fusion).__name__
+        reasons = []
+        if spec.fusion.mixes or not spec.fusion.final_norm:
+            reasons.append(f"fusion {fusion} does not feed the target's last normed state (set fusion LastLayer)")
+        if spec.norms.output:
+            reasons.append("norms.output=true normalises the state once more (set norms.output=false)")
+        if spec.head != "target":
+            reasons.append(f"head={spec.head} reads a space of its own (set head=target)")
+        if reasons:
+            raise ValueError(
+                "loss SmoothL1 compares the drafter's state with the target's, and this design's state is in another "
+                f"space: {'; '.join(reasons)}; or leave SmoothL1 out of model.loss"
+            )
+
+    def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:
+        """(R,), in float32 or wider."""
+        dtype = torch.promote_types(torch.promote_types(state_RH.dtype, target_RH.dtype), torch.float32)
+        return F.smooth_l1_loss(state_RH.to(dtype), target_RH.to(dtype), reduction="none", beta=self.beta).mean(-1)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand: any loss but a sum; the weights need not add up to one."""
+
+    loss: Loss
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.loss, WeightedSum) or not isinstance(self.loss, Loss):
+            raise ValueError(f"a term of WeightedSum needs a loss that is no sum itself, not {self.loss!r}")
+        if not 0 <= self.weight < math.inf:
+            name = type(self.loss).__name__
+            raise ValueError(f"WeightedSum: the weight of {name} must be at least 0 and finite, not {self.weight}")
+
+
+@dataclass(frozen=True)
+class WeightedSum(Loss):
+    """The weighted sum of losses, such as EAGLE-1's ``1.0 SmoothL1 + 0.1 SoftCrossEntropy``
+    (https://arxiv.org/abs/2401.15077). It is not called: :func:`terms` lists its terms."""
+
+    terms: list[Term]
+
+    def __post_init__(self) -> None:
+        if not any(term.weight for term in self.terms):
+            raise ValueError("WeightedSum trains nothing: give at least one {loss, weight} with a positive weight")
+
+    def check(self, spec: "DrafterSpec") -> None:
+        for term in self.terms:
+            term.loss.check(spec)
+
+
+class NamedTerm(NamedTuple):
+    """A loss that is no sum, as logs call it."""
+
+    name: str
+    weight: float
+    loss: Loss
+
+
+def terms(loss: Loss) -> list[NamedTerm]:
+    """What a loss is the sum of, by the class's name in snake case; further ones of a class get ``_2`` and so on."""
+    seen: dict[str, int] = {}
+    named = []
+    for part in loss.terms if isinstance(loss, WeightedSum) else [Term(loss)]:
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(part.loss).__name__).lower()
+        seen[name] = seen.get(name, 0) + 1
+        named.append(NamedTerm(name if seen[name] == 1 else f"{name}_{seen[name]}", part.weight, part.loss))
+    return named

@@ -1,0 +1,284 @@
+"""One training step: the target's outputs, the unrolled drafter, the loss, and the counts that the metrics need.
+
+Legend: B batch, T tokens, N aux layers, or loss terms, H hidden, S = B T slots, R rows, C positions, K unroll steps, D
+draft vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from specdec.data import Batch
+from specdec.drafter import Drafter
+from specdec.features import FeatureSource, OnTheFly
+from specdec.nn.unroll import UnrollKernel
+from specdec.target import Target
+from specdec.target.proof import remedy
+from specdec.training.head_loss import HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
+from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, NamedTerm, SoftCrossEntropy, terms
+from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What a training step minimises, and how it is worked out.
+
+    Args:
+        loss: what is compared.
+        steps: unroll steps K; 1 is EAGLE-1's teacher forcing (https://arxiv.org/abs/2401.15077).
+        decay: weight of step k is ``decay**k``.
+        in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
+        kernel: how the unroll attends.
+        recompute: run each step again in the backward pass instead of keeping its insides.
+        piece_bytes: memory for the logits of a piece.
+    """
+
+    loss: Loss = field(default_factory=SoftCrossEntropy)
+    steps: int = 7
+    decay: float = 0.8
+    in_vocab: bool = True
+    kernel: UnrollKernel = ORACLE
+    recompute: bool = False
+    piece_bytes: int = 3 * 2**23
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """What the losses read of the target's distribution beside its probabilities."""
+        found = [term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)]
+        return frozenset().union(*found)
+
+    @property
+    def whole_vocabulary(self) -> bool:
+        """Whether the target's logits are worked out beyond the draft vocabulary."""
+        return self.in_vocab or "log_mass_R" in self.reads
+
+
+class TargetOutputs(NamedTuple):
+    """What the target says about a batch."""
+
+    aux_BTNH: Tensor  # its states at the drafter's boundaries, which the drafter fuses
+    final_BTH: Tensor  # its last states after its final norm
+    probs: Callable[[Tensor], TargetProbs]  # of states (C, H)
+
+
+class StepCounts(NamedTuple):
+    """Sums over a batch, per unroll step, float64; each (K,) but ``loss_KN``."""
+
+    rows_K: Tensor  # rows that the loss is the mean of
+    loss_KN: Tensor  # summed losses by term, unweighted
+    covered_K: Tensor  # supervised rows whose most likely token the draft vocabulary has
+    supervised_K: Tensor  # supervised rows
+    reached_K: Tensor  # slots that decoding can reach at this depth
+    hits_K: Tensor  # of these, greedy draft equal to greedy target
+    prefix_hits_K: Tensor  # of these, equal at this and every earlier depth
+    overlap_K: Tensor  # summed Σ min(p, q) on the reached slots
+
+
+class StepOutput(NamedTuple):
+    """Mean loss over ``rows`` rows and what it was made of."""
+
+    loss: Tensor
+    rows: Tensor  # Σ_k decay**k rows_K: what the mean is taken over
+    counts: StepCounts | None  # None where nobody asked for it
+
+
+def target_outputs(
+    target: Target,
+    drafter: Drafter,
+    batch: Batch,
+    config: ObjectiveConfig,
+    measure: bool = True,
+    source: FeatureSource = OnTheFly(),  # noqa: B008  frozen
+) -> TargetOutputs:
+    """The target's features, each document on its own; no gradient.
+
+    Raises:
+        ValueError: a feature is not finite; the message names sample and layer.
+    """
+    layers = drafter.config.aux_layers
+    out = source(target, batch, layers, drafter.config.fusion.final_norm)
+    real_BT = batch.documents_BT >= 0
+    named = [(f"boundary {boundary}", out.aux_BTNH[:, :, n]) for n, boundary in enumerate(layers)]
+    for name, state_BTH in [*named, ("its last state", out.final_BTH)]:
+        bad_BT = ~state_BTH.isfinite().all(-1) & real_BT
+        if bad_BT.any():
+            b, t = bad_BT.nonzero()[0].tolist()
+            value = float(state_BTH[b, t][~state_BTH[b, t].isfinite()][0])
+            raise ValueError(
+                f"the target's features are not finite: sample {b}, token {t}, {name} holds {value}; {remedy(target)}"
+            )
+    reads = config.reads | ({"log_mass_R", "token_R"} if measure else set())
+    probs = TargetHead(target, drafter.vocab, reads, measure or config.in_vocab)
+    aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
+    aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
+    return TargetOutputs(aux_BTNH, out.final_BTH, probs)
+
+
+class TrainStep(nn.Module):
+    """Drafter and objective as one module, whose forward is a training step: what FSDP2 shards and gathers around.
+
+    Args:
+        drafter: what is trained.
+        objective: what is minimised.
+    """
+
+    def __init__(self, drafter: Drafter, objective: ObjectiveConfig) -> None:
+        super().__init__()
+        self.drafter, self.objective, self.terms = drafter, objective, terms(objective.loss)
+
+    def forward(self, batch: Batch, target: TargetOutputs, measure: bool = True) -> StepOutput:
+        """The unrolled loss: its mean over the rows of all steps, step k weighted by ``decay**k``.
+
+        A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
+
+        Args:
+            measure: count for the metrics too, which costs several passes over the logits.
+        """
+        drafter, config = self.drafter, self.objective
+        K, mask, documents = config.steps, batch.loss_mask_BT, batch.documents_BT
+
+        # Which slots learn at which unroll step; the others are computed no further than somebody sees them.
+        trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
+        kept = KeptSlots.of(trained_KBT)
+
+        # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
+        unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)
+        steps = list(unroll)
+
+        # Losses of the next-token distribution, piece by piece through both heads.
+        counter = None
+        if measure:
+            counter = _Counter(torch.stack([reachable(mask, documents, k) for k in range(K)]).flatten(1))
+        size = max(16, config.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
+        final_SH = target.final_BTH.flatten(0, 1)
+        task = HeadTask(
+            list(pieces(trained_KBT, size, kept)),
+            lambda at_C: target.probs(final_SH[at_C]),
+            [(term.weight, term.loss) for term in self.terms if isinstance(term.loss, DistributionLoss)],
+            config.decay,
+            config.in_vocab,
+            counter,
+        )
+        loss, sums = head_loss(task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps])
+        columns = iter(sums.loss_KN.unbind(1))
+        decays = sums.count_K.new_tensor([config.decay**k for k in range(K)])
+        rows = (sums.count_K * decays).sum()
+
+        # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077): at step k, slot t stands for the target's
+        # state at t + 1 + k.
+        losses = []
+        for term in self.terms:
+            if isinstance(term.loss, FeatureLoss):
+                by_step = []
+                for k, step in enumerate(steps):
+                    slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
+                    target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
+                    h_RH = step.h_BTH.flatten(0, 1)[slots_R if kept is None else kept.place_S[slots_R]]
+                    by_step.append(term.loss(h_RH, target_RH.to(h_RH.dtype)).sum())
+                per_K = torch.stack(by_step)
+                loss = loss + term.weight * (per_K * decays).sum() / rows.clamp(min=1e-30)
+                losses.append(per_K.detach())
+            else:
+                losses.append(next(columns))
+        if counter is None:
+            return StepOutput(loss, rows, None)
+        return StepOutput(loss, rows, counter.counts(sums.count_K, torch.stack(losses, dim=1), trained_KBT))
+
+
+class _Counter:
+    """Counts what the metrics want while the logits are there."""
+
+    def __init__(self, reached_KS: Tensor) -> None:
+        self.reached_KS = reached_KS
+        self.hits_KS = torch.zeros_like(reached_KS)
+        self.covered_K = torch.zeros(len(reached_KS), dtype=torch.float64, device=reached_KS.device)
+        self.overlap_K = torch.zeros_like(self.covered_K)
+
+    def __call__(self, k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
+        q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
+        reached_R = self.reached_KS[k, slots]
+        self.hits_KS[k, slots] = (logits_RD.argmax(-1) == probs.token_C) & probs.known_C & reached_R
+        self.covered_K[k] += probs.known_C.sum()
+        # the chance that a sampled draft is accepted (https://arxiv.org/abs/2211.17192)
+        overlap_R = torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
+        self.overlap_K[k] += (overlap_R * reached_R).sum()
+
+    @torch.no_grad()
+    def counts(self, rows_K: Tensor, loss_KN: Tensor, trained_KBT: Tensor) -> StepCounts:
+        """Everything, in the order of :class:`StepCounts`."""
+        found = (
+            rows_K, loss_KN, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
+            self.hits_KS.cumprod(0).sum(1), self.overlap_K,
+        )  # fmt: skip
+        return StepCounts(*(x.double() for x in found))
+
+
+class UnrollMetrics(Metric):
+    """Accuracy and acceptance proxies of every unroll depth, right over batches and ranks. None of them is an
+    acceptance length: they are teacher-forced.
+
+    * ``loss``: what is minimised; and of a sum of losses, each term by its name, unweighted.
+    * ``accuracy_k``: greedy draft equals the target's greedy token, on slots that decoding can reach at depth k.
+    * ``expected_acceptance_k``: mean of ``Σ min(p, q)``, the chance that a sampled draft is accepted
+      (https://arxiv.org/abs/2211.17192), with p over its whole vocabulary.
+    * ``prefix_proxy``: ``1 + Σ_k P(depths 0..k all right)``: what a greedy chain would commit per target pass, were
+      the text the target's own.
+    * ``coverage``: supervised rows whose most likely token the draft vocabulary has, an upper bound of accuracy.
+    * ``loss_k``: mean loss of step k.
+    """
+
+    full_state_update = False
+    sums: Tensor
+    losses_KN: Tensor
+
+    def __init__(self, steps: int, terms: list[NamedTerm], decay: float) -> None:
+        super().__init__()
+        self.names = [term.name for term in terms]
+        self.weights = [term.weight for term in terms]
+        self.decays = [decay**k for k in range(steps)]
+        fields = len(StepCounts._fields) - 1
+        self.add_state("sums", torch.zeros(fields, steps, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("losses_KN", torch.zeros(steps, len(terms), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
+        """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
+        super()._apply(fn, exclude_state)
+        for name in ("sums", "losses_KN"):
+            setattr(self, name, getattr(self, name).double())
+            self._defaults[name] = self._defaults[name].double()  # type: ignore[union-attr]
+        return self
+
+    def update(self, counts: StepCounts) -> None:
+        """Add one batch."""
+        self.sums += torch.stack([value for name, value in counts._asdict().items() if name != "loss_KN"])
+        self.losses_KN += counts.loss_KN
+
+    def compute(self) -> dict[str, Tensor]:
+        """Every figure as a scalar; a depth that was never reached reports zero."""
+        names = [name for name in StepCounts._fields if name != "loss_KN"]
+        c = StepCounts(**dict(zip(names, self.sums, strict=True)), loss_KN=self.losses_KN)
+        weight_N, decay_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.decays)
+
+        def mean(top: Tensor, bottom: Tensor) -> Tensor:
+            return (top / bottom.clamp(min=1)).float()
+
+        rows = (c.rows_K * decay_K).sum().clamp(min=1e-30)
+        term_N = (c.loss_KN * decay_K[:, None]).sum(0) / rows
+        out = {"loss": (term_N * weight_N).sum().float()}
+        if len(self.names) > 1:
+            out |= {name: value.float() for name, value in zip(self.names, term_N, strict=True)}
+        out["prefix_proxy"] = 1 + mean(c.prefix_hits_K, c.reached_K).sum()
+        out["coverage"] = mean(c.covered_K.sum(), c.supervised_K.sum())
+        per_depth = {
+            "accuracy": mean(c.hits_K, c.reached_K),
+            "expected_acceptance": mean(c.overlap_K, c.reached_K),
+            "loss": mean((c.loss_KN * weight_N).sum(1), c.rows_K),
+        }
+        for name, values_K in per_depth.items():
+            out |= {f"{name}_{k}": value for k, value in enumerate(values_K)}
+        return out

@@ -1,0 +1,1 @@
+"""Files, locks, processes, provenance and configs: what every part of specdec uses."""

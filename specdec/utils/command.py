@@ -1,0 +1,136 @@
+"""A command is a function: its parameters are the options, its docstring is the help.
+
+``specdec drift`` calls ``drift(*, target: TargetSource, drafter: list[Path], ...)``. Keyword-only parameters become
+``--options``; any others are positional. What the docstring's ``Args`` say of a parameter is its help. A function whose
+only parameter is a dataclass, as ``evaluate_command(config: EvaluationConfig)``, has its fields as options.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from specdec.utils.imports import guard, refusal
+
+current: list[str] = list(sys.argv)
+"""The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
+
+
+def parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
+    """The parser of the command ``specdec NAME``, with ``--config FILE`` for a YAML file of any of its options."""
+    parser = ArgumentParser(
+        prog=f"specdec {name}", description=_description(function), exit_on_error=False, allow_abbrev=False
+    )
+    parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
+    if config := _config_of(function):
+        parser.add_class_arguments(config, as_group=False, fail_untyped=True)
+        return parser
+    kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD in kinds
+    parser.add_function_arguments(function, as_group=False, as_positional=positional, fail_untyped=True)
+    return parser
+
+
+def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
+    """Parse the arguments of ``specdec NAME`` and call its function; the exit status, 0 where it returns none.
+
+    Raises:
+        ValueError: an argument is unknown, missing or of the wrong type.
+    """
+    parser = parser_of(function, name)
+    config = _config_of(function)
+    given = dict(vars(parse(parser, _spelled(config or function, target_shorthand(argv)))))
+    given.pop("config", None)
+    status = function(config(**given)) if config else function(**given)
+    return status if isinstance(status, int) else 0
+
+
+def _config_of(function: Callable[..., Any]) -> Any:
+    """The dataclass that is the function's only parameter, or None."""
+    (first, *more) = inspect.signature(function).parameters or [""]
+    hint = get_type_hints(function).get(first)
+    return hint if dataclasses.is_dataclass(hint) and not more else None
+
+
+def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
+    """Parse and build the parts; the parser must have been made with ``exit_on_error=False``.
+
+    Raises:
+        ValueError: an argument is unknown, missing or of the wrong type; for an unknown one with the likeliest name.
+    """
+    guard()
+    try:
+        return parser.instantiate(parser.parse_args(argv))
+    except ArgumentError as error:
+        options = [option for action in parser._actions for option in action.option_strings]
+        raise ValueError(short(str(error)) + suggestion(argv, options)) from error
+
+
+def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
+    """The arguments as jsonargparse reads them: ``--flag`` as ``--flag=true``, ``--list A B`` as ``--list=[A, B]``.
+
+    What follows ``--`` becomes the parameter ``vllm_args``, of a command that has one.
+    """
+    hints = {f"--{name}": hint for name, hint in get_type_hints(function).items()}
+    if "--" in argv and "--vllm_args" in hints:
+        at = argv.index("--")
+        return [*_spelled(function, argv[:at]), f"--vllm_args={json.dumps(argv[at + 1 :])}"]
+    out: list[str] = []
+    index = 0
+    while index < len(argv):
+        word, hint = argv[index], hints.get(argv[index])
+        end = index + 1
+        while end < len(argv) and not argv[end].startswith("--"):
+            end += 1
+        values = argv[index + 1 : end]
+        if get_origin(hint) is list and not (len(values) == 1 and values[0].startswith("[")):
+            quoted = map(json.dumps, values) if get_args(hint)[0] in (str, Path) else values
+            out.append(f"{word}=[{', '.join(quoted)}]")
+            index = end
+        else:
+            out.append(f"{word}=true" if hint is bool and not values else word)
+            index += 1
+    return out
+
+
+def suggestion(argv: list[str], options: list[str]) -> str:
+    """``; did you mean --NAME?`` for the first option that is not known, else nothing."""
+    for word in argv:
+        option = word.split("=")[0]
+        known = option in options or any(option.startswith(f"{name}.") for name in options)
+        if option.startswith("--") and option != "--" and not known:
+            close = difflib.get_close_matches(option, options, n=1)
+            return f"; did you mean {close[0]}?" if close else ""
+    return ""
+
+
+def target_shorthand(argv: list[str]) -> list[str]:
+    """``--target NAME`` for ``--target.source NAME``."""
+    return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
+
+
+def short(message: str) -> str:
+    """The first sentences of a long parser message, on one line."""
+    if refused := refusal(message):
+        return refused
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if "Errors:" in lines:  # of every type that an argument could have been: the reasons, not the list of types
+        reasons = lines[lines.index("Errors:") + 1 :]
+        end = next((i for i, line in enumerate(reasons) if line.startswith("Given value")), len(reasons))
+        kept = [line for line in reasons[:end] if not line.endswith("<class 'NoneType'>")]
+        return " ".join([lines[0], *kept])
+    return " ".join(lines[:3])
+
+
+def _description(function: Callable[..., Any]) -> str:
+    """The docstring up to its ``Args``."""
+    text = inspect.getdoc(function) or ""
+    for heading in ("\nArgs:", "\nReturns:", "\nRaises:"):
+        text = text.partition(heading)[0]
+    return text.strip()

@@ -1,0 +1,152 @@
+"""Which modules a config may name classes of.
+
+A ``class_path`` imports a module and calls what it finds there, and configs are passed around. So jsonargparse is told
+to import nothing that a value names, except from what trains a drafter here and from modules that the user vouches
+for on the command line or in the environment, never in a config. It looks at every name before it imports it, and
+afterwards at where the thing was defined, so that ``specdec.utils.files.os.system`` is refused like ``os.system``.
+"""
+
+import contextlib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jsonargparse import set_parsing_settings
+
+# parts, data; optimizers; callbacks, loggers, plugins, strategies. All of torch would bring its loaders of pickles
+DEFAULT = ("specdec", "torch.optim", "lightning.pytorch", "lightning.fabric")
+FLAG, VARIABLE = "--allow_imports", "SPECDEC_ALLOW_IMPORTS"
+
+_vouched: list[str] = []
+
+
+def guard() -> None:
+    """Make jsonargparse refuse every import that is not allowed; call it before any value is parsed."""
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=[*DEFAULT, *_vouched],
+        instantiate_subclass_spec_in_any=False,  # else any class could be built where a parameter is not annotated
+    )
+
+
+def allow(modules: Iterable[str]) -> None:
+    """Let values name what lies in these modules, and import them, so that a saved drafter finds its parts.
+
+    The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
+
+    Raises:
+        ValueError: one is no module, or cannot be imported.
+    """
+    modules = list(modules)
+    if not modules:
+        return
+    for module in modules:
+        if not all(name.isidentifier() for name in module.split(".")) or module.split(".")[0] == "jsonargparse":
+            raise ValueError(f"{FLAG} {module}: not a module that can be allowed; give names such as my_package.parts")
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    importlib.invalidate_caches()
+    for module in modules:
+        _import(module)
+        _check_whose(module.split(".")[0])
+    _vouched.extend(module for module in modules if module not in _vouched)
+    guard()
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(
+                f"{FLAG} {module}: no such module is installed or lies in {os.getcwd()}; give modules, not classes"
+            ) from error
+        raise ValueError(f"{FLAG} {module}: it needs the module {error.name}, which is not installed") from error
+    except (ImportError, SyntaxError) as error:
+        raise ValueError(f"{FLAG} {module}: it cannot be imported: {error}") from error
+
+
+def _check_whose(name: str) -> None:
+    taken = sys.modules[name].__file__
+    for here in (Path(name, "__init__.py"), Path(f"{name}.py")):
+        if here.is_file() and taken is not None:
+            if not here.samefile(taken):
+                raise ValueError(f"{FLAG} {name}: {taken} came before {here.resolve()}: give yours a name of its own")
+            return
+
+
+@contextlib.contextmanager
+def allowing(modules: Iterable[str]) -> Iterator[None]:
+    """As :func:`allow`, and :func:`guard`, for the length of a block."""
+    vouched, path = list(_vouched), list(sys.path)
+    guard()
+    try:
+        allow(modules)
+        yield
+    finally:
+        if over := [module for module in _vouched if module not in vouched]:
+            set_parsing_settings(import_path_denylist=over)
+            _vouched[:] = vouched
+        if sys.path[:-1] == path:
+            del sys.path[-1]
+
+
+def ensure(class_path: str) -> None:
+    """Import the module of a saved part, if the user has vouched for it or for a package around it; else do nothing.
+
+    Raises:
+        ValueError: it cannot be imported.
+    """
+    module = class_path.rpartition(".")[0]
+    if any(f"{module}.".startswith(f"{name}.") for name in _vouched):
+        _import(module)
+
+
+def take(args: list[str]) -> tuple[list[str], list[str]]:
+    """The modules that ``--allow_imports`` and ``$SPECDEC_ALLOW_IMPORTS`` name, and the other arguments.
+
+    Raises:
+        ValueError: the flag has no value.
+    """
+    values, rest = [os.environ.get(VARIABLE, "")], []
+    words = iter(args)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != FLAG:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value.strip(", ") or value.startswith("-"):
+            raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package")
+        values.append(value)
+    named = [module.strip() for value in values for module in value.split(",") if module.strip()]
+    return list(dict.fromkeys(named)), rest
+
+
+def flags() -> list[str]:
+    """The arguments that allow again what is allowed now, for the record of a command."""
+    return [FLAG, ",".join(_vouched)] if _vouched else []
+
+
+REFUSED = re.compile(r"Importing '([^']+)' is not allowed")
+KEY = re.compile(r"(?:Parser key|argument) [\"'-]*([\w.]+)")
+NOT_IMPORTED = " was not imported: "
+
+
+def refusal(message: str) -> str | None:
+    """A line that says what was refused, if that is what a parser's message is about; it begins with the name."""
+    found = REFUSED.search(message)
+    if found is None:
+        return None
+    path, key = found[1], KEY.search(message)
+    module, _, last = path.rpartition(".")
+    where = f"{path} ({key[1]})" if key else path
+    if last in ("yaml", "yml", "json"):
+        return f"{where}: no such file"
+    if module.split(".")[0] in sys.stdlib_module_names:
+        return f"{where}{NOT_IMPORTED}Python's own modules hold no part, and some run commands: remove it"
+    names = ", ".join((*DEFAULT, *_vouched))
+    return f"{where}{NOT_IMPORTED}only {names} may be named; if you trust {module}, add {FLAG} {module}"

@@ -1,0 +1,145 @@
+"""A journal: JSON lines that survive a kill, so that long work goes on where it was.
+
+The first line says what the work is; every later one is something that was finished. A last line that a kill cut short
+is dropped when the journal is opened again.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specdec.utils.config_diff import pairs, words
+from specdec.utils.files import explain
+from specdec.utils.locks import lock_now
+
+SYNC = 2.0  # seconds between two waits for the disk
+
+
+class JournalBusyError(ValueError):
+    """Another process writes the journal."""
+
+
+class Journal:
+    """Append-only JSON lines, written by one process at a time::
+
+        with Journal(path, "specdec.regenerate", settings) as journal:
+            done = {entry["row"] for entry in journal.entries}
+            journal.append({"row": "7", "answer": "..."})
+
+    Args:
+        path: the file; it is begun if it is not there.
+        kind: whose journal it is; one of another kind is refused.
+        settings: JSON-ready; a journal that was begun with other settings is refused, and the message tells which.
+
+    Attributes:
+        entries: what was written by earlier processes, in order.
+
+    Raises:
+        ValueError: on entering: begun with other settings, damaged, not writable, or on a file system without locks.
+        JournalBusyError: on entering: another process writes it, or a child that inherited it from its writer.
+    """
+
+    def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:
+        self.path, self.kind, self.settings = path, kind, settings
+        self.entries: list[dict[str, Any]] = []
+        self._synced = time.monotonic()
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise explain(error, self.path) from error
+        try:
+            if not self._lock():
+                raise JournalBusyError(f"{self.path}: another process writes it: wait for its end")
+            self._file.seek(0)
+            content = self._file.read()
+            whole = content.rfind(b"\n") + 1
+            header: dict[str, Any] = {"journal": self.kind, "settings": self.settings}
+            new = _line(header).encode().startswith(content)  # not there, or a kill cut the first line short
+            lines = [self._parsed(line, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
+            self._check(lines[0] if lines else header if new else {})
+            self.entries = lines[1:]
+            self._file.truncate(whole)
+            if not lines:
+                self.append(header)
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def _lock(self) -> bool:
+        try:
+            return lock_now(self._file)
+        except OSError as error:
+            raise ValueError(
+                f"{self.path}: this file system has no locks ({error.strerror}), so that two processes could do one "
+                "work: choose another place"
+            ) from error
+
+    def fileno(self) -> int:
+        """Of the open file: a child that inherits it keeps the journal locked for as long as it lives."""
+        return self._file.fileno()
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write one entry; it is on the disk within :data:`SYNC` seconds of the next one.
+
+        Raises:
+            ValueError: the disk is full.
+        """
+        data = _line(entry).encode()
+        try:
+            if os.write(self._file.fileno(), data) < len(data):
+                raise ValueError(f"{self.path}: no space left on the device")
+            if time.monotonic() - self._synced > SYNC:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+        except OSError as error:
+            raise explain(error, self.path) from error
+
+    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{self.path}, line {number}: not JSON: remove the line, or begin anew") from error
+        if not isinstance(entry, dict):
+            raise ValueError(f"{self.path}, line {number}: no entry of a journal: remove the line, or begin anew")
+        return entry
+
+    def _check(self, first: dict[str, Any]) -> None:
+        if first.get("journal") != self.kind:
+            raise ValueError(f"{self.path}: no journal of {self.kind}: choose another place")
+        if other := list(pairs(first["settings"], self.settings)):
+            told = "; ".join(f"{key} {words(old)} there, {words(new)} now" for key, old, new in other)
+            raise ValueError(f"{self.path} was begun otherwise: {told}: give what it was begun with, or another place")
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The whole entries of a journal that another process may be writing; none if it is not there."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[1:] if line.endswith(b"\n")]
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a process holds the lock of a journal."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return not lock_now(stream, shared=True)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,94 @@
+"""Runs a command in a process group of its own, and ends all of it once standard input ends.
+
+Whoever started this closes its end to stop the command; if it is killed, the kernel closes it, so that no server and no
+training is left alone with the machine's memory. What is written there first is another grace. A script of its own, of
+the standard library alone: ``python supervise.py GRACE COMMAND ...``.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+POLL = 0.05  # seconds
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
+
+
+def main(grace: float, command: list[str]) -> int:
+    """Run a command to its end, or until nobody wants it any more; its exit status, 128 and the signal's number if one
+    ended it.
+
+    Args:
+        grace: seconds between SIGTERM to the command and SIGKILL to its process group.
+    """
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: asked.append(number))  # ignoring them would be inherited
+    try:
+        child = subprocess.Popen(  # it inherits what this process was given, such as an open file with a lock
+            command,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            close_fds=False,
+            preexec_fn=with_parent(signal.SIGTERM),
+        )
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
+        return NOT_RUN
+    heard: list[int] = []
+    while _runs(child.pid) and not asked and not heard:
+        heard = select.select([0], [], [], POLL)[0]
+    if _runs(child.pid):
+        if heard:
+            grace = float(os.read(0, 32) or grace)
+        os.kill(child.pid, signal.SIGTERM)
+        end = time.monotonic() + grace
+        while _runs(child.pid) and time.monotonic() < end:
+            time.sleep(POLL)
+    # before it is waited for: until then its number, the group's, is given to nobody else
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    status = child.wait()
+    _settle(child.pid)
+    return status if status >= 0 else 128 - status
+
+
+def with_parent(number: signal.Signals) -> Callable[[], None]:
+    """What a new child does before it becomes its command, so that it gets a signal when its parent dies, however.
+
+    For a process of one thread: the kernel means the thread that started the child. Linux only; nothing elsewhere.
+    """
+    parent = os.getpid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+            if os.getppid() != parent:  # it has died meanwhile
+                os._exit(NOT_RUN)
+
+    return ask
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child runs; it is not waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def _settle(group: int, seconds: float = 2.0) -> None:
+    """Wait for killed processes to be gone; those that nobody collects stay as zombies, which hold nothing."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(POLL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

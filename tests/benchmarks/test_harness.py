@@ -1,0 +1,78 @@
+"""The benchmarks' own parts: what they share, and what their reports say of made-up figures."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import decode, faults, harness, train_step
+from benchmarks.training import recipe
+
+ECHO = """
+import sys; sys.path.insert(0, {root!r})
+from benchmarks import harness
+harness.serve(lambda job: ({{"hello": job["name"]}}, lambda asked: harness.timed(lambda: asked + 1)))
+"""
+
+
+def test_worker_answers_and_its_last_words_are_told(tmp_path: Path) -> None:
+    script = tmp_path / "echo.py"
+    script.write_text(ECHO.format(root=str(harness.ROOT)))
+    with harness.Worker(sys.executable, "echo", script, {"name": "x", "threads": 1}, tmp_path / "log") as worker:
+        assert worker.about == {"hello": "x"}
+        value, spent = worker.ask(4)
+        assert value == 5
+        assert spent["seconds"] >= 0
+        with pytest.raises(ValueError, match="echo ended: TypeError"):
+            worker.ask("text")
+
+
+def test_no_result_names_a_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/decode.py", "--vllm", str(Path.cwd() / "vllm" / "bin" / "python")])
+    assert harness.machine(2)["command"] == "python benchmarks/decode.py --vllm vllm/bin/python"
+
+
+@pytest.mark.parametrize("mask", recipe.MASKS)
+def test_rows_of_both_definitions_are_the_same(mask: str) -> None:
+    size = recipe.WORKLOADS["T"]
+    at = recipe.taught(size, mask)
+    assert torch.equal(recipe.slot_mask(size, mask).nonzero()[:, 0] + 1, at)
+    answers = recipe.answers(size, mask)
+    assert bool((answers[at] & answers[at + 1]).all())
+    assert len(at) == (size.tokens - 2 if mask == "all" else size.tokens // 2)
+
+
+def measured(key: str, seconds: float, losses: list[float]) -> train_step.Measured:
+    entry = next(entry for entry in train_step.ENTRIES if entry.key == key)
+    step = {"seconds": seconds, "others": 0.0, "peak_mb": 200.0, "before_mb": 100.0}
+    return train_step.Measured(entry, {"trainable": 5}, [step | {"losses": losses}], [step, step])
+
+
+def test_training_ratio_and_its_refusal() -> None:
+    ours, every = measured("specdec", 1.0, [2.0]), measured("specdec-every", 1.0, [3.0])
+    lines, ratios = train_step.report([ours, every, measured("speculators", 2.0, [3.0])], "float32")
+    assert ratios == {"time": 0.5, "growth": 1.0}
+    assert "0.50 of the time" in "\n".join(lines)
+    lines, ratios = train_step.report([ours, every, measured("speculators", 2.0, [3.1])], "float32")
+    assert ratios == {}
+    assert "do not agree" in "\n".join(lines)
+
+
+def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
+    def answers(seconds: float, last: int = 3) -> list[dict]:
+        return [{"ids": [1, 2, last], "passes": 1, "seconds": seconds, "others": 0.0} for _ in range(4)]
+
+    found = {"specdec": answers(1.0), "specdec-chain3": answers(0.5), "vllm": answers(2.0, last=4)}
+    lines, figures = decode.report(argparse.Namespace(shape=[], tokens=3), found)
+    assert figures["ratios"]["specdec / vllm"] == (2.0, 2.0, 2.0)
+    text = "\n".join(lines)
+    assert "| specdec-chain3 | chain:depth=3, compiled | 6 | 2.00 | 2.00 | 4 of 4 |" in text
+    assert "0 of 4" in text
+
+
+def test_every_kind_of_killed_run_is_one_that_fit_takes(tmp_path: Path) -> None:
+    words = faults.arguments(tmp_path, "FSDP2, two processes", tmp_path / "out")
+    assert words[words.index("--trainer.strategy") + 1] == "fsdp2"
+    assert faults.lines(tmp_path) == []

@@ -1,0 +1,167 @@
+"""Compiled sessions: the same tokens as eager ones, and no graph more than two, whatever text comes."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from specdec.decoding import (
+    Chain,
+    ConfidentChain,
+    DraftShape,
+    DynamicTree,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    StaticTree,
+)  # fmt: skip
+from specdec.decoding.round import PlainRound
+from specdec.decoding.session import DecodeSession, slots_for
+from specdec.drafter import Drafter
+from specdec.target import Target
+from tests.perfect import SHALLOW, TAPPED, astray, disturb, markov_target, perfect_drafter
+from tests.tiny import presets
+
+PROMPTS = [[3, 4, 5], [17], list(range(40)), [9, 9, 2], [30, 1]]
+REQUESTS = [Request(prompt, (1, 30, 60)[seed % 3], seed) for seed, prompt in enumerate(PROMPTS)]
+TREE = DynamicTree(depth=3, top_k=2, nodes=6)
+STATIC = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)))
+slow = pytest.mark.slow
+
+
+def pair(family: str = "llama", dtype: torch.dtype = torch.float64) -> tuple[Target, Drafter]:
+    """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
+    target = markov_target(family, {"llama": 0.65, "mistral": 0.55, "gemma2": 2.4}[family], **SHALLOW)
+    spec = replace(presets()["eagle3_1"], **TAPPED)
+    drafter = disturb(perfect_drafter(target, spec, sharpness=2.0), 0.8)
+    return Target(target.model.to(dtype)), drafter.to(dtype)
+
+
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize(
+    ("family", "shape", "sampling", "batch", "count"),
+    [
+        ("llama", Chain(2), Sampling(), 2, 2),
+        pytest.param("llama", TREE, Sampling(), 1, 2, marks=slow),
+        pytest.param("llama", TREE, Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2), 2, 2, marks=slow),
+        pytest.param("llama", ConfidentChain(4, 0.9), Sampling(), 2, 1, marks=slow),  # drafting has no fixed shape
+        pytest.param("mistral", STATIC, Sampling(temperature=0.8), 2, 2, marks=slow),
+        pytest.param("gemma2", TREE, Sampling(), 1, 2, marks=slow),
+    ],
+)
+def test_compiled_tokens_are_plain_ones(
+    family: str, shape: DraftShape, sampling: Sampling, batch: int, count: int
+) -> None:
+    """Graphs carry no guards: what a graph wrongly went on serving would show in the tokens."""
+    from torch._dynamo.utils import counters
+
+    target, drafter = pair(family)
+    decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=batch, compiled=True)
+    decoder.prepare(100)
+    assert counters["stats"]["unique_graphs"] == count
+    plain = PlainDecoder(target, sampling)
+    wanted = [plain.generate(prompt, most, {7}, seed).ids for prompt, most, seed in REQUESTS]
+    left = decoder.generate_all(REQUESTS[1:], {7})
+    next(left)
+    left.close()  # in the middle of others
+    made = dict(decoder.generate_all(REQUESTS, {7}))
+    assert [made[number].ids for number in range(len(REQUESTS))] == wanted
+    texts = [[prompt[-1], *ids] for (prompt, _, _), ids in zip(REQUESTS, wanted, strict=True)]
+    assert sum(map(astray, texts)) > 0.1 * sum(map(len, wanted))
+    assert {0, 1} < {taken for one in made.values() for taken in one.accepted}
+    assert counters["stats"]["unique_graphs"] == count
+
+
+@slow
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize("rule", ["with_replacement", "without_replacement"])
+def test_compiled_draws_are_those_of_eager_decoding(rule: Any) -> None:
+    target, drafter = pair()
+    sampling = Sampling(temperature=0.9, top_k=20, rule=rule)
+    eager, compiled = (
+        dict(SpeculativeDecoder(target, drafter, STATIC, sampling, batch=2, compiled=how).generate_all(REQUESTS))
+        for how in (False, True)
+    )
+    assert {number: (one.ids, one.accepted) for number, one in compiled.items()} == {
+        number: (one.ids, one.accepted) for number, one in eager.items()
+    }
+
+
+@slow
+@pytest.mark.usefixtures("no_graphs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_dtypes_compile_and_agree_for_long(dtype: torch.dtype) -> None:
+    target, drafter = pair(dtype=dtype)
+    wanted = PlainDecoder(target).generate([3, 4, 5], 40).ids
+    made = SpeculativeDecoder(target, drafter, Chain(3), compiled=True).generate([3, 4, 5], 40).ids
+    assert made[:10] == wanted[:10]  # near-ties may part them later
+
+
+@slow
+@pytest.mark.usefixtures("no_graphs")
+def test_longer_texts_get_graphs_of_their_own_and_new_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr("specdec.decoding.session.STEP", 8)
+    target, _ = pair()
+    decoder, plain = PlainDecoder(target, compiled=True), PlainDecoder(target)
+    for most, count in ((9, 1), (20, 2), (9, 2)):
+        assert decoder.generate([3, 4], most).ids == plain.generate([3, 4], most).ids
+        assert counters["stats"]["unique_graphs"] == count
+    with torch.no_grad():
+        target.head_weight().copy_(target.head_weight().roll(1, 0))  # graphs read weights where they lie
+    assert decoder.generate([3, 4], 9).ids == plain.generate([3, 4], 9).ids != [0] * 9
+
+
+@torch.inference_mode()
+def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verify(self: PlainRound, tree: Any) -> Any:
+        return tree.tokens_BN * 2 if bool(tree.tokens_BN.sum() > 0) else tree.tokens_BN
+
+    monkeypatch.setattr(PlainRound, "verify", verify)
+    with pytest.raises(ValueError, match=r"decoding of 1 x 21 tokens cannot be compiled: .*; use --compile off"):
+        DecodeSession(PlainRound(pair()[0], Sampling(), 20), compiled=True)
+
+
+@pytest.mark.usefixtures("no_graphs")
+@torch.inference_mode()
+def test_what_a_graph_writes_to_stays_where_it_is() -> None:
+    """Torch knows it, so that CUDA graphs, which copy no inputs of that kind, can be taken."""
+    target, drafter = pair()
+    made: list[list[bool]] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        made.append([hasattr(x, "_dynamo_static_input_type") for x in inputs if isinstance(x, torch.Tensor)])
+        return graph
+
+    decoder = SpeculativeDecoder(target, drafter, TREE)
+    round_ = decoder._new_round(40)
+    round_.prefill(0, [3, 4, 5], 0)
+    tree = round_.draft()
+    torch.compile(round_.verify, fullgraph=True, backend=backend)(tree)
+    assert made[0].count(False) == 2  # the tree's tokens and parents
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.usefixtures("no_graphs")
+def test_a_gpu_runs_cuda_graphs() -> None:
+    from torch._dynamo.utils import counters
+
+    target, drafter = pair()
+    drafter.cuda()
+    target.to("cuda")
+    wanted = PlainDecoder(target).generate([3, 4, 5], 60).ids
+    for shape in (Chain(3), TREE):
+        assert SpeculativeDecoder(target, drafter, shape, compiled=True).generate([3, 4, 5], 60).ids == wanted
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+@pytest.mark.parametrize(
+    ("needed", "before", "most", "slots"),
+    [(1, 0, None, 256), (256, 0, None, 256), (257, 0, None, 512), (300, 512, None, 1024), (257, 0, 300, 300)],
+)
+def test_slots_are_made_in_steps_and_at_least_doubled(needed: int, before: int, most: int | None, slots: int) -> None:
+    assert slots_for(cast(Target, SimpleNamespace(most_slots=most)), needed, before) == slots

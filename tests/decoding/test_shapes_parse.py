@@ -1,0 +1,58 @@
+"""Growths by their names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdec.decoding import Chain, ConfidentChain, DraftShape, DynamicTree, StaticTree, parse_shape
+
+
+@pytest.mark.parametrize(
+    ("text", "growth"),
+    [
+        ("chain", Chain()),
+        ("chain:depth=3", Chain(3)),
+        ("confident", ConfidentChain()),
+        ("confident:depth=8,threshold=.25", ConfidentChain(8, 0.25)),
+        ("confident:threshold=0", ConfidentChain(threshold=0.0)),
+        ("tree", DynamicTree()),
+        ("tree:depth=6,top_k=10,nodes=59", DynamicTree(6, 10, 59)),
+        ("tree:nodes=20", DynamicTree(nodes=20)),
+        ("static", StaticTree()),
+    ],
+)
+def test_text_names_a_growth(text: str, growth: DraftShape) -> None:
+    assert parse_shape(text) == growth and type(parse_shape(text)) is type(growth)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected one of chain, confident, tree, static"),
+        ("star", "'star': expected one of chain, confident"),
+        ("Chain:depth=3", "expected one of chain, confident"),
+        ("chain:top_k=3", "'top_k=3' is not one of depth=NUMBER"),
+        ("chain:depth=", "is not one of depth=NUMBER"),
+        ("chain:depth=two", "'depth=two' is not one of"),
+        ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
+        ("confident:threshold=1", r"threshold must lie in \[0, 1\), not 1\.0"),
+        ("confident:threshold=1e-3", "is not one of depth=NUMBER, threshold=NUMBER"),
+        ("chain:depth=0", "depth must be at least 1"),
+        ("tree:nodes=1000", "candidates, not 1000"),
+        ("static:", "'static:': a static tree has one parameter, file=PATH"),
+        ("static:depth=3", "one parameter, file=PATH"),
+        ("static:file=nowhere.yaml", "nowhere.yaml: no such file"),
+    ],
+)
+def test_text_that_names_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_shape(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tree.json", "my tree, one: of=two.json"])
+def test_text_names_the_file_of_a_tree(tmp_path: Path, name: str) -> None:
+    paths = ((0,), (2,), (2, 1))
+    (tmp_path / name).write_text(json.dumps(paths))
+    assert parse_shape(f"static:file={tmp_path / name}") == StaticTree(paths)

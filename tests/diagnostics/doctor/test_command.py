@@ -1,0 +1,132 @@
+"""``specdec doctor`` from its command line."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from specdec.cli import main
+from specdec.diagnostics.doctor.command import CHECKS
+from specdec.drafter import DrafterSpec, save
+from specdec.export import export_drafter
+from specdec.target import Target
+from specdec.target.attention import Tape
+from tests.data.tiny import CHATML, tiny_tokenizer
+from tests.export.made import made_drafter
+from tests.tiny import llama_config
+
+ALL = [name for name in CHECKS if name != "overfit"]
+
+
+@pytest.fixture
+def base(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run's config, as for specdec fit; its ``out`` is not the doctor's."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    (text_file.parent / "other.txt").write_text(text_file.read_text()[:1000])
+    texts = {"train": str(text_file), "val": str(text_file.parent / "other.txt"), "seq_len": 48, "batch_size": 2}
+    config = {
+        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
+        "data": {"class_path": "TextData", "init_args": texts},
+        "trainer": {"accelerator": "cpu", "max_steps": 2, "strategy": "ddp", "devices": 2},
+        "out": str(tmp_path / "run"),
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    return ["--config", str(tmp_path / "run.yaml")]
+
+
+def doctor(*args: Any) -> int:
+    return main(["doctor", *map(str, args)])
+
+
+def test_a_sound_set_up(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table, the report, and no trace in the run's directory; a second report is refused."""
+    assert doctor(*base, "--only", *ALL, "--out", tmp_path / "report") == 0
+    shown = capsys.readouterr().out
+    assert "no fault was found" in shown and "FAULTY" not in shown
+    report = json.loads((tmp_path / "report" / "doctor.json").read_text())
+    assert report["sound"] and {row["check"] for row in report["findings"]} == set(ALL)
+    assert report["target"]["num_layers"] == 7
+    assert report["provenance"]["command"].startswith("specdec doctor --config")
+    assert all(row["result"] in ("sound", "cannot be checked") for row in report["findings"])
+    assert not (tmp_path / "run").exists()
+    assert doctor(*base, "--only", "masks", "--out", tmp_path / "report") == 2
+    assert "holds a report already" in capsys.readouterr().err
+
+
+def test_a_saved_drafter(base: list[str], target_directory: Path, tmp_path: Path) -> None:
+    """Its own design, whatever the config says; what is trained of it already is not held against it."""
+    target = Target.load(target_directory)
+    save(made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target), tmp_path / "drafter")
+    assert doctor(*base, "--drafter", tmp_path / "drafter", "--only", *ALL, "--out", tmp_path / "report") == 0
+    rows = json.loads((tmp_path / "report" / "doctor.json").read_text())["findings"]
+    untold = " ".join(row["what"] for row in rows if row["result"] == "cannot be checked")
+    assert "drafts best from its stated boundaries" in untold
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_an_exported_drafter(
+    absolute: bool, base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of which a converter may have written d2t as target ids, which no import reads."""
+    target = Target.load(target_directory)
+    export_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target), target, tmp_path / "served")
+    for name in ("specdec.json", "SHA256SUMS"):
+        (tmp_path / "served" / name).unlink()
+    if absolute:
+        file = tmp_path / "served" / "model.safetensors"
+        tensors = load_file(file)
+        save_file(tensors | {"d2t": tensors["d2t"] + torch.arange(200)}, file, metadata={"format": "pt"})
+    status = doctor(*base, "--drafter", tmp_path / "served", "--only", "vocabulary", "rope")
+    told = capsys.readouterr()
+    assert (status == 2 and "it must hold offsets" in told.err) if absolute else "vocabulary" in told.out
+
+
+def test_a_target_whose_taps_are_off(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hooks keep each state as that of the boundary before: the target's own proof finds it, as in fit."""
+    own = Tape._enter_layer
+
+    def off(self: Tape, boundary: int, *rest: Any) -> Any:
+        out = own(self, max(boundary - 1, 0), *rest)
+        return own(self, boundary, *rest) if boundary == 6 else out
+
+    monkeypatch.setattr(Tape, "_enter_layer", off)
+    assert doctor(*base, "--only", "taps") == 2
+    assert "boundary" in capsys.readouterr().err
+
+
+def test_chats_without_an_answer(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "target"
+    tokenizer = tiny_tokenizer(CHATML)
+    LlamaForCausalLM(llama_config(vocab_size=len(tokenizer))).save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    rows = [{"messages": [{"role": "user", "content": f"what is {n}?"}]} for n in range(4)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["--data", "ChatData", "--data.train", tmp_path / "chats.jsonl", "--trainer.accelerator", "cpu"]
+    assert doctor("--target", target, *data, "--only", "masks") == 2
+    assert "they need assistant turns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--seconds", "0"], "--seconds is 0"),
+        (["--model.drafter.aux_layers=[9]"], "aux_layers [9]"),
+        (["--drafter", "/nowhere"], "/nowhere: no such directory"),
+        (["--target", "/nowhere"], "/nowhere: no such directory"),
+        (["--colour", "red"], "colour"),
+    ],
+)
+def test_mistakes_are_one_line(
+    args: list[str], message: str, base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*base, "--only", "masks", *args) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error and error.startswith("specdec doctor: error: ")

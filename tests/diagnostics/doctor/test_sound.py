@@ -1,0 +1,93 @@
+"""A sound set-up passes: every shipped design, text and chats, 32 and 16 bits, cached features, one sample."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.diagnostics.doctor import model_checks
+from specdec.diagnostics.doctor.command import CHECKS, made
+from specdec.diagnostics.doctor.model_checks import flips, rebuilt
+from specdec.diagnostics.doctor.setup import CheckResult
+from specdec.features import Cached
+from specdec.training.divergences import LKLambda
+from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
+from specdec.training.noise import GaussianNoise
+from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
+from tests.diagnostics.doctor.made import CONF, Tiny, chats, design, faults, learner, subject, target, text
+from tests.features.made import fill
+from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.tiny import presets
+
+ALL = [name for name in CHECKS if name != "overfit"]
+EAGLE1 = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
+PRESETS = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_shipped_design(name: str, tmp_path: Path) -> None:
+    first = name in ("eagle1", "eagle2")
+    module = learner(design(name), ttt_steps=1 if first else 2, loss=EAGLE1 if first else SoftCrossEntropy())
+    checked = subject(text(tmp_path), module)
+    found = [one for check in ALL for one in made(check, checked)]
+    assert [one for one in found if one.result is CheckResult.FAULTY] == []
+    assert {one.check for one in found} == set(ALL)
+    assert sum(one.result is CheckResult.SOUND for one in found) >= 20, "most of it can be checked"
+
+
+def test_chats(tmp_path: Path) -> None:
+    """Also where the drafter's parts are frozen on purpose, and a loss holds a weight constant."""
+    checked = subject(chats(tmp_path), learner(train_embed=True, train_head=False, loss=LKLambda()))
+    found = [one for check in ALL for one in made(check, checked)]
+    assert [one for one in found if one.result is CheckResult.FAULTY] == []
+    assert any("generation prompt" in one.what and one.result is CheckResult.SOUND for one in found)
+    found = made("masks", subject(chats(tmp_path, answer_only=False)))
+    assert found[-1].result is CheckResult.UNCHECKED and "answer_only" in found[-1].note
+
+
+@pytest.mark.parametrize("template", [CHATML_TAGGED, DROPS_THINKING])
+def test_templates_that_mark_or_rewrite(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target(), "_tokenizer", tiny_tokenizer(template))
+    assert faults(subject(chats(tmp_path)), "masks") == []
+
+
+def test_a_target_in_bfloat16(tmp_path: Path) -> None:
+    assert faults(subject(text(tmp_path), learner(target=Tiny(dtype="bfloat16"))), *ALL) == []
+
+
+def test_cached_features(tmp_path: Path) -> None:
+    data = text(tmp_path)
+    data.prepare(target().tokenizer)
+    checked = subject(data, learner(features=Cached(str(fill(tmp_path / "cache", target(), data)))))
+    assert faults(checked, "taps", "labels") == []
+    checked.module.source.close()
+
+
+def test_every_draft_of_the_sample_is_accepted(tmp_path: Path) -> None:
+    """Noise of the set-up is left out."""
+    checked = subject(chats(tmp_path), learner(noise=GaussianNoise(5.0), ttt_steps=2))
+    (accepted,) = made("overfit", checked)
+    assert accepted.result is CheckResult.SOUND and accepted.figure == 1
+    first, last = checked.curve[0], checked.curve[-1]
+    assert "0 refused" in accepted.note and last["right"] > 0.97 > first["right"] and first["loss"] > last["loss"]
+
+
+def test_switches_are_turned_with_the_weights_kept() -> None:
+    drafter = disturb(perfect_drafter(markov_target(), presets()["eagle3"]), 0.4)
+    found = list(flips(drafter.config))
+    assert {switch for switch, *_ in found} >= {"norms.aux", "norms.embed", "norms.residual", "recurrence"}
+    for _, _, config in found:
+        own = drafter.state_dict()
+        for name, weight in rebuilt(drafter, config).state_dict().items():
+            assert torch.equal(weight, own.get(name, torch.ones_like(weight))), name
+
+
+def test_what_one_sample_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is over, or the drafter knows two tokens only."""
+    found = made("overfit", subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3))
+    assert found[-1].result is CheckResult.UNCHECKED and "the time was over" in found[-1].note
+    spec = dataclasses.replace(design("eagle3"), draft_vocab_size=2)
+    monkeypatch.setattr(model_checks, "PROMPTS", 1)
+    (found_,) = made("overfit", subject(chats(tmp_path), learner(spec)))
+    assert found_.result is CheckResult.UNCHECKED and "over and over" in found_.note

@@ -1,0 +1,25 @@
+"""Pairs on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from specdec.drafter import DrafterSpec, save
+from specdec.export import export_drafter
+from specdec.target import Target
+from tests.diagnostics.parity.made import sharp
+from tests.engines.conftest import fake, served
+from tests.export.made import made_drafter
+
+__all__ = ["fake", "served"]
+SMALL = ["--max_new_tokens", "8", "--depth", "2"]
+
+
+@pytest.fixture
+def line(target_directory: Path, tmp_path: Path) -> list[str]:
+    """The command for a drafter saved in ``tmp_path / "drafter"``, which is exported in ``tmp_path / "served"``."""
+    target = Target.load(target_directory)
+    drafter = sharp(made_drafter(DrafterSpec(draft_vocab_size=200), target))
+    save(drafter, tmp_path / "drafter")
+    export_drafter(drafter, target, tmp_path / "served")
+    return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]

@@ -1,0 +1,138 @@
+"""``specdec parity`` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.cli import main
+from specdec.diagnostics.parity.command import differences
+from tests.diagnostics.parity.made import Weights, drafter, drops, edit, exported, sets, target
+
+
+def test_a_drafter_is_exported_and_compared(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "training and export" in told and "0 to 2" in told and "DIFFERENT" not in told
+    assert told.splitlines()[-1] == "what was trained is what is decoded and what is served"
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert report["holds"] and report["differences"] == [] and report["export_not_compared"] is None
+    assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
+    assert len(report["rows"]) == 2 * 4 * 3
+    row = report["rows"][-1]
+    assert (row["pair"], row["place"], row["depth"]) == ("training and export", "packed", 2)
+    assert row["equal"] and row["verdict"] == "equal" and 0 < row["share"] < row["allowed"] == 1e-4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "out", "served"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 2
+    assert "parity.json exists already" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served, prompts = tmp_path / "served", tmp_path / "p.txt"
+    prompts.write_text("def add(a, b):\n")
+    line += ["--exported", str(served), "--prompts", str(prompts), "--target.dtype", "float64"]
+    assert main(line) == 0
+    assert "log-probabilities in float64" in capsys.readouterr().out
+    edit(served, lambda raw: raw.update(norm_output=False), None)
+    assert main([*line, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().out
+    assert "config.json: norm_output is false, for this drafter true" in told
+    assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith("NOT THE SAME")
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert not report["holds"] and report["texts"] == 1 and len(report["differences"]) == 1
+    edit(served, None, lambda w: w.pop("norm.weight"))
+    assert main(line) == 1
+    told = capsys.readouterr().out
+    assert "the export was not compared" in told and "lacks norm.weight" in told and "NOT SERVED" in told
+
+
+def test_what_sixteen_bits_hide_is_told_by_name(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A norm off by less than rounding is no less off."""
+    line += ["--exported", str(tmp_path / "served"), "--target.dtype", "bfloat16"]
+    assert main(line) == 0
+    edit(tmp_path / "served", None, lambda w: w["norm.weight"].mul_(1.004))
+    capsys.readouterr()
+    assert main([*line, "--out", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().out
+    assert "DIFFERENT" not in told and "norm.weight differs in" in told
+    assert "drowns in this precision, --target.dtype float32 shows it" in told.splitlines()[-1]
+    assert not json.loads((tmp_path / "out" / "parity.json").read_text())["holds"]
+
+
+def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> None:
+    """An infinite difference is null: JSON has no other word for it."""
+
+    def move(w: dict) -> None:
+        taken = {int(offset) + draft for draft, offset in enumerate(w["d2t"])}
+        w["d2t"][0] = min(set(range(300)) - taken)
+
+    edit(tmp_path / "served", None, move)
+    assert main([*line, "--exported", str(tmp_path / "served"), "--out", str(tmp_path / "out")]) == 1
+    rows = json.loads((tmp_path / "out" / "parity.json").read_text())["rows"]
+    assert {row["gap"] for row in rows if row["pair"] == "training and export"} == {None}
+
+
+def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
+        (["--depth", "6"], "max_new_tokens is 8, limit is 4: depth must be at least 0, max_new_tokens at least 9"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["--max_new_tokens", "4000"], "exceed the target's"),
+        (["--drafter", "nowhere"], "no such drafter directory"),
+        (["--limit", "0"], "limit is 0"),
+        (["--colour", "red"], "colour"),
+    ):
+        assert main([*line, *more]) == 2
+        error = capsys.readouterr().err
+        assert message in error.splitlines()[-1]
+
+
+def named(directory: Path) -> list[str]:
+    return [finding.text for finding in differences(directory, drafter("eagle3_1"), target())]
+
+
+def test_keys(tmp_path: Path) -> None:
+    directory = exported("eagle3_1", tmp_path / "out")
+    edit(directory, sets(rms_norm_eps=1e-5, bos_token_id=0, bias=True), None)
+    edit(directory, drops("fc_norm"), None)
+    assert named(directory) == [
+        "config.json: rms_norm_eps is 1e-05, for this drafter 1e-06",
+        "config.json lacks fc_norm, which is true for this drafter",
+        "config.json has also bias, bos_token_id",
+    ]
+
+
+def test_tensors(tmp_path: Path) -> None:
+    def change(w: Weights) -> None:
+        w["fc.weight"][0, :3] += 1
+        w["norm.weight"] = torch.ones(31)
+        w["layers.0.mlp.up_proj.weight"] = w.pop("midlayer.mlp.up_proj.weight")  # the same by another name
+        w["fc.bias"] = torch.zeros(32)
+        del w["t2d"]
+
+    directory = exported("eagle3_1", tmp_path / "out")
+    edit(directory, None, change)
+    assert sorted(named(directory)) == [
+        "fc.bias is in the file, this drafter exports no such tensor",
+        "fc.weight differs in 3 of 3072 numbers",
+        "norm.weight is [31], of this drafter [32]",
+        "t2d is not in the file",
+    ]
+
+
+def test_a_narrower_dtype_is_no_difference(tmp_path: Path) -> None:
+    directory = exported("eagle3_1", tmp_path / "out")
+    edit(directory, None, lambda w: w.update({n: x.bfloat16() for n, x in w.items() if x.is_floating_point()}))
+    assert named(directory) == []
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    directory = exported("eagle3_1", tmp_path / "out")
+    (directory / "config.json").write_text("{")
+    (line,) = named(directory)
+    assert "not valid JSON" in line

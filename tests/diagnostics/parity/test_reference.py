@@ -1,0 +1,108 @@
+"""The reference of the engine: it stands alone, and turns as transformers does."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from specdec.diagnostics.parity import reference
+from specdec.diagnostics.parity.reference import rotate
+from specdec.diagnostics.parity.reference.checkpoint import rotary, settings
+from tests.export.test_round_trip import ROPES
+
+RAW: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 512,
+    "eagle_aux_hidden_state_layer_ids": [4, 2, 3],
+}
+
+
+def test_it_imports_nothing_of_the_drafter() -> None:
+    found: set[str] = set()
+    for file in Path(reference.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module is not None
+                found.add(node.module)
+    others = {name.split(".")[0] for name in found - {"specdec.diagnostics.parity.reference.checkpoint"}}
+    assert others == {"collections", "json", "pathlib", "re", "safetensors", "torch", "transformers", "typing"}
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "default", "rope_theta": 5e5}, *ROPES[1:]], ids=lambda x: x["rope_type"]
+)
+def test_frequencies_are_transformers_own(rope: dict[str, Any]) -> None:
+    raw = {"max_position_embeddings": 512, "rope_parameters": rope}
+    config = LlamaConfig(hidden_size=32, num_attention_heads=4, head_dim=12, **raw)
+    theirs = LlamaRotaryEmbedding(config)
+    ours = rotary(raw, 12)
+    assert torch.equal(ours.inverse, theirs.inv_freq) and ours.factor == theirs.attention_scaling
+    x, positions = torch.randn(3, 5, 12), torch.tensor([0, 1, 7, 8, 300])
+    cos, sin = theirs(x, positions[None])
+    wanted, _ = apply_rotary_pos_emb(x[None], x[None], cos, sin)
+    torch.testing.assert_close(rotate(x, positions, ours), wanted[0], rtol=1e-6, atol=1e-6)
+
+
+def test_both_spellings_of_a_rope_and_which_wins() -> None:
+    old = rotary({"rope_theta": 5e5}, 12)
+    assert torch.equal(
+        old.inverse, rotary({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 12).inverse
+    )
+    both = {"rope_theta": 3.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert torch.equal(old.inverse, rotary(both, 12).inverse)
+    scaled = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "max_position_embeddings": 64}
+    assert torch.equal(rotary(scaled, 12).inverse, old.inverse / 2)
+    assert len(rotary({"rope_theta": 5e5, "partial_rotary_factor": 0.5}, 12).inverse) == 3
+    x, positions = torch.randn(1, 2, 12), torch.tensor([1, 2])
+    assert torch.equal(
+        rotate(x, positions, rotary({"rope_theta": 5e5, "partial_rotary_factor": 0.5}, 12))[..., 6:], x[..., 6:]
+    )
+
+
+def test_what_an_engine_assumes_of_absent_keys() -> None:
+    read = settings(RAW, "eagle3")
+    assert read.aux_ids == (2, 3, 4)  # sorted, whatever the file says
+    assert (read.drafts, read.target_width, read.head, read.logit_scale) == (61, 32, 8, 1.0)
+    switches = (read.norm_before_residual, read.norm_before_fc, read.fc_norm, read.norm_output, read.biases)
+    assert not any(switches) and not read.head_norms and read.windows == (None,)
+    nested = {"eagle_config": {"norm_before_fc": True}, "norm_before_fc": False}
+    assert settings(RAW | nested, "eagle3").norm_before_fc  # the nested one wins
+    assert settings(RAW | {"layer_types": ["sliding_attention"], "sliding_window": 16}, "eagle3").windows == (16,)
+    qwen3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
+    assert settings(RAW | qwen3, "eagle3").head_norms
+
+
+def test_eagle_one_knows_no_states_and_no_vocabulary_of_its_own() -> None:
+    read = settings(RAW | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 40}, "eagle")
+    assert read.aux_ids == () and read.drafts == 61
+    with pytest.raises(reference.Misread, match="name no class"):
+        settings(RAW | {"architectures": ["Qwen3ForCausalLM"]}, "eagle")
+
+
+def test_the_speculators_format_has_defaults_of_its_own() -> None:
+    layer = {key: value for key, value in RAW.items() if not key.startswith(("architectures", "eagle_"))}
+    top = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "speculators_config": {}, "transformer_layer_config": layer}
+    assert settings(top, "eagle3").norm_before_residual
+    assert not settings(top | {"norm_before_residual": False}, "eagle3").norm_before_residual
+    with pytest.raises(reference.Misread, match="a model_type at the top"):
+        settings(top | {"model_type": "llama"}, "eagle3")
+    four = top | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4], "num_aux_hidden_states": 4}
+    with pytest.raises(reference.Misread, match="fc is made for 3"):
+        settings(four, "eagle3")  # the top-level number is not handed on
+    four["transformer_layer_config"] = layer | {"num_aux_hidden_states": 4}
+    assert settings(four, "eagle3").aux_ids == (1, 2, 3, 4)

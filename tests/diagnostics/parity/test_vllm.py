@@ -1,0 +1,300 @@
+"""A served model's answers, pass by pass, and ours; tests/engines/test_vllm.py has the real vLLM."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.cli import main
+from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
+from specdec.diagnostics.parity import vllm
+from specdec.diagnostics.parity.command import PROMPTS
+from specdec.diagnostics.parity.vllm import TRIES, DraftPosition, EnginePasses, VllmAnswer, ask, compare_passes
+from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
+from specdec.engines.client import Endpoint
+from specdec.export import export_drafter
+from specdec.target import Target
+from tests.diagnostics.parity.conftest import SMALL
+from tests.engines.conftest import alive
+from tests.engines.fake_vllm import DRAFTS, FakeVllm
+from tests.export.made import made_drafter
+from tests.perfect import disturb, markov_target, perfect_drafter
+from tests.tiny import presets
+
+Servers = Callable[..., FakeVllm]
+PROMPT, IDS = [5, 6], list(range(10, 30))
+DEPTH, TOKENS, SHARE = 4, 33, 1e-9
+
+
+@pytest.fixture
+def server(served: Servers) -> FakeVllm:
+    made = served(True)
+    made.plans[tuple(PROMPT)] = (IDS, [2, 0, 3, 1])
+    return made
+
+
+def test_passes_and_what_they_accepted(server: FakeVllm) -> None:
+    found = ask(Endpoint(server.url), "the-target", PROMPT, 11)
+    assert found == VllmAnswer(PROMPT, IDS[:11], [1, 4, 5, 9], [2, 0, 3, 1], (3, 2, 1))
+    body = server.bodies[0]
+    assert (body["prompt"], body["max_tokens"], body["temperature"], body["ignore_eos"]) == (PROMPT, 11, 0.0, True)
+    assert body["repetition_penalty"] == 1.0 and body["model"] == "the-target"
+
+
+@pytest.mark.parametrize(("tokens", "known"), [(2, [1]), (6, [1, 4, 5]), (8, [1, 4, 5])])
+def test_drafts_behind_the_end_count(tokens: int, known: list[int], server: FakeVllm) -> None:
+    """The last piece is cut at the end, its pass is not."""
+    found = ask(Endpoint(server.url), "the-target", PROMPT, tokens)
+    assert found.known == known and len(found.ids) == tokens and found.accepted == [2, 0, 3][: len(known)]
+
+
+def test_passes_that_come_together_are_asked_again(server: FakeVllm) -> None:
+    server.joined = 2
+    assert ask(Endpoint(server.url), "the-target", PROMPT, 11).known == [1, 4, 5, 9]
+    assert len(server.bodies) == 3 and len({body["cache_salt"] for body in server.bodies}) == 3
+    server.joined = TRIES
+    with pytest.raises(ValueError, match=f"sent 4 passes in 3 pieces, and again {TRIES} times"):
+        ask(Endpoint(server.url), "the-target", PROMPT, 11)
+
+
+METRICS = FakeVllm.metrics
+
+
+def fewer(self: FakeVllm) -> str:
+    """vLLM drafts nothing where drafts would reach beyond its longest text."""
+    whole = METRICS(self).replace("num_drafts_total", "num_drafts_dropped")
+    return f"{whole}vllm:spec_decode_num_drafts_total{{}} {max(0, self.passes - 1)}\n"
+
+
+def more(self: FakeVllm) -> str:
+    self.generated += 1
+    return METRICS(self)
+
+
+def moved(self: FakeVllm) -> str:
+    """One of the drafts accepted first is told as one accepted third."""
+    for one, other in (("0", "x"), ("2", "0"), ("x", "2")):
+        text = METRICS(self) if one == "0" else text  # noqa: F821
+        text = text.replace(f'position="{one}"', f'position="{other}"')
+    return text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (fewer, "drafts in 3 of 4 passes: give it a --max-model-len of 17 or more"),
+        (more, "somebody else uses it"),
+        (moved, r"counts \(1, 2, 3\) accepted drafts, its answer holds \[2, 0, 3, 1\]"),
+    ],
+)
+def test_counters_that_do_not_fit(
+    metrics: Callable[[FakeVllm], str], message: str, server: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeVllm, "metrics", metrics)
+    with pytest.raises(ValueError, match=message):
+        ask(Endpoint(server.url), "the-target", PROMPT, 11)
+
+
+def test_a_server_without_a_drafter_or_without_ids(served: Servers, server: FakeVllm) -> None:
+    alone = served(False)
+    alone.plans = server.plans
+    with pytest.raises(ValueError, match="drafts nothing: is it served with the drafter"):
+        ask(Endpoint(alone.url), "the-target", PROMPT, 11)
+    server.plans = {}
+    with pytest.raises(ValueError, match=r"sends no token_ids, which vLLM does from 0.10.2 on"):
+        ask(Endpoint(server.url), "the-target", PROMPT, 11)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return markov_target(context=0.4)
+
+
+@pytest.fixture(scope="module", params=["eagle1", "eagle3_1"])
+def drafter(request: pytest.FixtureRequest, target: Target) -> Drafter:
+    return disturb(perfect_drafter(target, presets()[request.param]), 0.5)
+
+
+def answer(prompt: list[int], ids: list[int], known: list[int], accepted: list[int]) -> VllmAnswer:
+    return VllmAnswer(prompt, ids, known, accepted, tuple(sum(a > k for a in accepted) for k in range(DEPTH)))
+
+
+def decoded(target: Target, drafter: Drafter) -> list[VllmAnswer]:
+    """Our decoder stands for the engine."""
+    decoder, found = SpeculativeDecoder(target, drafter, Chain(DEPTH)), []
+    for prompt in ([3, 9, 27, 20], [50]):
+        made = decoder.generate(prompt, TOKENS)
+        known = [1]
+        for accepted in made.accepted[:-1]:
+            known.append(known[-1] + accepted + 1)
+        found.append(answer(prompt, made.ids, known, list(made.accepted)))
+    return found
+
+
+def verdicts(found: EnginePasses) -> list[str]:
+    return [one.verdict for one in found.positions]
+
+
+def test_the_prediction_is_what_decoding_accepts(target: Target, drafter: Drafter) -> None:
+    answers = decoded(target, drafter)
+    accepted = [a for one in answers for a in one.accepted]
+    assert len(set(accepted)) > 2, "every number of accepted drafts should come up"
+    found = compare_passes(target, drafter, answers, SHARE)
+    assert found.holds and verdicts(found) == ["equal"] * DEPTH
+    assert [one.accepted for one in found.positions] == [one.expected for one in found.positions]
+    assert found.positions[0].accepted == sum(a > 0 for a in accepted) > 0
+    assert {one.passes for one in found.positions} == {len(accepted)}
+    assert (found.tokens, found.rounding, found.different) == (2 * TOKENS, 0, 0)
+
+
+def test_a_pass_that_accepts_less_or_more_is_found_where_it_is(target: Target, drafter: Drafter) -> None:
+    """The other passes stay what they are: none depends on how those before it went."""
+    first, last = decoded(target, drafter)
+    number = next(n for n, a in enumerate(first.accepted[:-1]) if a >= 2)
+    known = [*first.known[: number + 1], first.known[number] + 2, *first.known[number + 1 :]]
+    accepted = [*first.accepted[:number], 1, first.accepted[number] - 2, *first.accepted[number + 1 :]]
+    less = answer(first.prompt, first.ids, known, accepted)
+    found = compare_passes(target, drafter, [less, last], SHARE)
+    assert not found.holds and verdicts(found)[1] == "DIFFERENT in 1"
+    found = compare_passes(target, drafter, [less, last], 1.0)
+    assert found.holds and verdicts(found)[1] == "equal but for rounding in 1"
+
+    number = next(n for n, a in enumerate(first.accepted[:-1]) if a == 0)
+    known = first.known[: number + 1] + first.known[number + 2 :]
+    accepted = [*first.accepted[:number], 1 + first.accepted[number + 1], *first.accepted[number + 2 :]]
+    found = compare_passes(target, drafter, [answer(first.prompt, first.ids, known, accepted)], SHARE)
+    assert found.positions[0].different == 1 and not found.holds
+
+
+def test_another_drafter_and_another_target(target: Target, drafter: Drafter) -> None:
+    """What an engine does that leaves a norm out; and tokens that are not the target's."""
+    answers = decoded(target, drafter)
+    other = disturb(perfect_drafter(target, DrafterSpec()), 0.5, seed=1)
+    found = compare_passes(target, other, answers, SHARE)
+    assert not found.holds and found.positions[0].different > 0 and found.different == 0
+    first = answers[0]
+    wrong = first._replace(ids=[*first.ids[:5], (first.ids[5] + 1) % 61, *first.ids[6:]])
+    found = compare_passes(target, drafter, [wrong], SHARE)
+    assert found.different >= 1 and found.rounding == 0 and not found.holds
+    close = compare_passes(target, drafter, [wrong], 1.0)
+    assert (close.different, close.rounding) == (0, found.different)
+
+
+def test_a_draft_that_the_drafter_has_no_word_for(target: Target) -> None:
+    """However wide the tolerance, a token outside the draft vocabulary is never drafted."""
+    small = perfect_drafter(target, DrafterSpec(draft_vocab_size=30))
+    ids = PlainDecoder(target).generate([50], TOKENS).ids
+    words = small.vocab.target_ids_D.tolist()
+    place = next(n for n in range(1, TOKENS - DEPTH) if ids[n] not in words)
+    found = compare_passes(target, small, [answer([50], ids, [place], [1])], SHARE)
+    assert found.positions[0].different == 1 and found.positions[0].expected == 0
+
+
+@pytest.mark.parametrize(
+    ("rounding", "fewer", "holds"), [(0, 0, True), (6, 0, True), (32, 16, True), (32, 32, False), (32, 0, False)]
+)
+def test_rounding_takes_either_side(rounding: int, fewer: int, holds: bool) -> None:
+    """Close drafts that all fall to one side are a part that was lost, in a precision that hides it."""
+    found = EnginePasses([DraftPosition(1, 50, 30, 30 + rounding, rounding, 0)], 100, 0, 0, fewer)
+    assert found.holds == holds == found.as_json()["holds"]
+
+
+def test_a_tie_of_the_target_behind_the_end_is_nobodys_fault(
+    target: Target, drafter: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's last pass may see another continuation than ours, where the target itself is undecided."""
+    first = decoded(target, drafter)[0]
+    number = next(n for n, a in enumerate(first.accepted[:-1]) if a >= 2)
+    # the answer ends behind the pass's first draft, and its second one is refused
+    ids, known = first.ids[: first.known[number] + 1], first.known[: number + 1]
+    cut = answer(first.prompt, ids, known, [*first.accepted[:number], 1])
+    assert compare_passes(target, drafter, [cut], SHARE).positions[1].different == 1
+    whole = vllm._of_target
+    monkeypatch.setattr(vllm, "_of_target", lambda *of: (whole(*of)[0], torch.zeros_like(whole(*of)[1])))
+    found = compare_passes(target, drafter, [cut], SHARE)
+    assert found.holds and sum(one.rounding for one in found.positions) == 1
+
+
+def test_the_command_with_a_server_that_runs(
+    line: list[str], served: Servers, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, fake = Target.load(target_directory), served(True)
+    decoder = SpeculativeDecoder(model, load(tmp_path / "drafter"), Chain(DRAFTS))
+    for text in PROMPTS:
+        made = decoder.generate(asked := model.tokenizer(text)["input_ids"], 8)
+        fake.plans[tuple(asked)] = (made.ids, made.accepted)
+    line += ["--engine", "vllm", "--url", f"{fake.url}/v1"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "24 greedy tokens of vLLM, beside cached decoding in float32" in " ".join(told.split())
+    assert told.splitlines()[-1] == "what was trained is what is decoded and what vLLM serves"
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert report["holds"] and report["engine"]["holds"] and report["engine"]["tokens"] == 24
+    assert [one["accepted"] for one in report["engine"]["positions"]] == fake.accepted_at
+    assert fake.passes == report["engine"]["positions"][0]["passes"] > 3
+
+    prompt, (ids, accepted) = next(iter(fake.plans.items()))
+    fake.plans[prompt] = (ids, [accepted[0] + 1, *accepted[1:]])
+    assert main(line) == 1
+    told = capsys.readouterr().out
+    assert "DIFFERENT in 1" in told and "NOT THE SAME: vLLM accepts other drafts" in told.splitlines()[-1]
+    fake.plans[prompt] = ([(token + 1) % 300 for token in ids], accepted)
+    assert main(line) == 1
+    assert "tokens are not this target's" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_command_starts_one_and_ends_it(
+    line: list[str], fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line += ["--engine", "vllm", "--vllm", fake, "--draft_tokens", "3", "--timeout", "20"]
+    assert main([*line, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 2
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())  # what was compared before is not lost
+    assert report["rows"] and "sends no token_ids" in report["engine_failed"] and not report["holds"]
+    seen = capsys.readouterr()
+    assert "sends no token_ids" in seen.err.splitlines()[-1] and "training and export" in seen.out
+    said = json.loads((tmp_path / "said").read_text())
+    argv = said["argv"]
+    assert argv[-4:] == ["--dtype", "float32", "--max-model-len", "64"]
+    speculative = json.loads(argv[argv.index("--speculative-config") + 1])
+    assert (speculative["method"], speculative["num_speculative_tokens"]) == ("eagle3", 3)
+    assert not Path(speculative["model"]).exists() and not any(map(alive, said["pids"]))
+    monkeypatch.setenv("FAKE_VLLM", "crash")
+    assert main([*line, "--exported", str(tmp_path / "served")]) == 2
+    error = capsys.readouterr().err
+    assert "ended by itself with status 3: RuntimeError: the engine did not start" in error.splitlines()[-1]
+    assert "  fake vLLM starts" in error
+
+
+def test_what_is_not_servable_is_not_served(
+    fake: str, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = made_drafter(DrafterSpec(ScalarMix(), draft_vocab_size=200), Target.load(target_directory))
+    save(drafter, tmp_path / "sum")
+    argv = ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "sum"), *SMALL]
+    assert main([*argv, "--engine", "vllm", "--vllm", fake]) == 1
+    told = capsys.readouterr().out
+    assert "fusion ScalarMix: states are concatenated" in told and "training and export" not in told
+    assert "NOT SERVED" in told and not (tmp_path / "said").exists()
+
+
+def test_mistakes_are_one_line(
+    line: list[str], fake: str, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_drafter(load(tmp_path / "drafter"), Target.load(target_directory), tmp_path / "other", "sglang")
+    engine, url = ["--engine", "vllm"], ["--url", "http://127.0.0.1:9"]
+    for more, message in (
+        (url, "--url would go to vLLM, which is not asked without --engine vllm"),
+        (["--draft_tokens", "5"], "--draft_tokens would go to vLLM"),
+        (["--", "--enforce-eager"], "flags after -- would go to vLLM"),
+        ([*engine, *url, "--timeout", "5"], "--timeout would start vLLM, which is not started with --url"),
+        ([*engine, "--vllm", fake, "--", "--dtype=half"], "--dtype after -- is not passed on"),
+        ([*engine, "--vllm", fake, "--exported", str(tmp_path / "other")], "exported for SGLang"),
+        ([*engine, *url], "is the server up?"),
+        ([*engine, *url, "--target.dtype", "float64"], "vLLM has no float64"),
+    ):
+        assert main([*line, *more]) == 2
+        assert message in capsys.readouterr().err.splitlines()[-1], more
+    assert not (tmp_path / "said").exists() and os.path.isdir(tmp_path / "served")

@@ -1,0 +1,73 @@
+"""Chains drafted side by side at places of a text, beside the decoder and beside training's unroll."""
+
+import pytest
+import torch
+
+from specdec.decoding import Chain, PlainDecoder, Request, SpeculativeDecoder
+from specdec.diagnostics import anchors as module
+from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
+from specdec.nn.blocked import Blocked
+from specdec.training.ttt import ttt_unroll
+from tests.diagnostics.made import PROMPTS, drafter, target, texts
+
+DEPTH = 4
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
+def test_drafts_match_where_decoding_accepts_them(name: str) -> None:
+    text = texts()[0]
+    anchors = text.anchors(100, DEPTH)
+    one = AnchoredText(target(), drafter(name), text.ids, DEPTH, verify=True)
+    chains = one.draft(anchors)
+    accepted = chains.matched(text.ids, anchors).cumprod(1).sum(1).tolist()
+    decoder = SpeculativeDecoder(target(), drafter(name), Chain(DEPTH), batch=8)
+    requests = [Request(text.ids[:anchor], 2) for anchor in anchors]  # the first pass begins at the anchor
+    assert len(set(accepted)) > 2  # some are right, some are not
+    outputs = one.verify(anchors, chains.tokens_AK)
+    best_AK = torch.stack([target().logits(out.final_BTH)[0].argmax(-1) for out in outputs], 1)
+    assert (best_AK == chains.tokens_AK).cumprod(1).sum(1).tolist() == accepted
+    assert [made.accepted[0] for _, made in sorted(decoder.generate_all(requests))] == accepted
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "two_layer"])
+def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
+    """From the first token that has a state before it: in the prompt, too."""
+    text, one = texts()[0], drafter(name)
+    anchors = list(range(1, len(text.ids) - DEPTH))
+    chains = AnchoredText(target(), one, text.ids, DEPTH).draft(anchors, given=True)
+    ids_1T = torch.tensor([text.ids])
+    zero_1T, slots = torch.zeros_like(ids_1T), torch.tensor(anchors) - 1
+    view = module.View.packed(zero_1T)
+    aux = target().forward(ids_1T, view, one.config.aux_layers, one.config.fusion.final_norm).aux_BTNH
+    with torch.no_grad():
+        steps = list(ttt_unroll(one, ids_1T, aux, zero_1T, DEPTH, Blocked()))
+        features = torch.stack([one.fuse(aux)[0, slots], *(step.h_BTH[0, slots] for step in steps)], 1)
+        log_probs = torch.stack([one.logits(step.normed_BTH[0, slots]).log_softmax(-1) for step in steps], 1)
+    torch.testing.assert_close(chains.features_AJH, features)
+    torch.testing.assert_close(chains.log_probs_AKD, log_probs)
+    assert torch.equal(chains.tokens_AK, one.vocab.to_target(log_probs.argmax(-1)))
+
+
+@pytest.mark.parametrize("name", ["eagle3", "two_layer", "sliding_window"])
+def test_chains_side_by_side_are_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = texts()[0]
+    anchors = text.anchors(100, DEPTH)
+    together = AnchoredText(target(), drafter(name), text.ids, DEPTH)
+    assert list(together.groups(anchors)) == [anchors]
+    chains = together.draft(anchors)
+    monkeypatch.setattr(module, "CHAINS_SIDE_BY_SIDE", 1)
+    alone = AnchoredText(target(), drafter(name), text.ids, DEPTH)
+    for place, (anchor,) in enumerate(alone.groups(anchors)):
+        for wanted, found in zip(chains, alone.draft([anchor]), strict=True):
+            torch.testing.assert_close(found[0], wanted[place])
+
+
+def test_answers_are_the_targets_own_and_anchors_are_spread_over_them() -> None:
+    found = answered_texts(target(), PROMPTS, 6)
+    for text, (name, ids) in zip(found, PROMPTS, strict=True):
+        assert (text.prompt_id, text.prompt) == (name, len(ids))
+        assert text.ids == [*ids, *PlainDecoder(target()).generate(ids, 6).ids]
+    text = AnsweredText("", list(range(30)), 10)
+    assert text.anchors(100, 4) == list(range(10, 26))
+    assert text.anchors(4, 4) == [12, 16, 20, 24]
+    assert text.anchors(1, 19) == [10] and text.anchors(1, 20) == []

@@ -1,0 +1,157 @@
+"""What is measured of drafters whose answers are known, and of others beside what forwards without a cache give."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.diagnostics.anchors import AnsweredText, answered_texts
+from specdec.diagnostics.drift_measure import SERIES, DriftSettings, measure, observing
+from specdec.drafter import Drafter
+from specdec.nn.cache import StaticCache
+from specdec.nn.layers import Attention
+from specdec.nn.view import View
+from specdec.target import Target
+from tests.diagnostics.made import PROMPTS, SPECS, drafter, target, texts
+from tests.perfect import markov_target, perfect_drafter
+from tests.tiny import HIDDEN, VOCAB, tiny_drafter
+
+SMALL = DriftSettings(depths=4, anchors=5)
+PARTS = ("sink_mass", "prompt_mass", "recent_mass", "own_mass", "rest_mass")
+PREFIX, NODES, CAPACITY = 20, 3, 26
+
+
+def means(sums: Tensor) -> dict[str, list[float]]:
+    """By name, at every depth; NaN where nothing counts."""
+    return dict(zip(SERIES, (sums[..., 0] / sums[..., 1]).tolist(), strict=True))
+
+
+def test_a_drafter_that_copies_its_target_is_always_right() -> None:
+    easy = markov_target(context=0)
+    for name in ("eagle1", "eagle3", "eagle3_1"):
+        perfect = perfect_drafter(easy, dataclasses.replace(SPECS[name], draft_vocab_size="all"))
+        (text,) = answered_texts(easy, PROMPTS[:1], 20)
+        found = means(measure(easy, perfect, text, DriftSettings(depths=7, anchors=4)))
+        assert found["joint_acceptance"] == found["conditional_acceptance"] == [1.0] * 7
+        assert max(map(abs, found["kl"])) < 1e-6
+
+
+def plain_forward(model: Target, of: Drafter, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Without any cache: the drafter's features of the target's states, and the target's logits."""
+    ids_1T = torch.tensor([ids])
+    view, config = View.packed(torch.zeros_like(ids_1T)), of.config
+    out = model.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
+    return of.fuse(out.aux_BTNH)[0], model.logits(out.final_BTH)[0]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
+def test_states_and_probabilities_are_those_of_the_text_with_its_drafts(name: str) -> None:
+    """Worked out anew for one chain: without caches, the chain's tokens by the drafter's own unrolled steps."""
+    one, text, depths = drafter(name), texts()[0], 3
+    (anchor,) = text.anchors(1, depths)
+    sums = measure(target(), one, text, DriftSettings(depths=depths, anchors=1))
+    found, ids = means(sums), text.ids[: anchor + 1]
+    feature, _ = plain_forward(target(), one, ids)
+    features, state = [feature[:-1]], feature[-2]
+    assert sums[0, 0, 1] == 1
+    for k in range(depths):
+        rows = torch.cat(features)[None]
+        step = one.step(torch.tensor([ids[1:]]), rows, View.packed(torch.zeros(1, rows.shape[1], dtype=torch.int64)))
+        true, logits = plain_forward(target(), one, ids)
+        log_q, new = one.logits(step.normed_BTH)[0, -1].log_softmax(-1), step.h_BTH[0, -1]
+        log_p = logits[-1][one.vocab.target_ids_D].log_softmax(-1)
+        cosine = torch.nn.functional.cosine_similarity
+        assert found["state_rms"][k] == pytest.approx(float(new.square().mean().sqrt()), rel=1e-9)
+        assert found["cosine"][k] == pytest.approx(float(cosine(new, state, dim=0)), abs=1e-9)
+        assert found["feature_cosine"][k] == pytest.approx(float(cosine(new, true[-1], dim=0)), abs=1e-9)
+        assert found["kl"][k] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()), rel=1e-9)
+        ids = [*ids, int(one.vocab.to_target(log_q.argmax()))]
+        features.append(new[None])
+        state = new
+
+
+def indifferent(name: str) -> Drafter:
+    """Its queries are zero, so that all visible keys weigh the same."""
+    out = copy.deepcopy(drafter(name))
+    with torch.no_grad():
+        for module in out.modules():
+            if isinstance(module, Attention):
+                module.qkv_proj.weight[: module.heads * module.head_dim] = 0
+        if hasattr(out.entry, "token_qkv_proj"):
+            out.entry.token_qkv_proj.weight[: out.config.num_attention_heads * out.config.head_dim] = 0
+    return out
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
+def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str) -> None:
+    text, settings = texts()[0], DriftSettings(depths=4, anchors=1, sink_tokens=2, recent=3)
+    (anchor,) = text.anchors(1, 4)
+    assert anchor > 12 and text.prompt == 4
+    found = means(measure(target(), indifferent(name), text, settings))
+    for k in range(4):
+        rows = anchor + k  # the text's up to the root's, and what was drafted
+        hidden = max(0, rows - 16) if name == "sliding_window" else 0
+        seen = rows - hidden
+        assert found["sink_mass"][k] == pytest.approx(max(0, 2 - hidden) / seen)
+        assert found["prompt_mass"][k] == pytest.approx(max(0, 2 - max(0, hidden - 2)) / seen)
+        assert found["recent_mass"][k] == pytest.approx(3 / seen) and found["own_mass"][k] == pytest.approx(k / seen)
+        assert found["entropy"][k] == pytest.approx(math.log(seen))
+
+
+def test_shares_add_up_to_one() -> None:
+    found = means(measure(target(), drafter(), texts()[1], DriftSettings(depths=7, anchors=9, recent=2)))
+    for k in range(7):
+        assert sum(found[part][k] for part in PARTS) == pytest.approx(1, abs=1e-12)
+
+
+def test_nothing_is_drawn_and_nothing_changes() -> None:
+    before, weights = torch.get_rng_state(), [p.clone() for p in drafter().parameters()]
+    one, two = (measure(target(), drafter(), texts()[0], SMALL) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(p, w) for p, w in zip(drafter().parameters(), weights, strict=True))
+    assert torch.equal(one, two)
+    assert not measure(target(), drafter(), AnsweredText("", [3, 4, 5, 6, 7], 4), SMALL).any()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_observed_weights_times_values_are_the_attentions_output(name: str) -> None:
+    one = tiny_drafter(SPECS[name])
+    config = one.config
+    cache = StaticCache(config.num_layers, config.num_key_value_heads, CAPACITY, config.head_dim, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    aux = torch.randn(1, PREFIX, len(config.aux_layers), HIDDEN, generator=generator, dtype=torch.float64)
+    ids = torch.randint(0, VOCAB, (1, PREFIX), generator=generator)
+    one.step(ids, one.fuse(aux), View.chain(0, PREFIX, CAPACITY, cache))
+    heads: dict[int, Tensor] = {}  # what every attention hands to its output matrix
+    for module in one.modules():
+        if isinstance(module, Attention):
+            keep = lambda _, args, layer=module.layer: heads.update({layer: args[0]})  # noqa: E731
+            module.o_proj.register_forward_pre_hook(keep)
+    tree = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)[None]
+    view = View.append(PREFIX, tree, torch.tensor([[0, 0, 1]]), CAPACITY, cache)
+    feature = one.fuse(aux[:, :NODES])
+    plain = one.step(ids[:, :NODES], feature, view)
+    with observing(one) as seen:
+        step = one.step(ids[:, :NODES], feature, view)
+    assert all(torch.equal(x, y) for x, y in zip(plain, step, strict=True))
+    assert sorted(seen.weights_BhTS) == list(range(config.num_layers)) == sorted(heads)
+    for layer, weights in seen.weights_BhTS.items():
+        values = cache.values_BgSd[layer].repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)
+        assert ((weights @ values).transpose(1, 2).flatten(2) - heads[layer]).abs().max() < 1e-12
+        sees = view.mask_B1TS if config.attention_window == "full" else view.within(16).mask_B1TS
+        assert (weights > 0).any(1, keepdim=True).equal(sees)
+    assert seen.out_BTH is not None and torch.equal(one.norms.output(seen.out_BTH), step.normed_BTH)
+    with pytest.raises(KeyError), observing(one):
+        raise KeyError
+    assert not any(module._forward_pre_hooks for module in one.modules() if not isinstance(module, torch.nn.Linear))
+
+
+@pytest.mark.parametrize("wrong", [{"depths": 0}, {"anchors": 0}, {"sink_tokens": 0}, {"recent": 0}])
+def test_numbers_out_of_range(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        DriftSettings(**wrong)
+    with pytest.raises(ValueError, match="exceed depths, 8"):
+        DriftSettings(depths=8).check_length(8)

@@ -1,0 +1,87 @@
+"""Documents, intervals and the figures made of them, from numbers that can be checked by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib import image
+from torch import Tensor
+
+from specdec.diagnostics.drift import plot_drift, report_tables
+from specdec.diagnostics.drift_measure import SERIES, Document, document, drift_figures, summary, sums_of
+from specdec.diagnostics.report import measured, write_report
+from specdec.evaluation.statistics import interval
+
+K, CHAINS = 3, 4
+NAMES = ["a", "b", "c"]
+
+
+def sums(rms: list[float], reached: list[int]) -> Tensor:
+    """All zero but for the state's RMS and conditional acceptance, of which every chain that is reached but one is."""
+    at = {name: row for row, name in enumerate(SERIES)}
+    found = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
+    found[..., 1] = CHAINS
+    found[at["state_rms"], :, 0] = torch.tensor(rms, dtype=torch.float64) * CHAINS
+    found[at["conditional_acceptance"], :, 1] = torch.tensor(reached, dtype=torch.float64)
+    found[at["conditional_acceptance"], :, 0] = torch.tensor([max(0, n - 1) for n in reached], dtype=torch.float64)
+    return found
+
+
+ALL = [sums([1, 2, 4], [4, 3, 2]), sums([2, 2, 2], [4, 1, 0]), sums([3, 5, 6], [4, 3, 2])]
+
+
+def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
+    return document(NAMES, all_sums, trained, K)
+
+
+def test_every_prompts_values_are_kept() -> None:
+    found = made()
+    assert found["prompts"] == NAMES and found["chains"] == [CHAINS] * 3 and found["depths"] == K
+    state = found["series"]["state_rms"]
+    assert state["values"] == [[1, 2, 3], [2, 2, 5], [4, 2, 6]] and state["mean"] == pytest.approx([2, 3, 4])
+    acceptance = found["series"]["conditional_acceptance"]
+    assert acceptance["values"] == [[0.75] * 3, [2 / 3, 0, 2 / 3], [0.5, None, 0.5]]
+    assert acceptance["weights"] == [[4, 4, 4], [3, 1, 3], [2, 0, 2]]
+    assert acceptance["mean"] == pytest.approx([9 / 12, 4 / 7, 2 / 4])
+    wanted = interval(np.array([[1.0, 1], [2, 1], [3, 1]]) * CHAINS)
+    assert wanted is not None and (state["low"][0], state["high"][0]) == (wanted.low, wanted.high)
+    again = sums_of(json.loads(json.dumps(found, allow_nan=False)), "conditional_acceptance")
+    assert again[..., 0].tolist() == [[3, 3, 3], [2, 0, 2], [1, 0, 1]]
+    empty = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
+    without = made([ALL[0], empty, ALL[2]])
+    assert without["prompts"] == ["a", "c"] and without["series"]["state_rms"]["mean"] == pytest.approx([2, 3.5, 5])
+    with pytest.raises(ValueError, match="no answer of the target is long enough"):
+        made([empty] * 3)
+
+
+def test_the_summary() -> None:
+    found = summary(made())
+    assert found["state_rms_growth"]["mean"] == pytest.approx(12 / 6)
+    assert found["state_rms_growth"]["low"] <= 2 <= found["state_rms_growth"]["high"]
+    assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
+    assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
+    assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
+    assert "acceptance_change" not in summary(made(trained=3))
+
+
+def test_what_is_not_defined_is_not_told() -> None:
+    none = {"mean": None, "low": None, "high": None}
+    assert measured(np.zeros((3, 2))) == none == measured(np.zeros((0, 2)))
+    assert measured(np.array([[3.0, 4], [0, 0]])) == {"mean": 0.75, "low": None, "high": None}
+    pair = np.array([[1.0, 2, 1, 2], [1, 2, 0, 0], [1, 2, 0, 0]])  # all of the second pair is one prompt's
+    assert measured(pair, lambda x: x[..., 2] / x[..., 3]) == {"mean": 0.5, "low": None, "high": None}
+
+
+def test_the_report_and_the_picture(tmp_path: Path) -> None:
+    found = {"$one": made(), "_two": made(trained=None)}
+    found = {label: {**one, "summary": summary(one)} for label, one in found.items()}
+    tables = report_tables(found)
+    write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("![") == 1 and "trained depth unknown" in text and "trained depth 2" in text
+    assert "| 1 | 2 | 3* |" in text and "| a | 1 |" in text
+    assert tables[0].rows[0][0] == "RMS of the state, step 3 over step 1" and tables[0].rows[0][1].startswith("2.00 [")
+    plot_drift(found, tmp_path / "drift.png")
+    assert image.imread(tmp_path / "drift.png").shape[1] > 1000

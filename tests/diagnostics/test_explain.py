@@ -1,0 +1,221 @@
+"""``specdec explain``: levels against drafters made for them and against the decoder, what lies beyond, the command."""
+
+import dataclasses
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from specdec.cli import main
+from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
+from specdec.diagnostics import explain as module
+from specdec.diagnostics.explain import (
+    ExplainedText,
+    at_every_place,
+    export_passes,
+    measure_levels,
+    passes,
+    waterfall,
+)
+from specdec.diagnostics.explain_report import DOWN, Levels
+from specdec.diagnostics.parity.compare import open_export
+from specdec.drafter import Drafter
+from specdec.evaluation.answers import read_answers
+from specdec.export import export_drafter
+from specdec.target import Target
+from tests.perfect import disturb, markov_target, perfect_drafter, successors
+from tests.published import fill, published
+from tests.tiny import HIDDEN, presets
+
+DEPTH, NEW = 4, 24
+PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [20, 21], [33]]
+SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
+ENDS = (9, 27, 40, 55)
+TEXTS = ("def add(a, b):", "def add_3(", "return a")
+
+
+@cache
+def sure() -> Target:
+    """Every token's successor follows it."""
+    return markov_target()
+
+
+def unsure(end: tuple[int, ...] = ()) -> Target:
+    """Its context leads it astray; some tokens may end a text."""
+    target = markov_target(context=0.45)
+    target.model.generation_config.eos_token_id = list(end) or None
+    return target
+
+
+def erring(name: str, target: Target, level: float) -> Drafter:
+    """Right now and then, by feature, context and depth."""
+    return disturb(perfect_drafter(target, SPECS[name], sharpness=1.0), level)
+
+
+def explained(
+    target: Target, drafter: Drafter, prompts: list[list[int]] = PROMPTS, new: int = NEW
+) -> tuple[Levels, list[ExplainedText]]:
+    named = [(str(number), ids) for number, ids in enumerate(prompts)]
+    return measure_levels(target, drafter, named, new, DEPTH)
+
+
+def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
+    """Acceptance lengths, losses and the check."""
+    told = waterfall(levels, DEPTH)
+    lengths = {one["name"]: one["acceptance_length"]["mean"] for one in told["levels"]}
+    return lengths, {bar["to"]: bar["loss"]["mean"] for bar in told["bars"]}, told["check"]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_of_a_perfect_drafter_nothing_is_lost(name: str) -> None:
+    lengths, losses, check = figures(explained(sure(), perfect_drafter(sure(), SPECS[name]))[0])
+    assert set(lengths.values()) == {DEPTH + 1} and set(losses.values()) == {0.0}
+    assert check["holds"] and check["same_passes"] == check["passes"] > len(PROMPTS)
+
+
+def test_a_reduced_vocabulary_costs_its_ceiling_and_nothing_else() -> None:
+    drafter = perfect_drafter(sure(), presets()["eagle3_1"])
+    lengths, losses, _ = figures(explained(sure(), drafter)[0])
+    vocabulary, *others = losses.values()
+    assert vocabulary > 1 and others == [0.0, 0.0, 0.0]
+    assert lengths["vocabulary"] == lengths["observed"] == DEPTH + 1 - vocabulary
+    known, committed, begun = set(drafter.vocab.target_ids_D.tolist()), 0, 0
+    for prompt in PROMPTS:  # by hand
+        answer, n = PlainDecoder(sure()).generate(prompt, NEW + DEPTH).ids, 1
+        while n < NEW:
+            run = [token in known for token in answer[n : n + DEPTH]]
+            count = 1 + (run.index(False) if False in run else DEPTH)
+            n, committed, begun = n + count, committed + count, begun + 1
+    assert lengths["vocabulary"] == committed / begun
+
+
+class Ruined(nn.Module):
+    """Returns one huge state, whatever it gets."""
+
+    def __init__(self, state_H: Tensor) -> None:
+        super().__init__()
+        self.state_H = state_H
+
+    def forward(self, out_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+        return self.state_H.expand_as(out_BTH)
+
+
+def test_a_recurrence_that_ruins_its_state_is_drift_and_nothing_else() -> None:
+    drafter, prompt = perfect_drafter(sure(), SPECS["eagle1"]), PROMPTS[1]
+    w = published(drafter)
+    w["entry.fc.weight"][:, HIDDEN:] = 1e-3 * torch.eye(HIDDEN, dtype=torch.float64)
+    fill(drafter, w)
+    last = (successors() == prompt[-1]).nonzero()[0, 0]  # the answer comes to it after all other tokens
+    drafter.recurrence = Ruined(1e7 * sure().head_weight()[last])
+    lengths, losses, check = figures(explained(sure(), drafter, [prompt])[0])
+    assert losses == {"vocabulary": 0.0, "true_features": 0.0, "own_features": DEPTH - 1, "own_tokens": 0.0}
+    assert lengths["observed"] == 2 and check["holds"]
+
+
+@pytest.mark.parametrize(("name", "level"), [("eagle1", 0.7), ("eagle3", 0.2), ("eagle3_1", 0.2)])
+@pytest.mark.parametrize("end", [(), ENDS])
+def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
+    name: str, level: float, end: tuple[int, ...]
+) -> None:
+    target = unsure(end)
+    drafter = erring(name, target, level)
+    levels, texts = explained(target, drafter)
+    decoder = SpeculativeDecoder(target, drafter, Chain(DEPTH))
+    one_by_one = [list(decoder.generate(prompt, NEW, end).accepted) for prompt in PROMPTS]
+    assert levels["own_tokens"] == levels["observed"] == [own for own in one_by_one if own]
+    assert {0, 1, 2} <= {count for own in one_by_one for count in own}  # or the equality says little
+    runs = [at_every_place(target, drafter, text, DEPTH) for text in texts]
+    at_these = [[run["own_features"][place] for place in passes(run["true_features"])] for run in runs]
+    assert levels["own_features"] == at_these != levels["true_features"]
+    lengths, losses, _ = figures(levels)
+    assert lengths["perfect"] - sum(losses.values()) == pytest.approx(lengths["observed"], abs=1e-12)
+    assert all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3])) and losses["true_features"] > 0.3
+
+
+def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
+    """At every length of answer: ends inside, at its end, and among the drafts behind it."""
+    target = unsure(ENDS)
+    drafter, seen = perfect_drafter(target, SPECS["eagle1"]), set()
+    for new in range(2, 14):
+        levels, texts = explained(target, drafter, PROMPTS[:4], new)
+        assert levels["own_tokens"] == levels["observed"], new
+        assert all(len(text.ids) == text.prompt + text.kept + DEPTH for text in texts)
+        seen |= {None if text.end is None else (text.end > text.kept) - (text.end < text.kept) for text in texts}
+        assert all(text.end is None or text.ids[text.prompt + text.end - 1] in ENDS for text in texts)
+    assert {0, 1, None} <= seen
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_passes_follow_each_other(accepted: list[int]) -> None:
+    begun = passes(accepted)
+    assert begun[:1] == [0][: len(accepted)]
+    assert all(two == one + accepted[one] + 1 for one, two in pairwise(begun))
+    assert not begun or begun[-1] < len(accepted) <= begun[-1] + accepted[begun[-1]] + 1
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
+def test_an_export_accepts_what_its_drafter_does(name: str, tmp_path: Path) -> None:
+    target = unsure()
+    drafter = erring(name, target, 0.2 if name == "eagle3_1" else 0.7)
+    if drafter.config.head == "target":
+        drafter.lm_head.weight.copy_(target.head_weight())
+    where = export_drafter(drafter, target, tmp_path / "served")
+    levels, texts = explained(target, drafter, PROMPTS[:3])
+    own = levels["own_tokens"]
+    assert sum(map(sum, own)) > 5
+    reference = open_export(where.directory, where.method, target)
+    assert [export_passes(target, reference, text, DEPTH, lambda done: None) for text in texts] == own
+
+
+@pytest.fixture
+def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
+    (tmp_path / "p.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    common = ["--target", str(target_directory), "--drafter", str(drafter_directory)]
+    return [*common, "--prompts", str(tmp_path / "p.txt"), "--max_new_tokens", "8"]
+
+
+def test_it_explains_what_evaluate_measures(
+    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, evaluated = tmp_path / "out", tmp_path / "evaluated"
+    assert main(["explain", *line, "--depth", "2", "--exported", "new", "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {"explain.json", "explain.png", "report.md"}
+    told = json.loads((out / "explain.json").read_text())
+    assert told["prompts"] == ["line-1", "line-2", "line-3"] and told["check"]["holds"] and told["depth"] == 2
+    assert [level["name"] for level in told["levels"]] == [*DOWN, "observed", "exported"]
+    shown = capsys.readouterr().out
+    assert "The bars add up: 3.000" in " ".join(shown.split()) and "exported checkpoint" in shown
+    arguments = [*line, "--shape", "chain:depth=2", "--plain", "false", "--compile", "false", "--out", str(evaluated)]
+    assert main(["evaluate", *arguments]) == 0
+    (answers,) = read_answers(evaluated / "answers.jsonl", 1)
+    for level in told["levels"][-3:]:
+        assert level["passes"] == [len(answer.accepted) for answer in answers]
+        assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
+    monkeypatch.setattr(module, "observed", lambda *args: [[2] * 5 for _ in args[2]])
+    assert main(["explain", *line, "--depth", "2", "--out", str(tmp_path / "other")]) == 1
+    assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
+    assert "THE BARS DO NOT ADD UP" in (tmp_path / "other" / "report.md").read_text()
+
+
+def test_bad_input_is_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "some.txt").touch()
+    for arguments, message in (
+        (["--depth", "0"], "depth must be at least 1"),
+        (["--max_new_tokens", "1"], "max_new_tokens must be at least 2"),
+        (["--max_new_tokens", "300"], "305 new ones exceed"),
+        (["--out", str(tmp_path / "there")], "exists already"),
+        (["--exported", "nowhere"], "nowhere: no such directory; --exported new"),
+        (["--exported", str(tmp_path / "there")], "config.json is missing"),
+    ):
+        assert main(["explain", *line, *arguments]) == 2, arguments
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1, error
+    assert not list(tmp_path.glob("runs*"))

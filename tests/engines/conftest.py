@@ -1,0 +1,109 @@
+"""Stand-ins for vLLM, and a small chat target."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec.engines.serve import VARIABLE
+from specdec.target import Target
+from tests.data.tiny import write_jsonl
+from tests.engines.chats import LEARNT, asked, make_target
+from tests.engines.fake_vllm import FakeVllm
+
+LONG = 230.0  # seconds for processes to begin or end on a busy machine; pytest's own limit is 240
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An executable ``vllm``; what it was told lies in ``tmp_path / "said"``."""
+    root = Path(__file__).parents[2]
+    path = tmp_path / "vllm"
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
+        "from tests.engines.fake_vllm import main\nmain()\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_VLLM_SAID", str(tmp_path / "said"))
+    monkeypatch.delenv("FAKE_VLLM", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return str(path)
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., FakeVllm]]:
+    """Makes fake servers in this process, and ends them."""
+    made: list[FakeVllm] = []
+
+    def make(drafting: bool, delay: float = 0.0) -> FakeVllm:
+        made.append(FakeVllm(drafting, delay=delay))
+        threading.Thread(target=made[-1].serve_forever, args=(0.05,), daemon=True).start()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+        one.server_close()
+
+
+@pytest.fixture
+def end() -> Iterator[Callable[[Callable[[], bool], int], None]]:
+    """Signals this process once something is true."""
+    threads: list[threading.Thread] = []
+
+    def start(when: Callable[[], bool], number: int) -> None:
+        def wait() -> None:
+            if soon(when, LONG):
+                os.kill(os.getpid(), number)
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it comes true within some seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture(scope="session")
+def chat_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("chat_target"))
+
+
+@pytest.fixture
+def target(chat_target: Path) -> Target:
+    return Target.load(chat_target)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """What the target has learnt, with other answers, and every row with an id."""
+    rows = [{"id": f"row-{n}", "messages": asked(said)} for n, said in enumerate(LEARNT)]
+    return write_jsonl(tmp_path / "chats.jsonl", rows)
+
+
+@pytest.fixture
+def server(served: Callable[..., FakeVllm]) -> FakeVllm:
+    """One that may be told to fail."""
+    return served(False)

@@ -1,0 +1,163 @@
+"""The engine behind a server: what is asked, at how much at a time, and what becomes of refusals."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.cli import main
+from specdec.engines.answers import AnswerSettings, Dialogue, Remote, TurnAnswer
+from specdec.engines.client import Endpoint, Retrying
+from tests.data.tiny import write_jsonl
+from tests.engines.fake_vllm import FakeVllm
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def talk(name: str, *said: str) -> Dialogue:
+    return Dialogue(name, f"in.jsonl, line {name}", [[user(text)] for text in said])
+
+
+def remote(server: FakeVllm, users: int = 4, retries: int = 3, backoff: float = 0.01, **more: Any) -> Remote:
+    asking = more.pop("asking", AnswerSettings(9))
+    endpoint = Endpoint(server.url, patience=more.pop("patience", 10.0))
+    return Remote(endpoint, "m", asking, more.pop("vllm", True), users, Retrying(retries, backoff), **more)
+
+
+def test_every_turn_follows_the_answers_before_it(server: FakeVllm) -> None:
+    talks = [talk(f"{n}", f"a{n}", f"b{n}", f"c{n}") for n in range(5)]
+    found = list(remote(server).answers(talks))
+    assert len(found) == 15 and all(one.done for one in talks)
+    for n, one in enumerate(talks):
+        assert [answer.text for answer in one.answers] == [f"<a{n}>", f"<b{n}>", f"<c{n}>"]
+    last = next(body for body in server.bodies if body["messages"][-1]["content"] == "c3")
+    assert last["messages"] == [
+        user("a3"), {"role": "assistant", "content": "<a3>"}, user("b3"), {"role": "assistant", "content": "<b3>"},
+        user("c3"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("users", [3])
+def test_so_many_are_asked_at_a_time(users: int, server: FakeVllm) -> None:
+    server.delay = 0.05
+    talks = [talk(f"{n}", f"a{n}") for n in range(9)]
+    assert len(list(remote(server, users).answers(talks))) == 9
+    assert server.most_at_once == users
+
+
+def test_passing_failures_are_asked_again(server: FakeVllm) -> None:
+    server.failures = {"a": [429, 503, "cut"], "b": [500], "c": ["cut", "cut"], "d": [(429, "0")]}
+    talks = [talk(name, name) for name in "abcde"]
+    assert all(one.failed is None for one in remote(server).answers(talks))
+    assert {name: len(times) for name, times in server.times.items()} == {"a": 4, "b": 2, "c": 3, "d": 2, "e": 1}
+
+
+def test_enough_is_enough_and_a_refusal_is_final(server: FakeVllm) -> None:
+    server.failures = {"a": [500] * 9, "b": [400], "c": [404]}
+    talks = [talk(name, name, "more") for name in "abc"]
+    found = list(remote(server, retries=2).answers(talks))
+    assert {one.row: len(server.times[one.row]) for one in found} == {"a": 3, "b": 1, "c": 1}
+    assert all(one.failed and one.turn == 0 for one in found)
+    reasons = {one.row: str(one.failed) for one in found}
+    assert reasons["a"].endswith("/v1/chat/completions: status 500: not now") and "status 400" in reasons["b"]
+
+
+def test_an_answer_that_takes_too_long_is_asked_for_again(server: FakeVllm) -> None:
+    server.delay = 0.5
+    (found,) = remote(server, retries=1, patience=0.1).answers([talk("a", "a")])
+    assert found.failed and "timed out" in found.failed and len(server.times["a"]) == 2
+
+
+def test_a_server_that_is_gone_ends_the_run(server: FakeVllm) -> None:
+    server.failures = {f"a{n}": ["cut"] * 9 for n in range(3, 99)}
+    talks = [talk(f"{n}", f"a{n}") for n in range(40)]
+    seen: list[TurnAnswer] = []
+    with pytest.raises(ValueError, match=r"\(8 questions in a row could not be put\)"):
+        seen.extend(remote(server, users=1, retries=0).answers(talks))
+    assert sum(bool(one.answers) for one in talks) == 3
+    assert sum(one.failed is not None for one in talks) == 8
+
+
+def test_whoever_leaves_waits_for_nobody(server: FakeVllm) -> None:
+    server.failures = {"a1": [(503, "500")]}
+    before = set(threading.enumerate())
+    answers = remote(server, 2).answers([talk(f"{n}", f"a{n}") for n in range(5)])
+    next(answers)
+    begin = time.monotonic()
+    answers.close()
+    assert time.monotonic() - begin < 1
+    assert [thread for thread in threading.enumerate() if not thread.daemon and thread not in before] == []
+
+
+def test_all_of_vllms_own_fields_are_given(server: FakeVllm) -> None:
+    """Else the target's generation config would draw otherwise than is recorded."""
+    asking = AnswerSettings(9, temperature=0.7, top_p=0.9, thinking=False)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    list(remote(server, asking=asking).answers([Dialogue("a", "", [[user("a")]], tools)]))
+    list(remote(server, asking=asking, vllm=False).answers([Dialogue("a", "", [[user("a")]], tools)]))
+    list(
+        remote(server, asking=AnswerSettings(9, 0.7, 0.9, 20, 1.0), vllm=False).answers(
+            [Dialogue("a", "", [[user("a")]], tools)]
+        )
+    )
+    first, second, third = server.bodies
+    common = {
+        "model": "m", "max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "seed": asking.seed_of("a", 0),
+        "messages": [user("a")], "tools": tools, "tool_choice": "none",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }  # fmt: skip
+    assert first == {**common, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert second == common
+    assert (third["top_k"], third["min_p"], "chat_template_kwargs" in third) == (20, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "reason"),
+    [
+        ({"tool_calls": [{}], "content": None}, "stop", "made a tool call of"),
+        ({}, "content_filter", "for another reason: content_filter"),
+        ({"content": 7}, "stop", "no answer in what the server said"),
+        ({"content": "\ud800"}, "stop", "UnicodeEncodeError"),
+    ],
+)
+def test_answers_that_are_none(message: dict[str, Any], finish: str, reason: str, server: FakeVllm) -> None:
+    server.message, server.finish = message, {"a": finish}
+    (found,) = remote(server).answers([talk("a", "a", "b")])
+    assert found.failed and reason in found.failed
+
+
+def test_reasoning_that_a_server_takes_out_is_kept(server: FakeVllm) -> None:
+    server.message = {"reasoning": "hm"}
+    one = talk("a", "a", "b")
+    list(remote(server).answers([one]))
+    assert one.result()["messages"][1] == {"role": "assistant", "content": "<a>", "reasoning_content": "hm"}
+    assert server.bodies[1]["messages"][1]["reasoning_content"] == "hm"
+
+
+def test_from_the_command_line(
+    server: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("VLLM_API_KEY", "very-secret")
+    server.failures, server.finish = {"b": [400]}, {"c": "length"}
+    data = write_jsonl(tmp_path / "in.jsonl", [{"id": name, "messages": [user(name)]} for name in "abcd"])
+    out = tmp_path / "out.jsonl"
+    argv = ["regenerate", "--engine", "openai", "--url", f"{server.url}/v1"]
+    argv += ["--data", str(data), "--out", str(out), "--max_failed", "0.5"]
+    assert main(argv) == 0
+    assert [row["id"] for row in map(json.loads, out.read_text().splitlines())] == ["a", "d"]
+    told = json.loads(out.with_suffix(".json").read_text())
+    assert told["target"] == {"engine": "openai", "model": "the-target"}
+    assert (told["counts"]["failed"], told["counts"]["truncated"], list(told["failed"])) == (1, 1, ["b"])
+    assert all(headers["Authorization"] == "Bearer very-secret" for _, _, headers in server.seen)
+    assert main(argv) == 0  # the refused one is asked again, and answered
+    assert [row["id"] for row in map(json.loads, out.read_text().splitlines())] == ["a", "b", "d"]
+    assert {name: len(times) for name, times in server.times.items()} == {"a": 1, "b": 2, "c": 1, "d": 1}
+    said = capsys.readouterr()
+    written = [path.read_text() for path in tmp_path.iterdir()]
+    assert not any("very-secret" in text for text in [*written, caplog.text, said.out, said.err])

@@ -1,0 +1,206 @@
+"""``specdec cache`` on a tiny target, and a run of ``specdec fit`` that reads what it wrote."""
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdec.cli import main
+from specdec.engines import extract
+from specdec.engines.extract import TransformersEngine, read
+from specdec.engines.extract import main as cache
+from specdec.features.store import FeatureIndex, FeatureStore
+from tests.features.test_store import same
+
+
+@pytest.fixture
+def config(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]:
+    """A run's config, trainer and all."""
+    said: dict[str, Any] = {
+        "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
+        "data": {
+            "class_path": "TextData",
+            "init_args": {"train": str(text_file), "val": str(text_file), "seq_len": 32, "batch_size": 2},
+        },
+        "trainer": {"max_steps": 4, "log_every_n_steps": 1, "accelerator": "cpu", "enable_model_summary": False},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
+    return ["--config", str(tmp_path / "run.yaml"), "--shard_mb", "0.05"]
+
+
+@pytest.fixture(autouse=True)
+def bare_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+
+
+def losses(run: Path) -> list[str]:
+    lines = [line.split(",") for line in (run / "csv" / "version_0" / "metrics.csv").read_text().splitlines()]
+    at = lines[0].index("train/loss")
+    return [line[at] for line in lines[1:] if line[at]]
+
+
+def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "cache"
+    assert main(["cache", *config, "--out", str(out)]) == 0
+    index = FeatureIndex.read(out / "index.json")
+    assert index.contract.layers == (2, 3, 4) and len(index.shards) > 1
+    fit = ["fit", *config[:2], "--trainer.limit_val_batches", "1"]
+    cached = ["--model.features", "Cached", "--model.features.directory", str(out)]
+    assert main([*fit, "--model.features.rows", "1", "--out", str(tmp_path / "fly")]) == 0
+    assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
+    assert losses(tmp_path / "fly") == losses(tmp_path / "cached") and len(losses(tmp_path / "fly")) == 4
+    assert main(["cache", "verify", str(out)]) == 0
+    before = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
+    assert main(["cache", *config, "--out", str(out)]) == 0  # nothing is left to do
+    assert {path: path.stat().st_mtime_ns for path in out.glob("shard-*")} == before
+
+
+def test_a_cache_may_hold_the_rows_that_a_run_draws(
+    config: list[str], text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text(text_file.read_text()[:200].upper())
+    config = [*config, "--data.val", str(held_out)]
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    assert main(["cache", *config, "--first_rows", str(10**6), "--out", str(whole)]) == 0
+    assert main(["cache", *config, "--first_rows", "8", "--out", str(part)]) == 0
+    all_rows, some = (FeatureIndex.read(out / "index.json") for out in (whole, part))
+    assert all_rows.contract.first_rows is None and some.contract.first_rows == 8
+    drawn = 8 + sum(entry.rows for entry in all_rows.shards) - trained_rows(config)
+    assert sum(entry.rows for entry in some.shards) == drawn
+    fit = ["fit", *config[:2], *config[-2:], "--model.features", "Cached", "--model.features.directory"]
+    sought: list[FeatureStore] = []  # for a row that is not there, as the one after the last step
+    monkeypatch.setattr(FeatureStore, "verify", lambda store: sought.append(store))
+    for out in (whole, part):  # 4 steps of 2 rows
+        assert main([*fit, str(out), "--out", str(tmp_path / f"run-{out.name}")]) == 0
+    assert not sought
+    assert losses(tmp_path / "run-whole") == losses(tmp_path / "run-part")
+    capsys.readouterr()
+    epochs = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
+    for more, hint in ((["--trainer.max_steps", "5"], "--first_rows 10"), (epochs, "--first_rows ")):
+        assert main([*fit, str(part), *more, "--out", str(tmp_path / "more")]) == 2
+        said = capsys.readouterr().err
+        assert "has the first 8 training rows alone, fewer than this run draws" in said and hint in said
+    assert main([*fit, str(part), "--data.seed", "1", "--out", str(tmp_path / "seed")]) == 2
+    said = capsys.readouterr().err
+    assert "seed was 0, is 1; of training the first 8 rows alone" in said
+
+
+def trained_rows(config: list[str]) -> int:
+    """Rows of training that a config's data has."""
+    found = read([*config, "--out", "nowhere"], "specdec cache")
+    found.data.prepare(found.module.target.tokenizer)
+    return len(found.data.splits.train.ids_BT)
+
+
+def test_a_study_stores_what_all_its_designs_tap(config: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "cache"
+    designs = [{"fusion": "LastLayer", "entry": "Narrow", "head": "target", "draft_vocab_size": "all",
+                "norms": {"aux": "none", "embed": False, "hidden": False, "output": False}, "recurrence": "PreNorm"},
+               {"aux_layers": [1, 4]}]  # fmt: skip
+    more = ["--drafters", yaml.safe_dump(designs, default_flow_style=True, width=10**6).strip(), "--layers", "[6]"]
+    assert main(["cache", *config, *more, "--out", str(out)]) == 0
+    assert FeatureIndex.read(out / "index.json").contract.layers == (1, 2, 3, 4, 6)
+
+
+def test_the_plan_counts_and_writes_nothing(
+    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "cache"
+    assert main(["cache", "plan", *config, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert not out.exists()
+    assert main(["cache", *config, "--out", str(out)]) == 0
+    index = FeatureIndex.read(out / "index.json")
+    tokens = sum(entry.tokens for entry in index.shards)
+    assert f"{tokens:,}" in said and f"{4 * 32 * 4:,}" in said
+    assert f"{sum(entry.rows for entry in index.shards):,} rows" in said
+
+
+@pytest.mark.parametrize("command", [["plan"], []])
+def test_a_disk_that_cannot_hold_it_stops_both(
+    command: list[str], config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(extract.shutil, "disk_usage", lambda path: _Usage(free=1000))
+    assert main(["cache", *command, *config, "--out", str(tmp_path / "cache")]) == 1
+    assert "the disk cannot hold it" in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()
+
+
+class _Usage:
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--layers=[9]"], "no layer boundary 9"),
+        (["--dtype", "int8"], "--dtype int8: choose target"),
+        (["--engine", "other"], "--engine other: choose transformers or vllm"),
+        (["--shard_mb", "0"], "--shard_mb must be above 0"),
+        (["--model.drafter.fusion", "os.system"], "was not imported"),
+        (["--device", "foo"], "device 'foo' is not available"),
+        (["--engine", "vllm", "--device", "cpu"], "--device is of --engine transformers"),
+        (["--vllm_args", "{tensor_parallel_size: 2}"], "--vllm_args of --engine vllm"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    args: list[str], message: str, config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", *config, "--out", str(tmp_path / "cache"), *args]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error and error.startswith("specdec cache: error: ")
+
+
+def test_the_target_may_be_named_as_in_other_commands(
+    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "plan", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
+    assert f"{tmp_path / 'none'}: no such directory" in capsys.readouterr().err
+
+
+def test_verify_names_what_is_damaged(config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cache"
+    cache([*config, "--out", str(out)])
+    shard = sorted(out.glob("shard-*"))[-1]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    assert main(["cache", "verify", str(out)]) == 2
+    assert shard.name in capsys.readouterr().err
+    assert main(["cache", "verify"]) == 2
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_it_goes_on_to_the_same_bytes(
+    config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL as soon as there are some shards, several times."""
+    whole, out = tmp_path / "whole", tmp_path / "cache"
+    assert cache([*config, "--out", str(whole)]) == 0
+    states = TransformersEngine.states
+
+    def slowly(self: Any, rows: Any) -> Any:
+        for found in states(self, rows):
+            time.sleep(0.02)
+            yield found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TransformersEngine, "states", slowly)
+        for kill in (1, 3, 4):
+            process = multiprocessing.get_context("fork").Process(target=cache, args=([*config, "--out", str(out)],))
+            process.start()
+            end = time.monotonic() + 100
+            while len(list(out.glob("shard-*"))) < kill:
+                assert time.monotonic() < end and process.is_alive()
+                time.sleep(0.002)
+            process.kill()
+            process.join()
+            assert not (out / "index.json").exists()
+    assert cache([*config, "--out", str(out)]) == 0
+    assert same(out, whole) and len(list(out.glob("shard-*"))) > 5

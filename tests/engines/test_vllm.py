@@ -1,0 +1,251 @@
+"""What was trained is what vLLM serves: drafters of ``specdec fit`` in a real vLLM, on a CPU, in float32."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec.cli import main
+from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
+from specdec.drafter import load
+from specdec.engines.client import Endpoint, SpecDecodeCounters
+from specdec.engines.serve import VARIABLE, drafter_checkpoint
+from specdec.engines.server import free_port
+from specdec.target import Target, TargetSource
+from tests.engines import inside_vllm
+from tests.engines.conftest import alive, soon
+from tests.engines.trained import DRAFTERS, METHODS, PROMPTS, make_target, train_drafter
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TOKENS, DRAFTS = 61, 3
+COPIES = 24  # of each prompt, where tokens are drawn
+
+Inside = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def inside() -> Inside:
+    """Does a job in vLLM's environment."""
+    python = os.environ.get(VARIABLE)
+    if not python:
+        pytest.skip(f"{VARIABLE} names no Python with vLLM; docs/serve.md says how to make one")
+
+    def run(do: str, **job: Any) -> Any:
+        command = [python, inside_vllm.__file__, json.dumps({"do": do, **job})]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def target(inside: Inside, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return Target.load(make_target(tmp_path_factory.mktemp("pair")))
+
+
+@pytest.fixture(scope="module")
+def prompts(target: Target) -> list[list[int]]:
+    return [target.tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def plain(target: Target, prompts: list[list[int]], inside: Inside) -> list[list[int]]:
+    """vLLM's own greedy tokens, nothing drafted."""
+    (found,) = inside("offline", target=target.source, drafter=None, tokens=TOKENS, asked=[(0, prompts)])
+    ids: list[list[int]] = found["ids"]
+    return ids
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def drafter(request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory, as ``specdec fit`` leaves it."""
+    return train_drafter(request.param, Path(target.source), tmp_path_factory.mktemp("drafter") / request.param)
+
+
+@pytest.fixture
+def name(drafter: Path) -> str:
+    return drafter.parent.name
+
+
+@pytest.fixture(scope="module")
+def inside_drafted(
+    drafter: Path, target: Target, prompts: list[list[int]], inside: Inside, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What vLLM says with the exported drafter: greedily, and at temperature 1."""
+    made = drafter_checkpoint(drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter")
+    assert made.method == METHODS[drafter.parent.name]
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    asked = [(0, prompts), (1, prompts * COPIES)]
+    found: list[dict[str, Any]] = inside(
+        "offline", target=target.source, drafter=speculative, tokens=TOKENS, asked=asked
+    )
+    return found
+
+
+def decoded(target: Target, drafter: Path, prompts: list[list[int]]) -> list[Generation]:
+    """What our evaluator does, end tokens ignored."""
+    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS))
+    return [decoder.generate(ids, TOKENS) for ids in prompts]
+
+
+def test_tokens_and_acceptance_are_ours_at_every_position(
+    drafter: Path, target: Target, prompts: list[list[int]], plain: list[list[int]],
+    inside_drafted: list[dict[str, Any]],
+) -> None:  # fmt: skip
+    found = inside_drafted[0]
+    assert found["ids"] == plain
+    ours = decoded(target, drafter, prompts)
+    assert [one.ids for one in ours] == plain
+    # both count what was accepted behind the last token
+    accepted = [count for one in ours for count in one.accepted]
+    assert found["drafts"] == [len(accepted)]
+    assert found["draft_tokens"] == [DRAFTS * len(accepted)]
+    assert found["accepted_tokens"] == [sum(accepted)]
+    assert found["accepted_tokens_per_pos"] == [sum(count > k for count in accepted) for k in range(DRAFTS)]
+    assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
+
+
+def test_acceptance_at_temperature_one_is_ours_within_chance(
+    drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
+) -> None:
+    found, asked = inside_drafted[1], prompts * COPIES
+    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
+    requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
+    accepted = [generation.accepted for _, generation in decoder.generate_all(requests)]
+    passes = np.array([len(one) for one in accepted])
+    for k in range(DRAFTS):
+        deep = np.array([sum(count > k for count in one) for one in accepted])
+        ours, theirs = deep.sum() / passes.sum(), found["accepted_tokens_per_pos"][k] / found["drafts"][0]
+        # of a ratio of sums over texts, which are what is independent; the other side is distributed alike
+        error = np.sqrt(2 * len(asked) * np.var(deep - ours * passes)) / passes.sum()
+        assert abs(ours - theirs) < 3.3 * error  # 1 in 1000 by chance, and the chance is seeded
+        assert 0 < error < 0.03
+
+
+@pytest.fixture
+def serving(drafter: Path, target: Target, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """``specdec serve`` on its way."""
+    argv = [
+        *("serve", "--target", target.source, "--drafter", str(drafter), "--port", str(free_port())),
+        *("--draft_tokens", str(DRAFTS), "--log_file", str(tmp_path / "log"), "--timeout", "300"),
+        *("--", "--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specdec", *argv],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | inside_vllm.QUIET,
+    )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("drafter", ["eagle1", "eagle3_1"], indirect=True)  # vLLM's two methods
+def test_served_asked_and_stopped(
+    serving: subprocess.Popen[str], drafter: Path, name: str, target: Target, plain: list[list[int]], inside: Inside,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    assert serving.stdout is not None
+    url = serving.stdout.readline().strip()
+    assert url, (tmp_path / "log").read_text()[-4000:]
+    processes = descendants(serving.pid)
+    assert len(processes) >= 3  # who keeps vLLM, its API and its engine
+    endpoint = Endpoint(url)
+    before = SpecDecodeCounters.read(endpoint)
+    said = inside("chat", url=url, text=PROMPTS[0], tokens=TOKENS)
+    assert said["model"] == endpoint.model() == target.source
+    assert "".join(said["parts"]) == target.tokenizer.decode(plain[0], skip_special_tokens=True)
+    assert 2 < len([part for part in said["parts"] if part]) < TOKENS  # in pieces, some of several tokens
+    assert soon(lambda: SpecDecodeCounters.read(endpoint).generated - before.generated == TOKENS)
+    counted = SpecDecodeCounters.read(endpoint).since(before)
+    assert len(counted.per_position) == DRAFTS and counted.accepted == sum(counted.per_position) > 0
+    same(url, drafter, target, tmp_path)
+    if name == "eagle3_1":
+        bench(url, target, tmp_path)
+    serving.send_signal(signal.SIGINT)
+    _, err = serving.communicate(timeout=60)
+    assert serving.returncode == 0, err
+    assert not any(map(alive, processes))
+
+
+def same(url: str, drafter: Path, target: Target, tmp_path: Path) -> None:
+    """``specdec parity`` finds every pass of the server as our own decoding has it."""
+    more = ["--engine", "vllm", "--url", url, "--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "parity")]
+    assert main(["parity", "--target", target.source, "--drafter", str(drafter), *more]) == 0
+    found = json.loads((tmp_path / "parity" / "parity.json").read_text())["engine"]
+    assert found["holds"] and (found["tokens"], found["rounding"]) == (3 * TOKENS, 0)
+    positions = found["positions"]
+    assert [one["verdict"] for one in positions] == ["equal"] * DRAFTS
+    assert [one["accepted"] for one in positions] == [one["expected"] for one in positions]
+    assert positions[0]["passes"] > 3 and positions[0]["accepted"] > 0
+
+
+@pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
+def test_parity_starts_vllm_and_finds_what_it_drops(
+    drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export whose config feeds back another state: the same answers, and other drafts."""
+    for variable, value in inside_vllm.QUIET.items():
+        monkeypatch.setenv(variable, value)
+    drafter_checkpoint(drafter, TargetSource(target.source), tmp_path / "exported")
+    config = json.loads((tmp_path / "exported" / "config.json").read_text())
+    assert config["norm_output"] is True
+    (tmp_path / "exported" / "config.json").write_text(json.dumps(config | {"norm_output": False}))
+    (tmp_path / "exported" / "SHA256SUMS").unlink()
+    argv = ["parity", "--target", target.source, "--drafter", str(drafter), "--exported", str(tmp_path / "exported")]
+    argv += ["--engine", "vllm", "--max_new_tokens", str(TOKENS), "--out", str(tmp_path), "--timeout", "300"]
+    flags = ["--", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
+    assert main([*argv, "--draft_tokens", str(DRAFTS), *flags]) == 1
+    report = json.loads((tmp_path / "parity.json").read_text())
+    found = report["engine"]
+    assert not found["holds"] and found["different"] == 0
+    assert sum(one["different"] for one in found["positions"]) > 0
+    assert found["positions"][0]["different"] == 0  # the first draft reads the target's states alone
+    assert report["differences"] == ["config.json: norm_output is false, for this drafter true"]
+
+
+def bench(url: str, target: Target, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    more = [
+        "--url",
+        url,
+        "--target",
+        target.source,
+        "--concurrency",
+        "1",
+        "4",
+        "--max_new_tokens",
+        "32",
+        "--ignore_eos",
+        "true",
+    ]
+    assert main(["bench", "--prompts", str(prompts), "--out", str(tmp_path / "bench"), *more]) == 0
+    for level in json.loads((tmp_path / "bench" / "bench.json").read_text())["levels"]:
+        served = level["drafter"]
+        assert served["tokens"] == 32 * served["requests"]
+        assert served["acceptance"]["acceptance_length"] > 1.2
+        assert served["first_token_seconds"]["median"] > 0 and served["inter_token_seconds"]["median"] > 0
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that one has started, and those that they have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, fresh = [], [pid]
+    while fresh:
+        fresh = [child for child, parent in parents.items() if parent in fresh]
+        found += fresh
+    return found

@@ -1,0 +1,57 @@
+"""An embedded target, and drafters that ``specdec fit`` trains for it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from specdec.cli import main
+from specdec.embedded.build import EmbeddedConfig, embedded_target
+
+PROMPTS = ["def add(", "class Parser:\n    def __init__(self, ", "    return a + b", "import os\n"]
+TOKENS = 80_000
+DRAFTERS = {
+    "eagle1": ["--config", "conf/train/eagle1.yaml"],
+    "eagle3": ["--config", "conf/train/eagle3.yaml", "--model.drafter.draft_vocab_size", "1000"],
+    "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
+}
+METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_1": "eagle3"}
+
+
+def make_target(folder: Path) -> Path:
+    """The embedded target, trained for less; its chat template joins the messages."""
+    path = embedded_target(EmbeddedConfig(tokens=TOKENS), folder)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def train_drafter(name: str, target: Path, out: Path, steps: int = 90) -> Path:
+    """One of :data:`DRAFTERS`; its directory."""
+    config = out.with_suffix(".yaml")
+    small = {
+        "model": {
+            "target": {"source": str(target)},
+            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 3e-3}},
+        },
+        "data": {
+            "class_path": "specdec.embedded.data.EmbeddedData",
+            "init_args": {"seq_len": 64, "batch_size": 8},
+        },
+        "trainer": {
+            "max_steps": steps,
+            "accelerator": "cpu",
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            "limit_val_batches": 0,
+            "log_every_n_steps": 8,
+        },
+    }
+    config.write_text(yaml.safe_dump(small))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["specdec"])
+        assert main(["fit", "--config", str(config), *DRAFTERS[name], "--out", str(out)]) == 0
+    return out / "drafter"

@@ -1,0 +1,171 @@
+"""Paired comparison of answers, and ``specdec compare`` from the directories to the text."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec.cli import main
+from specdec.evaluation.answers import Answer, write_answers
+from specdec.evaluation.compare import compare_answers
+from specdec.evaluation.metrics import acceptance_length
+from tests.evaluation.made import answer, clustered
+
+A = [answer("p", (1, 0)), answer("q", (2,)), answer("r", (0, 0, 1)), answer("q", (3, 0))]
+B = [answer("q", (3, 3)), answer("p", (1, 1)), answer("r", (1, 0)), answer("q", (0,))]
+
+
+def length(answers: list[Answer]) -> float:
+    return 1 + sum(sum(one.accepted) for one in answers) / sum(len(one.accepted) for one in answers)
+
+
+def test_by_hand() -> None:
+    found = compare_answers(A, B)
+    assert (found.prompts, found.a, found.b) == (3, length(A), length(B))
+    assert found.difference.mean == pytest.approx(length(B) - length(A))
+    assert found.ratio.mean == pytest.approx(length(B) / length(A))
+    assert compare_answers([*A, answer("s", ())], [*B, answer("s", ())]).prompts == 3
+    for other in ([], B[:1]):
+        with pytest.raises(ValueError, match="takes at least 2"):
+            compare_answers(A, other)
+
+
+def test_the_p_value_is_that_of_every_relabelling() -> None:
+    observed, reached = abs(length(B) - length(A)), 0
+    for swapped in itertools.product((False, True), repeat=3):
+        of = dict(zip("pqr", swapped, strict=True))
+        one = [x for x in A if not of[x.prompt_id]] + [x for x in B if of[x.prompt_id]]
+        two = [x for x in B if not of[x.prompt_id]] + [x for x in A if of[x.prompt_id]]
+        reached += abs(length(two) - length(one)) >= observed - 1e-12
+    assert compare_answers(A, B).p_value == reached / 8
+
+
+def test_it_is_symmetrical_and_the_same_answers_do_not_differ() -> None:
+    one, two = clustered(np.random.default_rng(3), 40, better=0.05)
+    there, back = compare_answers(one, two), compare_answers(two, one)
+    assert there.p_value == back.p_value and there.deviation == pytest.approx(back.deviation)
+    assert (there.difference.low, there.difference.high) == pytest.approx((-back.difference.high, -back.difference.low))
+    assert there.ratio.mean == pytest.approx(1 / back.ratio.mean)
+    found = compare_answers(one, one[::-1])
+    assert found.difference == (0.0, 0.0, 0.0) and found.p_value == 1.0 and found.prompts_needed(0.1) == 6
+
+
+def test_pairing_sees_what_unpaired_intervals_do_not() -> None:
+    """Prompts differ by far more than the drafters do."""
+    one, two = clustered(np.random.default_rng(5), 60, better=0.06)
+    found = compare_answers(one, two)
+    assert 0 < found.difference.low < 0.3 < found.difference.high and found.p_value < 0.01
+    alone = [acceptance_length(answers) for answers in (one, two)]
+    assert alone[0].high > alone[1].low and alone[0].mean == found.a
+
+
+def test_without_a_difference_it_is_seen_as_seldom_as_promised() -> None:
+    generator, trials = np.random.default_rng(0), 300
+    found = [compare_answers(*clustered(generator, 20), seed=trial, resamples=400) for trial in range(trials)]
+    assert 0.02 <= sum(each.p_value < 0.05 for each in found) / trials <= 0.09
+    assert 0.89 <= sum(each.difference.low <= 0 <= each.difference.high for each in found) / trials <= 0.98
+
+
+@pytest.mark.parametrize("better", [0.06, 0.12])
+def test_the_prompts_needed_give_the_power_promised(better: float) -> None:
+    """The deviation from one large pilot; then evaluations with as many prompts as the formula says."""
+    generator, trials = np.random.default_rng(1), 200
+    pilot = compare_answers(*clustered(generator, 1500, better), resamples=50)
+    needed = pilot.prompts_needed(pilot.difference.mean)
+    assert 6 < needed < 120
+    seen = [compare_answers(*clustered(generator, needed, better), resamples=300).p_value < 0.05 for _ in range(trials)]
+    assert 0.70 <= sum(seen) / trials <= 0.90
+
+
+def test_the_formula() -> None:
+    found = compare_answers(A, B)._replace(deviation=0.5)
+    wanted = (1.959964 + 0.841621) ** 2 * 0.25 / 0.01 + 1.959964**2 / 2
+    assert found.prompts_needed(0.1) == math.ceil(wanted) == 199
+
+
+ONE, TWO = clustered(np.random.default_rng(0), 12, better=0.1)
+SETTINGS = {
+    "source": "x", "dtype": "float32", "max_new_tokens": 64, "prompts": ["a.jsonl"], "prompts_sha256": "1",
+    "torch_threads": 2,
+}  # fmt: skip
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """An evaluation's directory."""
+
+    def made(name: str, shapes: dict[str, list[Answer]], target: str = "t", **changes: Any) -> str:
+        out = tmp_path / name
+        out.mkdir()
+        results = [{"shape": shape} for shape in shapes]
+        metrics = {"results": results, "target": {"fingerprint": target}, "settings": SETTINGS | changes}
+        (out / "metrics.json").write_text(json.dumps(metrics))
+        write_answers(out / "answers.jsonl", list(shapes), list(shapes.values()))
+        return str(out)
+
+    return made
+
+
+def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    a = make("a", {"chain of 5": ONE, "only A's": ONE})
+    b = make("b", {"chain of 5": TWO}, source="y", prompts=["b.jsonl"], torch_threads=9)
+    assert main(["compare", a, b]) == 0
+    shown, found = capsys.readouterr().out, compare_answers(ONE, TWO)
+    assert f"A {found.a:.3f}, B {found.b:.3f}" in shown and "chain of 5, 12 prompts" in shown
+    assert f"+{found.difference.mean:.3f} [+{found.difference.low:.3f}, +{found.difference.high:.3f}]" in shown
+    assert f"p = {found.p_value:.2g}" in shown and "only A's" not in shown
+    assert f"{found.prompts_needed(0.1)} to see a difference of 0.1 (power 0.8, alpha 0.05)" in shown
+    assert main(["compare", b, a, "--json", "--detect", "0.3"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert row["difference"]["mean"] == pytest.approx(-found.difference.mean)
+    assert row["prompts_needed"] == found.prompts_needed(0.3) < found.prompts_needed(0.1)
+
+
+@pytest.mark.parametrize("names", [["chain of 5", "tree of 12 (depth 5, top 4)"], ["chain:depth=5", "tree"]])
+def test_two_shapes_of_one_run(make: Make, capsys: pytest.CaptureFixture[str], names: list[str]) -> None:
+    run = make("a", {"chain of 5": ONE, "tree of 12 (depth 5, top 4)": TWO})
+    assert main(["compare", run, run, "--json", "--shape", *names]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["comparisons"]
+    assert (row["shape_a"], row["shape_b"]) == ("chain of 5", "tree of 12 (depth 5, top 4)")
+    assert row["p_value"] == compare_answers(ONE, TWO).p_value
+
+
+@pytest.mark.parametrize(
+    ("other", "more", "message"),
+    [
+        ({"target": "u"}, [], "differ in their target"),
+        ({"max_new_tokens": 128}, [], "differ in max_new_tokens: 64 and 128"),
+        ({"thinking": False}, [], "differ in thinking: None and False"),
+        ({"prompts_sha256": "2"}, [], "differ in their prompts"),
+        ({"shapes": {"chain": TWO[:-1]}}, [], "differ in the prompts that were left out"),
+        ({"shapes": {"tree": TWO}}, [], "share no draft shape (chain and tree)"),
+        ({"shapes": {}}, [], "it holds no result"),
+        ({}, ["--shape", "chain:depth=3"], "was not evaluated with chain of 3; it has chain"),
+        ({}, ["--shape", "a", "b", "c"], "not 3"),
+        ({}, ["--detect", "0"], "detect is 0"),
+        ({}, ["--detect", "much"], "detect"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    make: Make, capsys: pytest.CaptureFixture[str], other: dict[str, Any], more: list[str], message: str
+) -> None:
+    runs = [make("a", {"chain": ONE}), make("b", **{"shapes": {"chain": TWO}} | other)]
+    assert main(["compare", *runs, *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+
+
+def test_what_is_no_evaluation_is_refused(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make("a", {"chain": ONE})
+    Path(run, "answers.jsonl").unlink()
+    assert main(["compare", run, run]) == 2
+    assert "answers.jsonl: no such file" in capsys.readouterr().err
+    Path(run, "metrics.json").write_text("{}")
+    assert main(["compare", run, run]) == 2
+    assert "not of specdec evaluate, for want of 'results'" in capsys.readouterr().err

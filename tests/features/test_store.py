@@ -1,0 +1,153 @@
+"""Damaged, vanished and unfinished caches, full disks and folders that may not be written."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.engines.extract import TransformersEngine, rows_of
+from specdec.features.contract import described
+from specdec.features.store import FeatureStore, PackedRow, packed_rows, real_length
+from specdec.features.writer import CacheWriter
+from specdec.target import Target
+from tests.features.made import Texts, contract_of, fill
+from tests.tiny import largest_file
+
+FLIPS = 40
+
+
+def use(cache: Path) -> None:
+    """Read every row, as an epoch does."""
+    data = Texts()
+    data.prepare(None)
+    store = FeatureStore(cache, described(data))
+    for row in packed_rows(data.splits.train) + packed_rows(data.splits.validation):
+        aux = torch.zeros(len(row.ids_R), 3, 32)
+        store.read(row, [0, 1, 2], aux, torch.zeros(len(row.ids_R), 32))
+
+
+def test_any_flipped_bit_of_a_shard_is_refused_by_name(copied: Callable[[], Path]) -> None:
+    cache, draw = copied(), random.Random(0)
+    shards = sorted(cache.glob("shard-*.safetensors"))
+    for _ in range(FLIPS):
+        shard = draw.choice(shards)
+        good = shard.read_bytes()
+        at = draw.choice([draw.randrange(len(good)), draw.randrange(1200)])  # half of them in header and keys
+        bad = bytearray(good)
+        bad[at] ^= 1 << draw.randrange(8)
+        shard.write_bytes(bad)
+        with pytest.raises(ValueError, match=shard.name) as caught:
+            FeatureStore(cache, {}).verify()
+        with pytest.raises(ValueError, match=shard.name):
+            use(cache)
+        assert "\n" not in str(caught.value)
+        shard.write_bytes(good)
+    use(cache)
+
+
+def test_any_flipped_bit_of_the_index_is_refused(copied: Callable[[], Path]) -> None:
+    path, draw = copied() / "index.json", random.Random(0)
+    good = path.read_bytes()
+    for _ in range(FLIPS):
+        bad = bytearray(good)
+        bad[draw.randrange(len(good))] ^= 1 << draw.randrange(8)
+        path.write_bytes(bad)
+        if bad.split() == good.split():  # one blank for another
+            continue
+        with pytest.raises(ValueError, match=r"index\.json"):
+            FeatureStore(path.parent, {})
+
+
+@pytest.mark.parametrize("size", [0, 7, 900, -1])
+def test_a_shard_that_is_cut_off_is_refused_by_name(size: int, copied: Callable[[], Path]) -> None:
+    cache = copied()
+    shard = cache / "shard-00001.safetensors"
+    os.truncate(shard, size if size >= 0 else shard.stat().st_size - 1)
+    with pytest.raises(ValueError, match=r"shard-00001\.safetensors.*run the same specdec cache command"):
+        use(cache)
+
+
+def test_an_unfinished_cache_and_none_are_told_apart(copied: Callable[[], Path], tmp_path: Path) -> None:
+    cache = copied()
+    (cache / "index.json").rename(cache / "building.json")
+    with pytest.raises(ValueError, match="not finished: run the same specdec cache command again"):
+        FeatureStore(cache, {})
+    with pytest.raises(ValueError, match="make it with specdec cache --out"):
+        FeatureStore(tmp_path / "nothing", {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_states_that_are_no_numbers_are_not_written(value: float, target: Target, tmp_path: Path) -> None:
+    data = Texts()
+    contract = contract_of(target, data)
+    engine, rows = TransformersEngine(target, contract.layers, "any"), rows_of(data)
+    writer = CacheWriter(tmp_path, contract, 30_000)
+    row, aux, final = next(engine.states(rows))
+    aux[2, 1, 5] = value
+    writer.add(row, aux, final)
+    with pytest.raises(ValueError, match=rf"shard-00000\.safetensors: boundary 3 of token 2 holds {value}"):
+        writer.finish()
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_full_disk_is_told_and_costs_no_whole_shard(target: Target, whole: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    fill(tmp_path / "other", target, Texts(texts=4))  # all is imported
+    with largest_file(10_000), pytest.raises(ValueError, match=r"shard-00000\.safetensors: .*(File too large|space)"):
+        fill(cache, target, Texts())
+    assert not list(cache.glob(".tmp-*")) and not list(cache.glob("shard-*"))
+    fill(cache, target, Texts())
+    assert same(cache, whole)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two caches are equal, byte by byte."""
+    names = [sorted(p.name for p in cache.glob("*") if p.name != ".lock") for cache in (one, other)]
+    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
+
+
+@pytest.mark.parametrize("damage", ["vanished", "flipped", "unfinished", "stale"])
+def test_the_same_command_mends_a_cache(damage: str, copied: Callable[[], Path], whole: Path, target: Target) -> None:
+    cache = copied()
+    shard = cache / "shard-00001.safetensors"
+    if damage == "vanished":
+        shard.unlink()
+    elif damage == "flipped":
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    elif damage == "unfinished":
+        said = json.loads((cache / "index.json").read_text())
+        (cache / "index.json").rename(cache / "building.json")
+        for entry in said["shards"][2:]:
+            (cache / entry["file"]).unlink()
+    else:
+        (cache / ".tmp-left").write_bytes(b"half a shard")
+    fill(cache, target, Texts())
+    assert same(cache, whole)
+
+
+def test_a_cache_of_something_else_is_not_gone_on_with(copied: Callable[[], Path], target: Target) -> None:
+    with pytest.raises(ValueError, match=r"made for something else: .*seq_len was 32, is 24; choose another --out"):
+        fill(copied(), target, Texts(seq_len=24))
+
+
+def row(ids: list[int], documents: list[int]) -> PackedRow:
+    return PackedRow.of(torch.tensor(ids), torch.tensor(documents))
+
+
+def test_a_piece_is_a_run_of_one_document() -> None:
+    assert row([1] * 8, [0, 0, 1, -1, 1, 1, -1, -1]).spans == ((0, 2), (2, 3), (4, 6))
+    assert row([], []).spans == row([0, 0], [-1, -1]).spans == ()
+    assert real_length(torch.tensor([0, 0, -1, 1, -1, -1])) == 4 and real_length(torch.tensor([-1, -1])) == 0
+
+
+def test_a_key_is_of_ids_and_borders_alone() -> None:
+    one = row([5, 6, 7, 8, 0, 0], [0, 0, 1, 1, -1, -1])
+    assert one.spans == ((0, 2), (2, 4)) and one.tokens == 4
+    assert one.key == row([5, 6, 7, 8], [3, 3, 9, 9]).key  # other numbers, no padding
+    assert one.key != row([5, 6, 7, 8], [0, 0, 0, 0]).key != row([5, 6, 7, 8], [0, 1, 1, 1]).key
+    assert one.piece_keys[1] == row([7, 8], [0, 0]).piece_keys[0]
+    assert row([7, 8], [0, 0]).key != row([7, 8], [0, 0]).piece_keys[0]

@@ -1,0 +1,155 @@
+"""What is set for the whole process, and that it is taken back."""
+
+import contextlib
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.nn import backend
+from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend, pointwise
+from specdec.nn.layers import RMSNorm
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def as_at_the_start() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    backend._onednn_is_better.cache_clear()
+    yield
+    compile_pointwise(False)
+    backend._onednn_is_better.cache_clear()
+    torch.set_float32_matmul_precision(before)
+
+
+def test_compiled_once_and_only_while_it_is_on(monkeypatch: Patch) -> None:
+    compiled = []
+
+    def pretend(function: Callable) -> Callable:
+        compiled.append(function)
+        return lambda *args: ("fused", function(*args))
+
+    monkeypatch.setattr(torch, "compile", pretend)
+
+    @pointwise
+    def same(x: int) -> int:
+        """The same."""
+        return x
+
+    assert same(1) == 1 and not compiled and same.__doc__ == "The same."
+    compile_pointwise(True)
+    assert same(2) == ("fused", 2) and same(3) == ("fused", 3) and len(compiled) == 1
+    compile_pointwise(False)
+    assert same(4) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_fused_norm_is_the_plain_one() -> None:
+    """Forward and backward, through torch's own compiler."""
+    norm, found = RMSNorm(8, 1e-6).double(), []
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, 8))
+    for on in (False, True):
+        compile_pointwise(on)
+        x = torch.linspace(-2, 3, 24, dtype=torch.float64).view(3, 8).requires_grad_()
+        out = norm(x)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, norm.weight])])
+    for plain, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("maker", "exact", "name", "setting"),
+    [
+        ("AuthenticAMD", True, "oneDNN", "medium"),
+        ("AuthenticAMD", False, "torch's default", "highest"),  # fast because it rounds
+        ("GenuineIntel", True, "torch's default", "highest"),
+        ("", True, "torch's default", "highest"),
+    ],
+)
+def test_the_processor_decides(monkeypatch: Patch, maker: str, exact: bool, name: str, setting: str) -> None:
+    monkeypatch.setattr(backend, "_exact", lambda: exact)
+    monkeypatch.setattr(backend, "_cpu_maker", lambda: maker)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    for wrong in (False, True):  # the setting comes back
+        with pytest.raises(KeyError) if wrong else contextlib.nullcontext(), matmul_backend() as chosen:
+            assert chosen == name and torch.get_float32_matmul_precision() == setting
+            if wrong:
+                raise KeyError
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("choice", ["high", "medium"])
+def test_the_users_own_setting_stands(monkeypatch: Patch, choice: str) -> None:
+    monkeypatch.setattr(backend, "_cpu_maker", lambda: pytest.fail("nothing to ask"))
+    torch.set_float32_matmul_precision(choice)
+    with matmul_backend() as chosen:
+        assert choice in chosen and torch.get_float32_matmul_precision() == choice
+    assert torch.get_float32_matmul_precision() == choice
+
+
+def test_a_processor_tells_its_maker(tmp_path: Path) -> None:
+    (tmp_path / "x86").write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: EPYC\n")
+    (tmp_path / "arm").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert backend._cpu_maker(tmp_path / "x86") == "AuthenticAMD" and backend._cpu_maker(tmp_path / "arm") == ""
+    assert isinstance(backend._cpu_maker(tmp_path / "none"), str)
+
+
+def test_the_probe_tells_a_lossy_product(monkeypatch: Patch) -> None:
+    """Products of numbers rounded to bfloat16, or to TF32's ten bits, are found out; float32's own are not."""
+    assert backend._exact()
+    with matmul_backend():
+        assert backend._exact()
+    plain = Tensor.__matmul__
+
+    def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
+        def cut(x: Tensor) -> Tensor:
+            return (x.view(torch.int32) >> (23 - bits) << (23 - bits)).view(torch.float32)
+
+        return lambda a, b: plain(cut(a), cut(b)) if a.dtype == torch.float32 else plain(a, b)
+
+    for bits in (7, 10):
+        monkeypatch.setattr(Tensor, "__matmul__", rounded(bits))
+        assert not backend._exact()
+
+
+COUNT = """
+import resource, torch
+from specdec.nn.backend import keep_freed_memory
+if {keep}:
+    assert keep_freed_memory()
+def touch():
+    torch.ones(64 * 2**20, dtype=torch.uint8)
+for _ in range(9):  # the allocator's own small change has to settle
+    touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
+def test_pages_are_not_taken_anew() -> None:
+    """Four times 64 MB are 65,536 pages of 4 kB; blocks so large are never kept unasked."""
+    faults = {}
+    for keep in (False, True):
+        code = COUNT.format(keep=keep)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        faults[keep] = int(done.stdout)
+    assert faults[False] > 60_000 and faults[True] < 100
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert not keep_freed_memory()

@@ -1,0 +1,141 @@
+"""Arms as ``specdec fit`` would compose them, and what is refused before any begins."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.fit import Configured, configured
+from specdec.studies.arms import NOT_KEPT, argument, arguments, differences
+from specdec.studies.plan import StudyPlan
+from specdec.studies.study import Study, read_study
+from specdec.training.run_directory import RunDirectory
+from tests.studies.conftest import MakePlan, Write
+
+
+def test_an_arm_is_what_fit_makes_of_the_same_arguments(
+    tiny: tuple[Study, StudyPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, plan = tiny
+    arm = plan.arms[2]
+    assert arm.name == "fc_norm=on K=1"
+    flags = [argument(*each) for each in study.settings.items()]
+    given = [*flags, "--model.drafter.norms.aux=each", "--model.ttt_steps=1"]
+    monkeypatch.setattr("sys.argv", ["specdec"])
+    full = configured(Configured, "fit", given, RunDirectory()).full()
+    assert arm.config == {key: value for key, value in full.items() if key not in NOT_KEPT}
+    assert arm.drafter.norms.aux == "each" and arm.memory_bytes is not None and arm.memory_bytes > 0
+
+
+def test_what_an_arm_changes_is_told_in_the_parts_own_terms(tiny: tuple[Study, StudyPlan]) -> None:
+    plan = tiny[1]
+    assert {arm.name: differences(plan.baseline, arm) for arm in plan.arms} == {
+        "fc_norm=off K=1": ["model.ttt_steps: 2 to 1"],
+        "fc_norm=off K=2": [],
+        "fc_norm=on K=1": ["norms.aux: none to each", "model.ttt_steps: 2 to 1"],
+        "fc_norm=on K=2": ["norms.aux: none to each"],
+    }
+
+
+def test_levels_win_over_set_and_what_is_inside_a_part_comes_after_it(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "longer.yaml").write_text("model: {ttt_steps: 3}\ntrainer: {max_steps: 9}\n")
+    (tmp_path / "level.yaml").write_text("model: {ttt_steps: 4}\n")
+    axes = {
+        "aux": {"a": {"model.drafter.norms.aux": "none"}, "b": {}},
+        "preset": {"x": {"model.drafter": "conf/drafter/eagle3_1.yaml"}, "y": "level.yaml"},
+    }
+    path = write(axes=axes, baseline=None, fit=["longer.yaml"], set={"model.recompute": False, "trainer.max_steps": 2})
+    study = read_study(path)
+    given = arguments(study, {"aux": "a", "preset": "x"})
+    assert given[:2] == ["--config", str(tmp_path / "longer.yaml")]
+    assert given.index("--model.drafter=conf/drafter/eagle3_1.yaml") < given.index("--model.drafter.norms.aux=none")
+    given = arguments(study, {"aux": "b", "preset": "y"})
+    assert given[2:4] == ["--config", str(tmp_path / "level.yaml")] and "--model.recompute=false" in given
+    axes["aux"]["b"] = {"model.recompute": True}
+    given = arguments(read_study(write(axes=axes, baseline=None, set={"model.recompute": False})), {"aux": "b", "preset": "x"})  # fmt: skip # noqa: E501
+    assert [arg for arg in given if "recompute" in arg] == ["--model.recompute=true"]
+
+
+def axes(**levels: Any) -> dict[str, Any]:
+    """One axis x with the levels a, as it is, and b."""
+    return {"axes": {"x": {"a": {}, "b": levels}}, "baseline": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (axes(**{"model.ttt_step": 1}), "arm x=b: unrecognized .*model.ttt_step=1"),
+        (axes(**{"data.seqlen": 16}), "arm x=b: .*Option 'seqlen' is not accepted"),
+        (axes(**{"model.drafter.norms.output": False}), "arm x=b: recurrence PostNorm needs norms.output=true"),
+        (axes(**{"model.drafter.attention_window": 16, "model.ttt_steps": 17}), "arm x=b: attention_window 16 is less"),
+        (axes(**{"data.seq_len": 512}), "arm x=b: data.seq_len 512 exceeds the target's 256 positions"),
+        (axes(**{"model.target.source": "/nowhere"}), "arm x=b: /nowhere: no such directory"),
+        (axes(**{"model.ttt_steps": 7}), "arms x=a and x=b come to the same training and the same measures"),
+        (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),
+        (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: .*did you mean --max_new_tokens?"),
+        (axes(**{"drift.depths": 5}), "arm x=b: level b of axis x gives drift.depths, but the study has no drift"),
+        (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
+        (
+            axes(**{"trainer.max_steps": 3}),
+            "arm x=b: it trains on 192 tokens, the baseline, x=a, on 128 .trainer.max_st",
+        ),
+        (
+            axes(**{"trainer.callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]}),
+            "arm x=b: EarlyStopping, of trainer.callbacks, may end it early",
+        ),
+        ({"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
+        ({"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
+        ({"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
+    ],
+)
+def test_refused_with_the_arms_name(planned: MakePlan, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as found:
+        planned(**changes, seeds=[0])
+    assert "\n" not in str(found.value)
+
+
+def test_what_contradicts_itself_is_refused(planned: MakePlan, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("model: {ttt_steps: 3, drafter: conf/drafter/eagle3.yaml}\n")
+    (tmp_path / "two.yaml").write_text("model: {drafter: conf/drafter/eagle3_1.yaml}\n")
+    files = {"x": {"a": {}, "b": "one.yaml"}, "y": {"a": {}, "b": "two.yaml"}}
+    message = r"arm x=b y=b: model.drafter.norms.aux is given by .*one.yaml \(axis x\) and by .*two.yaml \(axis y\)"
+    alone: dict[str, Any] = {"set": {"model.drafter.draft_vocab_size": 32000}, "baseline": {"x": "b", "y": "b"}}
+    with pytest.raises(ValueError, match=message):
+        planned(axes=files, leave_out=[{"x": "a"}, {"y": "a"}], **alone)
+    for key in ("model.ttt_steps", "model.drafter.norms"):
+        given = {"model.ttt_steps": 1} if "ttt" in key else {key: {"aux": "each"}}
+        with pytest.raises(ValueError, match=rf"arm x=b: set gives {key}, and so does .*one.yaml \(axis x\)"):
+            planned(axes={"x": files["x"]}, baseline=None, set={**alone["set"], **given})
+
+
+def test_one_study_has_one_target(planned: MakePlan, target_directory: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(target_directory, tmp_path / "other")
+    same = shutil.copytree(target_directory, tmp_path / "same")
+    config = (other / "config.json").read_text()
+    (other / "config.json").write_text(config + "\n")
+    assert planned(**axes(**{"model.target.source": str(same), "model.ttt_steps": 2}), seeds=[0])
+    with pytest.raises(ValueError, match="arm x=b: it is evaluated on another target than the base"):
+        planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
+    with pytest.raises(ValueError, match=r"arm x=b: .* or in another dtype"):
+        planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
+    assert planned(**axes(**{"model.target.dtype": "bfloat16"}), seeds=[0])
+
+
+def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text().replace("add", "sub"))
+    assert planned(**axes(**{"data.batch_size": 4, "trainer.max_steps": 1}), seeds=[0]).unequal == ()  # as many tokens
+    levels = {"data": {"a": {}, "b": {"data.train": str(other)}}, "K": {"model.ttt_steps": [1, 2]}}
+    plan = planned(axes=levels, baseline=None, seeds=[0], alone=8)
+    assert plan.unequal == () and [job.threads for job in plan.jobs.values() if job.kind == "cache"] == [1, 1]
+    levels["data"]["b"] = {"data.seq_len": 16}
+    with pytest.raises(
+        ValueError, match=r"arm data=b K=1: it trains on 64 tokens, .*data.seq_len is 16.*--allow_unequal"
+    ):
+        planned(axes=levels, baseline=None, seeds=[0], leave_out=[{"data": "b", "K": 2}])
+    told = planned(axes=levels, baseline=None, seeds=[0], allow_unequal=True).unequal
+    assert len(told) == 2 and told[0].startswith("arm data=b K=1: it trains on 64 tokens")
+    levels["data"]["b"] = {"data.seed": 1}
+    with pytest.raises(ValueError, match=r"the data is an axis, and epochs .* set trainer.max_steps"):
+        planned(axes=levels, baseline=None, seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})

@@ -1,0 +1,209 @@
+"""The card of a made study: its numbers, what is in it, and what is never overwritten."""
+
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from specdec.cli import main
+from specdec.studies import figures
+from specdec.studies.card import latex, write_card
+from specdec.studies.record import read_record
+from specdec.studies.results import results
+from specdec.utils.locks import lock_now
+from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
+
+WORTH = {"norm=on": 0.08, "K=4": 0.03}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two axes of two levels, three seeds; the last arm's fit failed with one seed, and its measures never began."""
+    directory = make_study(tmp_path_factory.mktemp("study"), worth=WORTH, prompts=10)
+    run = json.loads((directory / "plan.json").read_text())["arms"][-1]["runs"][2]
+    for kind in ("fit", "evaluate", "drift", "robustness"):
+        lose(directory, run, kind)
+    attempt(directory, run["fit"], end="failed", seconds=1.0, message="no <memory> left")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def card(study: Path) -> Path:
+    return write_card(study)
+
+
+def copied(study: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(study, tmp_path / "copy"))
+
+
+def numbers(card: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((card / "card.json").read_text())
+    return found
+
+
+def test_all_forms_and_the_figures_are_there(card: Path) -> None:
+    names = {path.name for path in card.iterdir()}
+    assert names == {"card.md", "card.json", "card.tex", "card.html", "figures", "SHA256SUMS"}
+    drawn = {path.name for path in (card / "figures").glob("*.png")}
+    assert drawn == {
+        "acceptance_length.png", "differences.png", "positions.png", "drift_outcomes.png", "robustness.png",
+        "drift.png", "losses.png",
+    }  # fmt: skip
+    markdown = (card / "card.md").read_text()
+    assert all(f"](figures/{name})" in markdown for name in drawn)
+
+
+def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
+    found, text = numbers(card), (card / "card.md").read_text()
+    assert "2 of 3 done (failed, not begun)" in text
+    assert "seed 2: fit failed: no &lt;memory> left" in text
+    assert "| &lt; 0.001 |" in text
+    rows = [row for row in found["comparisons"] if row["arm"] == "norm=on K=4"]
+    assert rows and all(row["seeds"] == 2 for row in (*rows, *found["effects"]) if row["family"] != "drift")
+    assert "no &lt;memory&gt; left" in (card / "card.html").read_text()
+
+
+def test_a_job_runs_while_its_lock_is_held(study: Path, tmp_path: Path) -> None:
+    own = copied(study, tmp_path)
+    key = read_record(own).arms[-1].runs[2].keys["evaluate"]
+    attempt(own, str(key))
+
+    def name() -> str:
+        return read_record(own).arms[-1].runs[2].states["evaluate"].name
+
+    assert name() == "killed"
+    with (own / "jobs" / str(key) / "attempts.jsonl").open("rb") as stream:
+        assert lock_now(stream) and name() == "running"
+    assert name() == "killed"
+
+
+def test_the_page_asks_for_nothing_outside(card: Path) -> None:
+    text = (card / "card.html").read_text()
+    bare = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text)
+    assert not re.search(r"https?:|//[a-z]|@import|<script|<link|url\(", bare)
+
+    class Reader(html.parser.HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+            self.sources: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+            if tag not in ("meta", "img"):
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open
+    assert len(reader.sources) == 7 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
+
+
+def test_latex_is_escaped(card: Path) -> None:
+    found = numbers(card)
+    found["quantities"] = [found["quantities"][0] | {"panel": "50%_of & $x^2 {#1} \\end"}]
+    text = latex(found)
+    assert "50\\%\\_of \\& \\$x\\textasciicircum{}2 \\{\\#1\\} \\textbackslash{}end" in text
+    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
+    assert len(body.splitlines()) == 1 + 4 and all(line.count(" & ") == 4 for line in body.splitlines()[1:])
+
+
+def test_a_card_is_written_again_only_for_a_reason(
+    study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    own = copied(study, tmp_path)
+    before = (own / "card" / "card.json").stat().st_mtime_ns
+    assert main(["card", str(own)]) == 0
+    assert capsys.readouterr().out == f"{own / 'card' / 'card.html'}\n"
+    assert (own / "card" / "card.json").stat().st_mtime_ns == before
+    plan = json.loads((own / "plan.json").read_text())
+    shutil.rmtree(own / "measures" / plan["arms"][2]["runs"][0]["drift"])  # something changed
+    (own / "card" / "card.md").write_text("my own remarks")
+    assert main(["card", str(own)]) == 2
+    assert "card.md: its SHA-256 is not that" in capsys.readouterr().err
+    assert (own / "card" / "card.md").read_text() == "my own remarks"
+    assert main(["card", str(own), "--force", "--detect", "0.2"]) == 0
+    found = numbers(own / "card")
+    assert found["statistics"]["detect"] == 0.2
+    assert not (own / "card" / "card.md").read_text().startswith("my own")
+
+
+def test_another_directory_is_not_taken_for_a_card(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.md").write_text("work")
+    with pytest.raises(ValueError, match="is no card"):
+        write_card(study, tmp_path)
+    with pytest.raises(ValueError, match=r"plan\.json: no such file"):
+        write_card(tmp_path)
+
+
+def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
+    directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0], curves=False)
+    shutil.rmtree(directory / "fits")
+    shutil.rmtree(directory / "measures")
+    text = (write_card(directory) / "card.md").read_text()
+    assert (
+        "No comparison could be made." in text and "norm=on is not compared: evaluations of it and the baseline" in text
+    )
+
+
+def test_evaluations_of_other_prompts_are_refused(study: Path, tmp_path: Path) -> None:
+    own = copied(study, tmp_path)
+    place = next((own / "measures").glob("e1-*")) / "metrics.json"
+    place.write_text(place.read_text().replace('"prompts_sha256": "ab"', '"prompts_sha256": "cd"'))
+    with pytest.raises(ValueError, match="differ in their prompts"):
+        results(read_record(own), 0.1)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """The figures, not written."""
+    kept: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> None:
+        kept[path.name] = figure
+
+    monkeypatch.setattr(figures, "_save", keep)
+    return kept
+
+
+@pytest.mark.parametrize("arms", [2, figures.MOST_TOGETHER + 1])
+def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[str, Figure], arms: int) -> None:
+    axes = {"recurrence": ["PreNorm", "PostNorm"], "a_long_name_of_an_axis": ["0", "1"], "loss": ["LKLambda", "SoftKL"]}
+    own = arms_of(axes)[:arms]
+    directory = make_study(tmp_path, axes, arms=own, seeds=[0, 1], prompts=5, shapes=SHAPES[1:])
+    figures.draw(results(read_record(directory), 0.1), tmp_path)
+    assert len(drawn) == 7
+    for name, figure in drawn.items():
+        boxes = [(text, box) for text, box in _texts(figure) if text.strip()]
+        assert boxes, name
+        for index, (text, box) in enumerate(boxes):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, (name, text)
+            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, (name, text)
+            for other, other_box in boxes[index + 1 :]:
+                assert not box.overlaps(other_box), (name, text, other)
+
+
+def _texts(figure: Figure) -> list[tuple[str, Any]]:
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [*figure.texts, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        if not axes.get_visible():
+            continue
+        assert axes.get_title() or len(figure.axes) == 1
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks():
+                if low <= tick.get_loc() <= high:
+                    texts += [label for label in (tick.label1, tick.label2) if label.get_visible()]
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts]

@@ -1,0 +1,114 @@
+"""The same sweep under Ray on this machine, and through submitit, whose local executor stands for SLURM."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from specdec.studies.ray import Ray, last_line
+from specdec.studies.run import Phase, SweepJob, run
+from specdec.studies.slurm import Slurm, Task
+from specdec.studies.worker import JobFolder
+from tests.engines.conftest import alive
+from tests.studies.conftest import LAUNCH, MakeJob, Runs, pids
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
+    study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    jobs = [
+        job("a", "wait", go, resumes=False), job("b", "fail"), job("c", needs=("a",)), job("d", needs=("b",)),
+        job("big", memory_bytes=10**16), job("long", "wait", tmp_path / "never"),
+    ]  # fmt: skip
+    killed: list[int] = []
+
+    def watch(entries: Sequence[SweepJob]) -> None:
+        if not killed and (study / "fits" / "a" / "pids").exists():
+            command, child = pids(study, "a")
+            supervisor = parent(command)
+            worker = parent(supervisor)
+            assert b"ray::" in Path(f"/proc/{worker}/cmdline").read_bytes()
+            killed.extend([worker, supervisor, command, child])
+            os.kill(worker, signal.SIGKILL)
+        if len(runs("a")) == 2:
+            go.touch()
+        phases = {entry.job.key: entry.phase for entry in entries}
+        if [phases[key] for key in "acd"] == [Phase.DONE, Phase.DONE, Phase.NOT_RUN] and pids(study, "long"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    outcome = run(study, jobs, Ray(cores=2), launch=LAUNCH, watch=watch)
+    assert killed and not any(map(alive, killed))
+    assert (outcome.status, outcome.left, set(outcome.done)) == (130, ("long",), {"a", "c"})
+    assert outcome.failed == {
+        "b": "specdec fit: error: the data is wrong",
+        "big": "needs 10000000.0 GB of memory, which no node of the Ray cluster has",
+    }
+    assert [one.end for one in JobFolder(study, "a").attempts()] == ["killed", "done"]
+    assert len(runs("a")) == 2 and len(runs("c")) == 1 and set(outcome.not_run) == {"d"}
+    assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="leave them or the address out"):
+        Ray(address="auto", cores=2)
+    with pytest.raises(ValueError, match="at_once of the SLURM engine must be above 0"):
+        Slurm(at_once=0)
+    assert last_line(OSError("one\ntwo\n")) == "two" and last_line(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.slow
+def test_jobs_are_submitted_and_ended(
+    study: Path, job: MakeJob, runs: Runs, go: Path, end: Callable[..., None]
+) -> None:
+    pytest.importorskip("submitit")
+    jobs, engine = [job("a", threads=2), job("b", "wait", go, needs=("a",))], Slurm(cluster="local", minutes=10)
+    end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
+    outcome = run(study, jobs, engine, launch=LAUNCH)
+    assert outcome.status == 143 and outcome.done == ("a",) and outcome.left == ("b",)
+    assert not any(map(alive, pids(study, "b"))) and (study / "fits" / "b" / "saved").exists()
+    go.touch()
+    again = run(study, [*jobs, job("c", "fail")], engine, launch=LAUNCH)
+    assert again.done == ("a", "b") and again.failed == {"c": "specdec fit: error: the data is wrong"}
+    assert [len(runs(key)) for key in "abc"] == [1, 2, 1]
+
+
+def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    with pytest.raises(ValueError, match="there is no sbatch here"):
+        Slurm().open(study, LAUNCH, 0)
+    for name, line in (
+        ("srun", ""), ("scancel", f"touch {tmp_path}/cancelled"),
+        ("sacct", f"echo 'JobID|State'; [ -e {tmp_path}/cancelled ] && echo '12|CANCELLED' || echo '12|RUNNING'"),
+        ("sbatch", f"cp $1 {tmp_path}/batch; echo Submitted batch job 12"),
+    ):  # fmt: skip
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slurm = Slurm(partition="gpu", minutes=60, gpus=1, at_once=1, more={"constraint": "h100"})
+    slurm.open(study, LAUNCH, 3)
+    one = job("a", threads=4, memory_bytes=10**9 + 1)
+    assert slurm.has_room(one)
+    slurm.start(one)
+    assert not slurm.has_room(one) and slurm.ended(0) == {}
+    words = (tmp_path / "batch").read_text().split()
+    for word in (
+        "--job-name=specdec-a", "--cpus-per-task=4", "--gpus-per-node=1", "--mem=2GB", "--time=60", "--partition=gpu",
+        "--constraint=h100", "--nodes=1", "--ntasks-per-node=1",
+    ):  # fmt: skip
+        assert word in words, words
+    slurm.close()
+    assert (tmp_path / "cancelled").exists()
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n")
+    with pytest.raises(ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"):
+        slurm.start(one)
+    again = Task().checkpoint("study", one, LAUNCH)
+    assert isinstance(again.function, Task) and again.args == ("study", one, LAUNCH)

@@ -1,0 +1,230 @@
+"""A study's plan: its jobs, what they share, and what of them is left; and the sweep that runs it."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from specdec.cli import main
+from specdec.drafter import load
+from specdec.embedded.corpus import Corpus, CorpusFile
+from specdec.evaluation.prompts import fingerprint, load_prompts
+from specdec.features.store import FeatureIndex
+from specdec.studies import sweep
+from specdec.studies.arms import differences
+from specdec.studies.measures import PROCESS_BYTES
+from specdec.studies.plan import PLAN, StudyPlan, make_plan
+from specdec.studies.run import Outcome
+from specdec.studies.study import Study, read_study
+from specdec.studies.worker import Job
+from specdec.utils.files import read_json
+from tests.studies.conftest import MakePlan, Write
+
+
+def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
+    plan = tiny[1]
+    said = json.loads(json.dumps(plan.to_json()))
+    assert said["name"] == "tiny" and said["design"] == "grid"
+    assert said["axes"] == {"fc_norm": ["off", "on"], "K": ["1", "2"]} and said["seeds"] == [0, 1, 2]
+    assert [arm["name"] for arm in said["arms"] if arm["is_baseline"]] == ["fc_norm=off K=2"]
+    assert said["baseline"] == {"fc_norm": "off", "K": "2"} == said["arms"][1]["levels"]
+    jobs = plan.jobs
+    assert said["jobs"] == {key: job.to_json() for key, job in jobs.items()}
+    assert len(said["prompts_sha256"]) == len(said["study_sha256"]) == 64
+    seen: set[str] = set()
+    for key, job in jobs.items():
+        assert set(job.needs) <= seen
+        seen.add(key)
+    kinds = [job.kind for job in jobs.values()]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 12, "evaluate": 12}
+    target, drafter = plan.arms[-1].parameters
+    memory = {job.kind: job.memory_bytes for job in jobs.values()}
+    assert memory["cache"] == PROCESS_BYTES + 4 * target and memory["evaluate"] == memory["cache"] + 4 * drafter
+    (cache,) = (key for key, job in jobs.items() if job.kind == "cache")
+    for arm in said["arms"]:
+        assert [run["seed"] for run in arm["runs"]] == [0, 1, 2]
+        for run in arm["runs"]:
+            fit, evaluate = jobs[run["fit"]], jobs[run["evaluate"]]
+            assert fit.label == f"{arm['name']} seed={run['seed']}: fit" and fit.needs == (cache,)
+            assert evaluate.needs == (fit.key,) and run["drift"] is run["robustness"] is None
+            assert fit.directory == f"fits/{fit.key}" and fit.done == "DONE.json" and fit.resumes
+            assert evaluate.directory == f"measures/{evaluate.key}" and not evaluate.resumes
+            assert fit.command[-4:] == ("--out", str(plan.directory / fit.directory), "--ckpt_path", "auto")
+            config = fit.config
+            assert config["seed_everything"] == run["seed"]
+            assert config["model"]["features"]["init_args"]["directory"] == str(plan.directory / "features" / cache)
+
+
+def by_levels(plan: StudyPlan, axis: str, on: str) -> dict[tuple[str, bool, int], Any]:
+    pairs = [(arm, run) for arm, runs in zip(plan.arms, plan.runs, strict=True) for run in runs]
+    return {(arm.levels["K"], arm.levels[axis] == on, run["seed"]): run for arm, run in pairs}
+
+
+def test_planning_again_or_in_another_order_gives_the_same_keys(
+    tiny: tuple[Study, StudyPlan], planned: MakePlan
+) -> None:
+    study, plan = tiny
+    axes: dict[str, Any] = {"K": {"model.ttt_steps": [2, 1, 3]}}
+    axes |= {"norm": {"with": {"model.drafter.norms.aux": "each"}, "none": {"model.drafter.norms.aux": "none"}}}
+    other = planned(axes=axes, baseline={"K": 2, "norm": "none"}, leave_out=[{"K": 3, "norm": "with"}], seeds=[2, 0])
+    mine, theirs = by_levels(plan, "fc_norm", "on"), by_levels(other, "norm", "with")
+    assert len(theirs) == 10 and len(set(theirs) & set(mine)) == 8
+    assert all(theirs[run] == mine[run] for run in set(theirs) & set(mine))
+    assert make_plan(study, plan.directory).to_json() == plan.to_json()
+
+
+def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
+    growth = {"evaluate.shape": ["tree:depth=2,top_k=2,nodes=4"]}
+    axes = {
+        "generation": {
+            "EAGLE-1": "conf/train/eagle1.yaml",
+            "EAGLE-2": ["conf/train/eagle1.yaml", growth],
+            "EAGLE-3": ["conf/train/eagle3.yaml", {"model.drafter.aux_layers": [1, 4, 5]}],
+            "EAGLE-3.1": "conf/train/eagle3_1.yaml",
+        }
+    }
+    plan = planned(axes=axes, baseline=None, set={"model.drafter.draft_vocab_size": None})
+    kinds = [job.kind for job in plan.jobs.values()]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cache": 1, "fit": 9, "evaluate": 12}
+    one, two = plan.runs[0][0], plan.runs[1][0]
+    assert one["fit"] == two["fit"] and one["evaluate"] != two["evaluate"]
+    changes = differences(plan.arms[0], plan.arms[1])
+    assert [line.split(":")[0] for line in changes] == ["evaluate.shape"]
+    (cache,) = (key for key, job in plan.jobs.items() if job.kind == "cache")
+    assert plan.jobs[cache].config["layers"] == [1, 2, 3, 4, 5]
+    assert plan.jobs[cache].label == "features of 4 arms, 5 boundaries"
+
+
+def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
+    keys: list[str] = []
+
+    def stored(**changes: Any) -> Any:
+        plan = planned(**changes, baseline=None, seeds=[0], evaluate=None)
+        (one,) = (job for job in plan.jobs.values() if job.kind == "cache")
+        keys.append(one.key)
+        return one.config["first_rows"]
+
+    axes = {"K": {"model.ttt_steps": [1, 2]}}
+    assert stored(axes=axes) == 2 * 2  # steps times rows of a batch
+    assert stored(axes=axes, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
+    assert stored(axes={"steps": {"trainer.max_steps": [1, 3]}}, allow_unequal=True) == 3 * 2
+    assert stored(axes=axes, set={"trainer.max_steps": 1, "data.batch_size": 4}) == 4
+    assert len(set(keys)) == 3
+    scheduler = {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": {1: 4}}}
+    assert stored(axes=axes, set={"trainer.callbacks": [scheduler]}) is None
+    for key, value in {"trainer.limit_train_batches": 3, "trainer.devices": 2}.items():
+        assert stored(axes=axes, set={key: value}) is None
+
+
+def test_what_is_left(planned: MakePlan) -> None:
+    plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None)
+    assert plan.left() == plan.jobs
+    assert [job.kind for job in plan.left(["K=2"]).values()] == ["cache", "fit", "evaluate"]
+    fit = plan.jobs[plan.runs[0][0]["fit"]]
+    (plan.directory / fit.directory).mkdir(parents=True)
+    (plan.directory / fit.directory / fit.done).write_text("{}")
+    left = plan.left(["K=1"])  # the cache is not made again for a fit that is done
+    assert [job.kind for job in left.values()] == ["fit", "evaluate"] and left[fit.key].needs == ()
+
+
+def test_embedded_prompts_are_cut_and_written_once(
+    planned: MakePlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
+    found = Corpus([], [CorpusFile("one.py", text), CorpusFile("two.py", text.replace("add", "sub"))])
+    monkeypatch.setattr("specdec.embedded.data.corpus", lambda seed: found)
+    evaluate = {"prompts_count": 3, "prompt_tokens": 12, "max_new_tokens": 4, "shape": ["chain:depth=1"]}
+    plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate)
+    prompts = plan.prompts["evaluate"]
+    assert prompts.name is not None and prompts.files == (str(plan.directory / prompts.name),)
+    plan.write()
+    asked = load_prompts(list(prompts.files))
+    assert fingerprint(asked) == prompts.sha256 and len(asked) == 3
+    more = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate | {"prompts_count": 4})  # fmt: skip # noqa: E501
+    assert more.prompts["evaluate"].name != prompts.name  # a sweep that runs goes on asking what it has planned
+    before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
+    plan.write()
+    assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
+    plan.show(Console(width=150))
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "K=1 this is the baseline 0/1 done 0/1 done K=2 model.ttt_steps: 1 to 2 0/1 done 0/1 done grid: 2 arms" in said
+    )
+    assert "every fit trains on 128 tokens" in said
+
+
+def in_process(directory: Path, jobs: Iterable[Job], engine: Any, watch: Any) -> Outcome:
+    """Every job's command, in this process; what is done is not begun."""
+    ran = []
+    for job in jobs:
+        if not (directory / job.directory / job.done).is_file():
+            assert main(list(job.command)) == 0, job.label
+            ran.append(job.label)
+        assert (directory / job.directory / job.done).is_file()
+    (directory / "ran").write_text(json.dumps(ran))
+    return Outcome(tuple(job.key for job in jobs), {}, {})
+
+
+def test_a_sweep_runs_what_it_planned_once(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cards = tmp_path / "study", list[Path]()
+    monkeypatch.setattr(sweep, "run", in_process)
+    monkeypatch.setattr(sweep, "write_card", cards.append)
+    study = {"seeds": [0], "axes": {"K": {"model.ttt_steps": [1, 2]}}, "baseline": {"K": 1}}
+    given = ["sweep", str(write(**study)), "--out", str(out), "--allow_few_seeds", "--only", "K=2"]
+    given += ["--local.cores", "3"]
+    assert main([*given, "--plan_only"]) == 0 and not out.exists()
+    assert "jobs: 0 of 1 cache done, 0 of 2 fit done, 0 of 2 evaluate done" in capsys.readouterr().out
+    assert cards == [] and main(given) == 0 and cards == [out]
+    assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == ["boundaries", "fit", "evaluate"]
+    plan = read_json(out / PLAN)
+    threads = {job["kind"]: job["threads"] for job in plan["jobs"].values()}
+    assert threads == {"cache": 3, "fit": 1, "evaluate": 1}  # all others wait for the features
+    (run,) = plan["arms"][1]["runs"]
+    assert load(out / "fits" / run["fit"] / "drafter").config.draft_vocab_size == 200
+    metrics = read_json(out / "measures" / run["evaluate"] / "metrics.json")
+    assert metrics["settings"]["prompts_sha256"] == plan["prompts_sha256"] and not metrics["settings"]["compile"]
+    (cache,) = out.glob("features/*")
+    assert FeatureIndex.read(cache / "index.json").contract.layers == (2, 3, 4)
+    saved = yaml.safe_load((out / "fits" / run["fit"] / "config.yaml").read_text())
+    asked = yaml.safe_load((out / "jobs" / run["fit"] / "config.yaml").read_text())
+    assert {name: saved[name] for name in asked} == asked  # nothing was left to a default
+    assert read_study(out / "study.yaml", allow_few_seeds=True).combinations == read_study(given[1], True).combinations
+    more = {**study, "axes": {"K": {"model.ttt_steps": [1, 2, 3]}}}
+    assert main(["sweep", str(write(**more)), *given[2:]]) == 0
+    assert read_json(out / "ran") == []  # the arm is done, whatever arms have come
+    assert [arm["name"] for arm in read_json(out / PLAN)["arms"]] == ["K=1", "K=2", "K=3"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--only", "K=7"], "--only 'K=7': no such arm; did you mean K="),
+        (["--threads", "0"], "--threads must be at least 1"),
+        (["--engine", "cloud"], "engine"),
+        (["--local.cores", "0"], "cores of the local engine"),
+    ],
+)
+def test_refused_before_anything_is_written(
+    write: Write, tmp_path: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
+    assert main(["sweep", str(path), "--out", str(tmp_path / "out"), *more]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
+
+
+def test_a_directory_of_something_else_is_left_alone(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes").write_text("mine")
+    assert main(["sweep", str(write()), "--out", str(tmp_path / "out")]) == 2
+    assert "holds no study: choose another --out" in capsys.readouterr().err
+    (tmp_path / "out" / PLAN).write_text('{"name": "drift"}')
+    assert main(["sweep", str(write()), "--out", str(tmp_path / "out")]) == 2
+    assert "holds the study drift, not tiny" in capsys.readouterr().err

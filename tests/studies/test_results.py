@@ -1,0 +1,180 @@
+"""Quantities of every arm, their differences from the baseline, and effects: of acceptance, drift and robustness."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec.diagnostics.drift_measure import sums_of
+from specdec.evaluation.metrics import summary
+from specdec.studies.record import read_record
+from specdec.studies.results import results
+from specdec.studies.statements import statements
+from specdec.studies.statistics import distinct, holm
+from tests.studies.made import SHAPES, lose, make_study
+
+LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state, step 6 over step 1"
+TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"  # the long context was skipped
+
+
+def all_of(directory: Path) -> dict[str, Any]:
+    return results(read_record(directory), 0.1)
+
+
+def arms_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next((one["arms"] for one in found["quantities"] if one["name"] == name), {})
+
+
+def places(study: Path, arm: int, kind: str) -> list[Path]:
+    runs = json.loads((study / "plan.json").read_text())["arms"][arm]["runs"]
+    return [study / "measures" / run[kind] for run in runs]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the norm a third more is accepted under the system prompt."""
+    directory = make_study(tmp_path_factory.mktemp("study"), prompts=20)
+    for arm in (2, 3):
+        for path in places(directory, arm, "robustness"):
+            one = json.loads((path / "robustness.json").read_text())
+            row = one["conditions"][2]
+            row["committed"] = [1.33 * count for count in row["committed"]]
+            (path / "robustness.json").write_text(json.dumps(one))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def found(study: Path) -> dict[str, Any]:
+    return all_of(study)
+
+
+def test_acceptance_is_that_of_the_answers(found: dict[str, Any], study: Path) -> None:
+    texts = [(path / "answers.jsonl").read_text() for path in places(study, 0, "evaluate")]
+    rows = [json.loads(line) for text in texts for line in text.splitlines()]
+    accepted = [count for row in rows if row["shape"] == SHAPES[0] for count in row["accepted"]]
+    one = arms_of(found, LENGTH)["norm=off K=1"]
+    assert one["value"] == pytest.approx(1 + sum(accepted) / len(accepted)) and one["low"] < one["value"] < one["high"]
+    assert (one["seeds"], one["prompts"], list(one["by_seed"])) == (3, 20, ["0", "1", "2"])
+
+
+def test_one_seed_s_figures_are_the_evaluation_s(tmp_path: Path) -> None:
+    study = make_study(tmp_path, {"norm": ["off"]}, seeds=[0], curves=False)
+    found, shape = all_of(study), SHAPES[1]
+    known = summary("tree", {}, read_record(study).base.runs[0].evaluation.answers[shape])
+    length = arms_of(found, f"acceptance length, {shape}")["norm=off"]["value"]
+    assert length == pytest.approx(known["acceptance_length"]["mean"])
+    (curve,) = (each for each in found["curves"] if each["title"].endswith(shape))
+    positions = [point["value"] for point in curve["arms"]["norm=off"]]
+    assert positions == pytest.approx(known["accepted_per_position"]["conditional"])
+
+
+def test_growth_is_of_sums_over_all_chains(found: dict[str, Any], study: Path) -> None:
+    drifts = [json.loads((path / "drift.json").read_text()) for path in places(study, 1, "drift")]
+    sums = np.stack([sums_of(one, "state_rms") for one in drifts])
+    first, last = sums[:, 0].sum((0, 1)), sums[:, -1].sum((0, 1))
+    one = arms_of(found, GROWTH)["norm=off K=4"]
+    assert one["value"] == pytest.approx((last[0] / last[1]) / (first[0] / first[1]))
+    assert one["p_value"] < 0.001  # where 1 would be none
+
+
+def test_chains_that_came_so_far_count_where_another_seed_has_none(tmp_path: Path) -> None:
+    """Leaving the prompt out would leave out the hard ones; the first has no chain so deep with any seed."""
+    directory = make_study(tmp_path, {"norm": ["off", "on"]}, prompts=6)
+    paths = [path / "drift.json" for path in places(directory, 0, "drift")]
+    one = json.loads(paths[0].read_text())
+    series = one["series"]["state_rms"]
+    series["values"][5][2], series["weights"][5][2] = None, 0
+    paths[0].write_text(json.dumps(one))
+    curves = {curve["title"]: curve["arms"]["norm=off"] for curve in all_of(directory)["curves"]}
+    deep = curves["Size of the state fed back"][5]
+    value, weight = np.stack([sums_of(json.loads(path.read_text()), "state_rms")[5] for path in paths]).sum((0, 1))
+    assert deep["prompts"] == 6 and deep["value"] == pytest.approx(value / weight)
+    assert curves["Divergence from the target"][5]["prompts"] == 5
+
+
+def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path) -> None:
+    kept = [one["name"] for one in found["quantities"] if one["family"] == "robustness"]
+    assert kept == [TYPOS, SYSTEM]
+    runs = [json.loads((path / "robustness.json").read_text())["conditions"] for path in places(study, 1, "robustness")]
+
+    def length(row: int) -> float:
+        return sum(sum(one[row]["committed"]) for one in runs) / sum(sum(one[row]["passes"]) for one in runs)
+
+    assert arms_of(found, TYPOS)["norm=off K=4"]["value"] == pytest.approx(length(1) / length(0))
+
+
+def test_differences_are_paired_and_corrected_together(found: dict[str, Any]) -> None:
+    for row in found["comparisons"]:
+        arms = arms_of(found, row["quantity"])
+        assert row["value"] == pytest.approx(arms[row["arm"]]["value"] - arms[row["baseline"]]["value"])
+        assert row["p_value"] <= row["p_holm"] <= 1
+    rows = {(row["quantity"], row["arm"]): row for row in found["comparisons"]}
+    better, same = rows[SYSTEM, "norm=on K=1"], rows[SYSTEM, "norm=off K=4"]
+    assert better["verdict"] == "higher" and same["verdict"] == "not told apart"
+    assert better["low"] < 0.26 < better["high"]  # a third of what is kept without
+    assert set(rows[LENGTH, "norm=on K=1"]["prompts_needed"]) == {"3", "5", "10"}
+    for family in ("acceptance length", "drift", "robustness"):
+        own = distinct([row for row in found["comparisons"] if row["family"] == family])
+        assert [each[0]["p_holm"] for each in own] == holm([each[0]["p_value"] for each in own])
+
+
+def test_acceptance_is_compared_at_the_same_steps_alone(found: dict[str, Any]) -> None:
+    """Beyond a trained depth of 1 lie other steps than beyond one of 4."""
+    panel = "Conditional acceptance, beyond the trained depth less within"
+    own = {one["name"]: one["arms"] for one in found["quantities"] if one["panel"] == panel}
+    assert list(own) == [f"{panel} ({K} of 6 steps)" for K in (1, 4)]
+    for K, (name, arms) in zip("14", own.items(), strict=True):
+        assert set(arms) == {f"norm=off K={K}", f"norm=on K={K}"}
+        assert all(one["p_value"] is None and one["value"] < 0 for one in arms.values())
+        assert [row["effect"] for row in found["effects"] if row["quantity"] == name] == ["norm=on"]
+    assert [row["arm"] for row in found["comparisons"] if row["quantity"] in own] == ["norm=on K=1"]
+
+
+def test_a_prompt_that_a_condition_leaves_out_counts_nowhere(tmp_path: Path) -> None:
+    directory = make_study(tmp_path, {"norm": ["off", "on"]}, prompts=8)
+    (place, *_) = places(directory, 1, "robustness")
+    one = json.loads((place / "robustness.json").read_text())
+    one["conditions"][1]["committed"][3] = one["conditions"][1]["passes"][3] = None
+    (place / "robustness.json").write_text(json.dumps(one))
+    found = all_of(directory)
+    assert {arm: one["prompts"] for arm, one in arms_of(found, TYPOS).items()} == {"norm=off": 8, "norm=on": 7}
+    (row,) = [row for row in found["comparisons"] if row["quantity"] == TYPOS]
+    assert row["prompts"] == 7 and found["effects"] == []  # of one axis the comparisons say the same
+
+
+def test_effects_average_over_the_other_axis(found: dict[str, Any]) -> None:
+    rows = {(row["quantity"], row["effect"]): row for row in found["effects"]}
+    assert {effect for _, effect in rows} == {"norm=on", "K=4", "norm=on x K=4"}
+    arms = {arm: one["value"] for arm, one in arms_of(found, TYPOS).items()}
+    main = (arms["norm=on K=1"] - arms["norm=off K=1"] + arms["norm=on K=4"] - arms["norm=off K=4"]) / 2
+    assert rows[TYPOS, "norm=on"]["value"] == pytest.approx(main) and rows[SYSTEM, "norm=on"]["verdict"] == "higher"
+
+
+def test_what_an_arm_lacks_leaves_the_others_compared(tmp_path: Path) -> None:
+    study = make_study(tmp_path, prompts=8)
+    runs = json.loads((study / "plan.json").read_text())["arms"][3]["runs"]
+    for run, kind in [*((run, "robustness") for run in runs), (runs[0], "drift")]:
+        lose(study, run, kind)
+    found = all_of(study)
+    assert set(arms_of(found, TYPOS)) == {"norm=off K=1", "norm=off K=4", "norm=on K=1"}
+    rows = {(row["quantity"], row["arm"]): row for row in found["comparisons"]}
+    assert (TYPOS, "norm=on K=4") not in rows
+    assert rows[GROWTH, "norm=on K=4"]["seeds"] == 2 and rows[GROWTH, "norm=on K=1"]["seeds"] == 3
+    effects = {(row["quantity"], row["effect"]) for row in found["effects"]}
+    assert (TYPOS, "norm=on") in effects and (TYPOS, "norm=on x K=4") not in effects
+
+
+def test_every_find_has_its_sentence_and_the_rest_are_counted(study: Path) -> None:
+    found = all_of(study)
+    effects = [row for row in found["effects"] if row["family"] != "acceptance length"]
+    row = next(row for row in effects if row["kind"] == "interaction" and row["verdict"] == "not told apart")
+    row["verdict"] = "lower"  # a find of the other kind
+    finds = [row for row in effects if row["verdict"] != "not told apart"]
+    said = statements(found)[3 * len(SHAPES) :]
+    assert sum("norm=on x K=4, interaction: " in line for line in said) == 1
+    assert len(said) == len(finds) + 1 and finds
+    assert any(line.startswith(f"norm=on against norm=off: {SYSTEM} is higher, by +0.") for line in said)
+    told = f"{len(effects) - len(finds)} other differences of {len(effects)} tested are not told apart from none."
+    assert said[-1] == f"Drift and robustness: {told}"

@@ -1,0 +1,236 @@
+"""Every job is done once or told why not, whatever is killed meanwhile, and no process outlives what it belongs to."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from specdec.studies.local import Local
+from specdec.studies.run import Phase, SweepJob, failures, run
+from specdec.studies.worker import Job, JobFolder, Worker, work
+from specdec.utils.files import write_json
+from specdec.utils.journal import Journal
+from tests.engines.conftest import LONG, alive, soon
+from tests.studies.conftest import LAUNCH, MakeJob, Runs, children, pids
+
+
+def worker(study: Path, job: Job) -> Worker:
+    return Worker(JobFolder(study, job.key), job, LAUNCH)
+
+
+def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
+    one = job("a", threads=3)
+    assert work(study, one, LAUNCH) == work(study, one, LAUNCH) == ("done", None)
+    assert [words[::2] for words in runs("a")] == [["write", "3"]]  # with its threads
+    folder = JobFolder(study, "a")
+    (attempt,) = folder.attempts()
+    assert attempt.end == "done" and attempt.seconds and not folder.is_held()
+    assert "attempt 1" in (folder.path / "log.txt").read_text()
+
+
+def test_an_error_is_told(study: Path, job: MakeJob) -> None:
+    assert work(study, job("a", "fail"), LAUNCH) == ("failed", "specdec fit: error: the data is wrong")
+    assert work(study, job("b", "empty"), LAUNCH) == ("failed", "ended well, but made no fits/b/done")
+    with pytest.raises(ValueError, match=r"directory \.\./b does not lie in the study"):
+        work(study, job("c", directory="../b"), LAUNCH)
+
+
+def test_two_workers_at_one_job(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
+    one = job("a", "wait", go)
+    first = worker(study, one)
+    pids(study, "a")
+    assert JobFolder(study, "a").is_held() and work(study, one, LAUNCH) == ("busy", None)
+    go.touch()
+    assert first.wait(LONG) == "done" and len(runs("a")) == 1
+
+
+VICTIMS = [pytest.param("supervisor"), pytest.param("command", marks=pytest.mark.slow), "worker"]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_nothing_outlives_a_killed_process(study: Path, job: MakeJob, runs: Runs, go: Path, victim: str) -> None:
+    """The next worker has the job as soon as all of the killed one is gone, and not before."""
+    one = job("a", "wait", go)
+    first = worker(study, one)
+    command, child = pids(study, "a")
+    assert first._supervisor is not None
+    supervisor = first._supervisor.pid
+    assert children(supervisor) == [command] and child in children(command)
+    if victim == "worker":
+        first.stop()  # the kernel closes what it held
+    else:
+        os.kill({"supervisor": supervisor, "command": command}[victim], signal.SIGKILL)
+    assert first.wait(LONG) == ("stopped" if victim == "worker" else "died")
+    assert soon(lambda: not any(map(alive, [supervisor, command, child])), LONG)
+    assert not JobFolder(study, "a").is_held()
+    assert (study / "fits" / "a" / "saved").exists() == (victim != "command")
+    go.touch()
+    assert work(study, one, LAUNCH) == ("done", None) and len(runs("a")) == 2
+
+
+def test_what_a_killed_attempt_left_is_removed_where_it_does_not_go_on(study: Path, job: MakeJob) -> None:
+    rest = study / "fits" / "a" / "half"
+    assert work(study, job("a", "fail", resumes=False), LAUNCH)[0] == "failed"
+    rest.write_text("")
+    assert work(study, job("a", resumes=False), LAUNCH)[0] == "done" and not rest.exists()
+
+
+def test_an_attempt_that_was_killed_after_its_work_is_done(study: Path, job: MakeJob, runs: Runs) -> None:
+    """Between the work's last file and the note of it."""
+    one, folder = job("a"), JobFolder(study, "a")
+    with Journal(folder.path / "attempts.jsonl", "specdec.job", {"key": "a"}) as journal:
+        journal.append({"begun": "2026-01-01T00:00:00.000+00:00", "host": "h"})
+    with (folder.path / "attempts.jsonl").open("a") as stream:
+        stream.write('{"en')  # cut short
+    (folder.path / "log.txt").write_text("")
+    os.utime(folder.path / "log.txt", (0, 1767225600 + 60))  # a minute later
+    folder.output(one).mkdir(parents=True)
+    (folder.output(one) / "done").touch()
+    assert work(study, one, LAUNCH) == ("done", None) and runs("a") == []
+    assert [(found.end, found.seconds) for found in folder.attempts()] == [("done", 60.0)]
+
+
+def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, runs: Runs) -> None:
+    jobs = [
+        job("score", needs=("fit",), label="arm=good: evaluate"),  # before what it needs
+        job("fit"),
+        job("bad", "fail", label="arm=bad: fit"),
+        job("next", needs=("bad",), label="arm=bad: evaluate"),
+        job("last", needs=("next", "fit"), label="arm=bad: drift"),
+    ]
+    outcome = run(study, jobs, Local(workers=2, cores=2), launch=LAUNCH)
+    assert outcome.status == 1 and set(outcome.done) == {"score", "fit"} and outcome.left == ()
+    assert failures(outcome, {one.key: one for one in jobs}) == [
+        "arm=bad: fit: failed: specdec fit: error: the data is wrong",
+        "arm=bad: evaluate: not run: needs arm=bad: fit, which failed",
+        "arm=bad: drift: not run: needs arm=bad: fit, which failed",
+    ]
+    again = run(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(cores=2), launch=LAUNCH)  # mended
+    assert again.status == 0 and len(again.done) == 5
+    assert [len(runs(key)) for key in ("fit", "score", "bad", "last")] == [1, 1, 2, 1]
+
+
+def test_what_was_lost_is_begun_anew_but_not_for_ever(study: Path, job: MakeJob, runs: Runs) -> None:
+    jobs = [job("once", "die", 1), job("always", "die", 99)]
+    outcome = run(study, jobs, Local(), launch=LAUNCH, retries=2)
+    message = "ended by SIGKILL: was there memory enough?, 3 times in this sweep"
+    assert outcome.done == ("once",) and outcome.failed == {"always": message}
+    assert len(runs("once")) == 2 and len(runs("always")) == 3
+
+
+def test_bounded_by_workers_cores_memory_and_gpus(study: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_once(engine: Local) -> int:
+        monkeypatch.setattr(engine, "submit", lambda job: type("Started", (), {"job": job}))
+        engine.open(study, LAUNCH, 0)
+        for number in range(8):
+            if engine.has_room(one := job(str(number), memory_bytes=4 * 10**9, threads=2)):
+                engine.start(one)
+        return len(engine.running)
+
+    free = {"memory": 20 * 10**9, "free_memory": 17 * 10**9}
+    monkeypatch.setattr("specdec.utils.machine.memory", lambda: free["memory"])
+    monkeypatch.setattr("specdec.utils.machine.free_memory", lambda: free["free_memory"])
+    assert at_once(Local(cores=64)) == 4 and at_once(Local(cores=64, memory_gb=9)) == 2
+    assert at_once(Local(cores=6)) == 3 and at_once(Local(cores=1)) == 1  # all cores there are
+    assert at_once(Local(cores=64, workers=2)) == 2 and at_once(Local(cores=64, gpus=["3"])) == 1
+    free["free_memory"] = 10**9
+    assert at_once(Local(cores=64)) == 1  # alone, rather than never
+    outcome = run(study, [job("big", memory_bytes=30 * 10**9), job("small")], Local(gpus=["5"]), launch=LAUNCH)
+    assert outcome.failed == {"big": "needs 30.0 GB of memory, of which there are 20.0 GB here"}
+    assert outcome.done == ("small",) and (study / "fits" / "small" / "done").read_text() == "5"
+    with pytest.raises(ValueError, match="workers of the local engine must be above 0, not 0"):
+        Local(workers=0)
+
+
+def test_ctrl_c_leaves_every_job_to_go_on_with(
+    study: Path, job: MakeJob, runs: Runs, go: Path, end: Callable[..., None]
+) -> None:
+    jobs = [job("a", "wait", go), job("b", "wait", go), job("c", needs=("a",))]
+    end(lambda: all((study / "fits" / key / "pids").exists() for key in "ab"), signal.SIGINT)
+    outcome = run(study, jobs, Local(cores=2), launch=LAUNCH)
+    assert outcome.status == 130 and outcome.left == ("a", "b", "c")
+    assert not any(alive(pid) for key in "ab" for pid in pids(study, key))
+    assert all((study / "fits" / key / "saved").exists() for key in "ab")
+    go.touch()
+    assert run(study, jobs, Local(cores=2), launch=LAUNCH).status == 0
+    assert [len(runs(key)) for key in "abc"] == [2, 2, 1]
+
+
+def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
+    jobs = [job("a", "wait", go), job("b")]
+    other = worker(study, jobs[0])
+    pids(study, "a")
+    seen: list[Phase] = []
+
+    def watch(entries: Sequence[SweepJob]) -> None:
+        seen.append(entries[0].phase)
+        if entries[1].phase is Phase.DONE:
+            go.touch()
+        other.poll()
+
+    assert run(study, jobs, Local(), launch=LAUNCH, watch=watch).status == 0
+    assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1 and other.end == "done"
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+from specdec.utils.files import read_json
+from specdec.studies.local import Local
+from specdec.studies.run import run
+from specdec.studies.worker import Job, Launch
+
+jobs = [Job(**data | {"command": tuple(data["command"])}) for data in read_json(sys.argv[2])]
+launch = Launch(Path.cwd(), "tests.studies.commands", 100.0)
+sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2, cores=2), launch=launch).status)
+"""
+
+
+@pytest.mark.timeout(900)  # twelve processes are begun, one after the other
+def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path) -> None:
+    """SIGKILL of the runner, of everything, and of a supervisor and a command; every job is done exactly once."""
+    jobs = [job("a", "wait", go), job("b", "wait", go), *(job(key, needs=("a",)) for key in "cd")]
+    write_json(tmp_path / "jobs.json", [one.to_json() for one in jobs])
+
+    def start() -> tuple[subprocess.Popen, list[int]]:
+        for key in "ab":
+            (study / "fits" / key / "pids").unlink(missing_ok=True)
+        command = [sys.executable, "-c", SWEEP, str(study), str(tmp_path / "jobs.json")]
+        process = subprocess.Popen(command, cwd=LAUNCH.cwd, stderr=subprocess.DEVNULL)
+        below = [pid for key in "ab" for pid in pids(study, key)]
+        return process, [*children(process.pid), *below]
+
+    runner, all_of_it = start()
+    assert len(all_of_it) == 6
+    runner.kill()  # alone
+    runner.wait()
+    assert soon(lambda: not any(map(alive, all_of_it)), LONG)
+
+    runner, all_of_it = start()
+    for pid in [runner.pid, *all_of_it]:
+        with contextlib.suppress(ProcessLookupError):  # those above have taken it with them
+            os.kill(pid, signal.SIGKILL)
+    runner.wait()
+    assert soon(lambda: not any(map(alive, all_of_it)), LONG)
+
+    runner, all_of_it = start()
+    os.kill(all_of_it[0], signal.SIGKILL)  # a supervisor
+    os.kill(pids(study, "b")[0], signal.SIGKILL)
+    assert soon(lambda: len(runs("a")) == 4 and len(runs("b")) == 4, LONG)  # the runner begins both anew
+    go.touch()
+    assert runner.wait(LONG) == 0
+    for key in "abcd":
+        ends = [one.end for one in JobFolder(study, key).attempts()]
+        assert ends.count("done") == 1 and len(ends) == len(runs(key)) == (4 if key in "ab" else 1)
+
+
+def test_needs_that_cannot_be(study: Path, job: MakeJob) -> None:
+    with pytest.raises(ValueError, match="job a needs b, which is not in the study"):
+        run(study, [job("a", needs=("b",))], Local(), launch=LAUNCH)
+    with pytest.raises(ValueError, match="needs itself"):
+        run(study, [job("a", needs=("b",)), job("b", needs=("a",))], Local(), launch=LAUNCH)

@@ -1,0 +1,199 @@
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.utils import files
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def write_and_fail(path: Path, error: type[BaseException]) -> None:
+    with files.staged(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def fill_and_fail(path: Path, error: type[BaseException], replace: bool = False) -> None:
+    with files.staged_directory(path, replace=replace) as temporary:
+        (temporary / "new.txt").write_text("new")
+        raise error
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", refuse)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (errno.ENOSPC, "no space left on the device"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EACCES, "permission denied"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.ENOENT, "no such file or directory"),
+        (errno.ENOTDIR, "a part of the path is a file, not a directory"),
+        (errno.EISDIR, "it is a directory"),
+        (errno.ELOOP, os.strerror(errno.ELOOP)),
+    ],
+)
+def test_a_reason_in_one_line(code: int, reason: str) -> None:
+    error = files.explain(OSError(code, os.strerror(code)), "some/path")
+    assert type(error) is ValueError
+    assert str(error) == f"some/path: {reason}"
+
+
+def test_an_error_without_a_number_keeps_its_words() -> None:
+    assert str(files.explain(OSError("odd"), Path("x"))) == "x: odd"
+
+
+def test_a_staged_file_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file.bin"
+    with files.staged(path) as temporary:
+        assert temporary.parent == path.parent  # the same file system
+        temporary.write_bytes(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert names(path.parent) == ["file.bin"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_block_leaves_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(error):
+        write_and_fail(path, error)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(ValueError, match=r"file\.txt: no space left"):
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_block_may_replace_the_temporary_file_itself(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    with files.staged(path) as temporary:
+        other = tmp_path / "other"
+        other.write_text("saved by renaming")
+        os.replace(other, temporary)
+    assert path.read_text() == "saved by renaming"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_staged_directory_appears_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run"
+    with files.staged_directory(path) as temporary:
+        assert temporary.parent == path.parent
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "a.txt").write_text("a")
+        (temporary / "b.txt").write_text("b")
+        assert not path.exists()
+    assert (path / "inner" / "a.txt").read_text() == "a"
+    assert names(path) == ["b.txt", "inner"]
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert names(path.parent) == ["run"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_block_leaves_no_directory(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        fill_and_fail(tmp_path / "run", error)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_what_exists_is_never_overwritten_silently(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "run")
+    with pytest.raises(ValueError, match="exists already"), files.staged_directory(tmp_path / "run"):
+        pytest.fail("the block must not run")
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_directory_is_replaced_whole_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old.txt").write_text("old")
+    with files.staged_directory(path, replace=True) as temporary:
+        (temporary / "new.txt").write_text("new")
+        assert names(path) == ["old.txt"]
+    assert names(path) == ["new.txt"]
+    assert names(tmp_path) == ["run"]
+
+
+def test_a_failed_replacement_leaves_the_old_directory(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "old.txt").write_text("old")
+    with pytest.raises(RuntimeError):
+        fill_and_fail(path, RuntimeError, replace=True)
+    assert names(path) == ["old.txt"]
+    assert names(tmp_path) == ["run"]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run: no space left"), files.staged_directory(tmp_path / "run"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_text_is_utf8(tmp_path: Path) -> None:
+    files.write_text(tmp_path / "t.txt", "é\n")
+    assert (tmp_path / "t.txt").read_bytes() == b"\xc3\xa9\n"
+
+
+def test_json_comes_back(tmp_path: Path) -> None:
+    value = {"b": [1, 2.5, None, True], "a": "é"}
+    files.write_json(tmp_path / "v.json", value)
+    assert files.read_json(tmp_path / "v.json") == value
+    text = (tmp_path / "v.json").read_text(encoding="utf-8")
+    assert text.endswith("}\n")
+    assert "é" in text
+    assert list(json.loads(text)) == ["b", "a"]  # order is kept
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_is_not_written(tmp_path: Path, bad: float) -> None:
+    files.write_json(tmp_path / "v.json", 1)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        files.write_json(tmp_path / "v.json", {"x": [bad]})
+    assert files.read_json(tmp_path / "v.json") == 1
+    assert names(tmp_path) == ["v.json"]
+
+
+def test_unreadable_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "v.json"
+    with pytest.raises(ValueError, match=r"v\.json: no such file or directory"):
+        files.read_json(path)
+    with pytest.raises(ValueError, match="it is a directory"):
+        files.read_json(tmp_path)
+    path.write_bytes(b'"caf\xe9"')
+    with pytest.raises(ValueError, match=r"v\.json: not UTF-8 text .* at byte 4"):
+        files.read_json(path)
+    path.write_text('{\n"a": 1,\n}')
+    with pytest.raises(ValueError, match=r"v\.json, line \d: not valid JSON"):
+        files.read_json(path)
+
+
+def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 5000
+    (tmp_path / "data").write_bytes(data)
+    assert files.sha256(tmp_path / "data") == hashlib.sha256(data).hexdigest()

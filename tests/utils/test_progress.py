@@ -1,0 +1,48 @@
+"""What is told of long work, on a terminal and elsewhere."""
+
+import io
+import logging
+
+import pytest
+
+from specdec.utils import progress as module
+from specdec.utils.progress import progress
+
+
+class Clock:
+    """A second whenever it is read."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        """Seconds."""
+        self.now += 1
+        return self.now
+
+
+def test_elsewhere_a_line_comes_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, logger="specdec")
+    monkeypatch.setattr(module, "time", Clock())
+    with progress("tokenising", "conversations", 140, done=40) as advance:
+        for _ in range(31):
+            advance(1)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "tokenising: 50.7 % of 140 conversations, 1 a second, 69 s left"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("steps", "seen"), [(2, False), (3, True)])
+def test_on_a_terminal_a_bar_comes_with_the_third_second(
+    steps: int, seen: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="specdec")
+    monkeypatch.setattr(module, "time", Clock())
+    out, console = io.StringIO(), module.Console
+    monkeypatch.setattr(module, "Console", lambda stderr: console(file=out, force_terminal=True, width=100))
+    with progress("features", "tokens", 4) as advance:
+        for _ in range(steps):
+            advance(1)
+    assert ("75.0 %" in out.getvalue() and "1 tokens/s" in out.getvalue()) == seen and bool(out.getvalue()) == seen
+    assert not caplog.records
