@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.decoding import Proposer
+from specdec.diagnostics import parity_compare as module
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.parity import compare as module
-from specdec.diagnostics.parity.command import differences
-from specdec.diagnostics.parity.compare import (
+from specdec.diagnostics.parity import differences
+from specdec.diagnostics.parity_compare import (
     DECODED,
     EACH,
     EXPORTED,
@@ -28,7 +28,7 @@ from specdec.diagnostics.parity.compare import (
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.parity.made import (
+from tests.diagnostics.parity_made import (
     DEPTH,
     REFUSED,
     SPECS,

@@ -19,8 +19,8 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.doctor.setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
-from specdec.diagnostics.parity.compare import compare
+from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
+from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
 from specdec.evaluation.callback import SHORTEST, document_prompts
 from specdec.nn.optimizers import AdamW

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specdec.data import Batch, ChatData
 from specdec.data.loader import Rows
-from specdec.diagnostics.doctor import setup as set_up_module
-from specdec.diagnostics.doctor.command import made
-from specdec.diagnostics.doctor.setup import CheckResult
+from specdec.diagnostics import doctor_setup as set_up_module
+from specdec.diagnostics.doctor import made
+from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.drafter import Drafter, save
 from specdec.drafter.recurrence import FeedNormed
 from specdec.export.formats import Format
@@ -25,7 +25,7 @@ from specdec.target import TargetOutput
 from specdec.training import step as step_module
 from specdec.training.building import FromDrafter
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.doctor.made import chats, design, faults, learner, subject, target, text, told
+from tests.diagnostics.doctor_made import chats, design, faults, learner, subject, target, text, told
 
 Patch = pytest.MonkeyPatch
 

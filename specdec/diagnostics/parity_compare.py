@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
-from specdec.diagnostics.parity import reference
 from specdec.drafter import Drafter
 from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
@@ -204,20 +204,19 @@ def compare(
             lacking = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
-        found = places(text, depth)
-        slots, other = [slot for some in found.values() for slot in some], texts[number - 1].ids
+        found, other = places(text, depth), texts[number - 1].ids
+        slots = [slot for some in found.values() for slot in some]
         alone = trained(target, drafter, [text.ids], slots, depth)
         packed = trained(target, drafter, [other, text.ids], [len(other) + slot for slot in slots], depth)
         pairs = {DECODED: decoded(target, drafter, text.ids, slots, depth)}
         if export is not None:
             pairs[EXPORTED] = served(target, export, text.ids, slots, depth)
+        sizes = list(map(len, found.values()))
         for pair, theirs in pairs.items():
-            start, made = 0, list[ParityRow]()
-            for place, some in found.items():
-                at = slice(start, start + len(some))
-                one, two = (DraftOutputs(*(x[at] for x in outputs)) for outputs in (alone, theirs))
-                made += compare_outputs(pair, place, one, two)
-                start = at.stop
+            made = list[ParityRow]()
+            by_place = (zip(*(x.split(sizes) for x in outputs), strict=True) for outputs in (alone, theirs))
+            for place, one, two in zip(found, *by_place, strict=True):
+                made += compare_outputs(pair, place, DraftOutputs(*one), DraftOutputs(*two))
             for row in (*made, *compare_outputs(pair, "packed", packed, theirs)):
                 rows[row[:3]] = rows[row[:3]].joined(row) if row[:3] in rows else row
         on_text()

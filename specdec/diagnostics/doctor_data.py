@@ -16,7 +16,7 @@ from specdec.data import Batch, ChatData, TextData
 from specdec.data.chat import conversation, encode, training_layout
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import each_row, find_sources
-from specdec.diagnostics.doctor.setup import (
+from specdec.diagnostics.doctor_setup import (
     Finding,
     PackedDocument,
     SetUp,
