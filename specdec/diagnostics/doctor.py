@@ -22,9 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specdec.diagnostics.doctor_data import labels, masks, taps, vocabulary
 from specdec.diagnostics.doctor_model import agreement, gradient, overfit, rope, switches
-from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import target_shorthand

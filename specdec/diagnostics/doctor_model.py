@@ -26,7 +26,6 @@ from specdec.evaluation.callback import SHORTEST, document_prompts
 from specdec.nn.optimizers import AdamW
 from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
-from specdec.target import Target
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
@@ -38,7 +37,6 @@ EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # of the logits' range, in float64: less is no change
 CHOICES: dict[str, tuple[Any, ...]] = {"aux": ("none", "each", "concat"), "residual": ("raw", "normed")}  # else a bool
 OPPOSITES = {PreNorm: PostNorm(), PostNorm: PreNorm()}
-FREQUENCY = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # in 16 bits a model may round its frequencies
 MOVED = 17
 # of the sample that is learnt
 PROMPT, ANSWER = 32, 64  # tokens
@@ -112,15 +110,6 @@ def _finite_difference(setup: SetUp) -> Finding:
     def loss() -> Tensor:
         return TrainStep(drafter, objective)(sample, outputs._replace(probs=probs), False).loss
 
-    @torch.no_grad()
-    def at(share: float) -> float:
-        for sign in (1, -1):
-            for p, way in zip(values, ways, strict=True):
-                p.add_(way, alpha=sign * share)
-            if sign == 1:
-                there = float(loss())
-        return there
-
     values = [p for p in drafter.parameters() if p.requires_grad]
     what = "the gradient along a random direction is the finite difference, in float64"
     if not values:
@@ -130,7 +119,13 @@ def _finite_difference(setup: SetUp) -> Finding:
     ways = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device) for p in values]
     ways = [way * p.detach().square().mean().sqrt().clamp_min(1e-3) for way, p in zip(ways, values, strict=True)]
     slope = float(sum((g * way).sum() for g, way in zip(grads, ways, strict=True)))
-    measured = (at(STEP) - at(-STEP)) / (2 * STEP)
+    with torch.no_grad():
+        at = []
+        for step in (STEP, -2 * STEP):
+            for p, way in zip(values, ways, strict=True):
+                p.add_(way, alpha=step)
+            at.append(float(loss()))
+        measured = (at[0] - at[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
     fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
     return judged(what, off, "<=", EXACT, fault, "of SoftCrossEntropy, since LKLambda holds its weight" if held else "")
@@ -208,7 +203,6 @@ def rope(setup: SetUp) -> Iterator[Finding]:
     other = [f"{key} {ours.get(key)} for {theirs.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
     fault = f"{'; '.join(other)}: copy the target's whole rope block; a drafter trained otherwise must stay as it is"
     yield judged(f"{len(keys)} rope parameters of the drafter are the target's", len(other), "<=", 0, fault)
-    yield _frequencies(setup.drafter, setup.target)
     drafter, ids_1T = setup.lively(), setup.sample().ids_BT
     aux_1TNH = setup.aux(ids_1T)
     own_KTD, rotary = logits_of(drafter, ids_1T, aux_1TNH, K), drafter.layers.rope
@@ -224,22 +218,6 @@ def rope(setup: SetUp) -> Iterator[Finding]:
     yield judged("positions in reverse change the logits", reverse, ">", SEEN, fault)
     what, moved = f"all positions moved by {MOVED} leave the logits as they are", at(lambda at_BT: at_BT + MOVED)
     yield judged(what, moved, "<=", 0.01 * reverse, "positions enter absolutely: queries and keys turn differently")
-
-
-def _frequencies(drafter: Drafter, target: Target) -> Finding:
-    what = "rotary frequencies are those of the target's own module"
-    if (kind := str(drafter.config.rope["rope_type"])) in ("longrope", "dynamic"):
-        return unchecked(what, f"rope_type {kind} depends on the length; the drafter keeps that of the longest text")
-    names, modules = ("full_attention_inv_freq", "inv_freq"), target.model.get_decoder().modules()
-    found = [getattr(module, name, None) for module in modules for name in names]
-    theirs = next((x.double() for x in found if isinstance(x, Tensor)), None)
-    if theirs is None:
-        return unchecked(what, f"{type(target.model).__name__} keeps no inv_freq to compare with")
-    ours, figure = drafter.layers.rope.inverse.double(), math.inf
-    if ours.shape == theirs.shape:
-        figure = float(((ours - theirs).abs() / theirs.abs().clamp_min(1e-30)).max())
-    fault = "theta, scaling, partial factor or head size differ in effect: distances are seen as others"
-    return judged(what, figure, "<=", FREQUENCY.get(target.dtype, 1e-5), fault)
 
 
 @torch.no_grad()
@@ -262,7 +240,7 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
 
 
 class Sample(NamedTuple):
-    """A prompt and the target's greedy answer, which is longer than what is decoded by as much as a draft may reach."""
+    """A prompt and the target's greedy answer to it."""
 
     prompt: list[int]
     answer: list[int]
@@ -329,7 +307,7 @@ def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
 def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
     """Train until decoding accepts everything, nothing is learnt any more or the time is over.
 
-    The step, loss, precision and clipping are the set-up's, without noise; AdamW's rate is one for a single sample.
+    The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
 
     Returns:
         Drafts accepted and refused in the last decoding, and whether learning stopped by itself before.
@@ -345,7 +323,6 @@ def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
     trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     fabric = Fabric(accelerator=given.accelerator, devices=1, precision=given.precision)
     train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), AdamW(trainable, lr=rate))
-    limit = {"clip_val" if given.gradient_clip_algorithm == "value" else "max_norm": given.gradient_clip_val}
     most_right, least_loss, idle, tries, stalled, done = 0.0, math.inf, 0, 0, False, (0, 1)
     for number in range(MOST):
         seconds = time.monotonic() - begun
@@ -365,7 +342,5 @@ def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
                     break
         optimizer.zero_grad()
         fabric.backward(out.loss)
-        if given.gradient_clip_val:
-            fabric.clip_gradients(train_step, optimizer, **limit)
         optimizer.step()
     return *done, stalled

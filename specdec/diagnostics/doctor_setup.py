@@ -1,6 +1,7 @@
-"""The set-up that is examined, with a few real rows of its data; and what a check says of it.
+"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, what
+each place is graded by, the draft vocabulary.
 
-Legend: B rows, T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
+Legend: B rows, T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary, V vocabulary, C positions.
 """
 
 import copy
@@ -9,31 +10,47 @@ import math
 import operator
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterSpec, Step, load, save
+from specdec.data import Batch, ChatData, TextData, TokenData
+from specdec.data.chat import conversation, encode, training_layout
+from specdec.data.loader import ResumableLoader
+from specdec.data.rows import each_row, find_sources
+from specdec.drafter import Drafter, DrafterSpec, choose, load, save
 from specdec.drafter.io import FORMAT
+from specdec.embedded.data import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.export.checkpoint import fetch, read_checkpoint
 from specdec.export.read import import_checkpoint
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
-from specdec.target import Target
+from specdec.target.proof import TOLERANCE
 from specdec.training.building import FromDrafter
+from specdec.training.head_loss import TargetProbs
 from specdec.training.module import DrafterModule
-from specdec.training.step import ObjectiveConfig
+from specdec.training.step import TargetOutputs, TrainStep, target_outputs
 from specdec.training.ttt import ORACLE, ttt_unroll
 from specdec.utils.files import read_json
 
 ROWS = 4  # of the loader's first batch
 SAMPLE = 96  # tokens of the one document on which the drafter itself is examined
 RULES = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt}
+DOCUMENTS, LENGTH = 8, 512  # whose states are compared, and of how many tokens each
+CONVERSATIONS, HOLDING = 64, 64  # rendered again, and rows looked at that hold them
+ALIKE = 0.98  # of the supervised tokens are those found here
+SHIFTED = 0.8  # of them, if the mask is moved by a token
+COVERED = 0.9  # of what the best draft vocabulary of this size covers
+
+Pair = tuple[Tensor, Tensor]
+"""A conversation's mask from the loader, and the one of its rendering here, (T,) each."""
 
 
 class CheckResult(StrEnum):
@@ -109,8 +126,7 @@ class SetUp:
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.target: Target = self.module.target
-        self.objective: ObjectiveConfig = self.module.objective
+        self.target, self.objective = self.module.target, self.module.objective
         # for float64, which a GPU's kernels do not know
         gpu = self.target.device.type != "cpu"
         self.precise_objective = dataclasses.replace(self.objective, kernel=ORACLE) if gpu else self.objective
@@ -191,12 +207,196 @@ def _begin_with(module: DrafterModule, directory: str, scratch: Path) -> None:
 
 
 @torch.no_grad()
-def unrolled(drafter: Drafter, ids_1T: Tensor, aux_1TNH: Tensor, steps: int) -> list[Step]:
-    """The steps over one document, by the plainest of the kernels."""
-    return list(ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), steps, ORACLE))
+def logits_of(drafter: Drafter, ids_1T: Tensor, aux_1TNH: Tensor, steps: int) -> Tensor:
+    """The steps' logits over one document, (K, T, D), by the plainest of the kernels."""
+    unroll = ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), steps, ORACLE)
+    return torch.stack([drafter.logits(step.normed_BTH[0]) for step in unroll])
 
 
 @torch.no_grad()
-def logits_of(drafter: Drafter, ids_1T: Tensor, aux_1TNH: Tensor, steps: int) -> Tensor:
-    """The steps' logits over one document, (K, T, D)."""
-    return torch.stack([drafter.logits(step.normed_BTH[0]) for step in unrolled(drafter, ids_1T, aux_1TNH, steps)])
+def taps(setup: SetUp) -> Iterator[Finding]:
+    """The target's states that training gets are those of the stated boundaries.
+
+    Hugging Face's own ``hidden_states`` are the reference: boundary b is ``hidden_states[b]``, and the last one is
+    normed there.
+    """
+    target, drafter = setup.target, setup.drafter
+    outputs = target_outputs(target, drafter, setup.batch, setup.objective, False, setup.module.source)
+    found, allowed = list(islice(documents(setup.batch), DOCUMENTS)), TOLERANCE[target.dtype]
+    outs = [target.model(d.ids_T[None, :LENGTH], output_hidden_states=True, use_cache=False) for d in found]
+    states = [[state[0] for state in out.hidden_states] for out in outs]  # by document and boundary
+
+    def cut(x_BTH: Tensor) -> list[Tensor]:
+        """A state of training's, document by document."""
+        return [x_BTH[d.row, d.first : d.first + min(len(d.ids_T), LENGTH)].to(target.dtype) for d in found]
+
+    for n, b in enumerate(drafter.config.aux_layers):
+        normed = b < target.num_layers or drafter.config.fusion.final_norm
+        ours = [x if normed else target.final_norm(x) for x in cut(outputs.aux_BTNH[:, :, n])]
+        yield _boundary(b, ours, states, allowed)
+    last, own = cut(outputs.final_BTH), [one[-1] for one in states]
+    fault = "the target's distribution is not taken from its last state after the final norm"
+    if max(map(_gap, map(target.final_norm, last), own)) <= allowed:
+        fault = "the final norm is missing: Target.logits expects the last state after it"
+    yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed, fault)
+    worst = max(_gap(target.logits(x[None])[0], out.logits[0]) for x, out in zip(last, outs, strict=True))
+    what = "the target's head on that state gives the target's own logits"
+    yield judged(what, worst, "<=", allowed, "see the last state; if that is sound, the head is applied otherwise")
+    if setup.begun:
+        yield _trained(setup, found)
+
+
+def _gap(ours_TH: Tensor, theirs_TH: Tensor) -> float:
+    """Mean over tokens of the difference, as a share of the size."""
+    ours, theirs = ours_TH.double(), theirs_TH.double()
+    return float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp_min(1e-12)).mean())
+
+
+def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
+    """A boundary's states are the model's own, and farther from all that they may be taken for."""
+    layers = {c: max(_gap(x, one[c]) for x, one in zip(ours, states, strict=True)) for c in range(len(states[0]))}
+    worst = layers.pop(b)
+    nearest = min(layers, key=layers.__getitem__)
+    what = f"boundary {b}: training's state is hidden_states[{b}] ({len(ours)} documents)"
+    if layers[nearest] < worst / 2:
+        fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
+        return judged(what, worst, "<", layers[nearest], fault)
+    fault = "they are no boundary's: other tokens, rows shifted, another document's or target's: make them again"
+    remark = f"the nearest other is boundary {nearest}, {layers[nearest]:.2g} off"
+    return judged(what, worst, "<=", allowed, fault, remark)
+
+
+def _trained(setup: SetUp, found: list[PackedDocument]) -> Finding:
+    """A trained drafter agrees best with the states that it was trained on."""
+    target, config, drafter = setup.target, setup.drafter.config, setup.precise()
+    scores: dict[int, Tensor] = {}  # by how far off, of every token that the drafter knows
+    for by in (0, -1, 1):
+        layers, parts = tuple(b + by for b in config.aux_layers), []
+        if not 0 <= layers[0] <= layers[-1] <= target.num_layers:
+            continue
+        for ids_1T in (document.ids_T[None, :LENGTH] for document in found):
+            out = target.forward(ids_1T, View.packed(0 * ids_1T), layers, config.fusion.final_norm and by == 0)
+            due_T = drafter.vocab.to_draft(target.logits(out.final_BTH[:, 1:])[0].argmax(-1))
+            log_q_TD = logits_of(drafter, ids_1T, out.aux_BTNH.double(), 1)[0, :-1].log_softmax(-1)
+            parts.append(log_q_TD[due_T >= 0, due_T[due_T >= 0]])
+        scores[by] = torch.cat(parts)
+    what = "the saved drafter drafts best from its stated boundaries, not from those one higher or lower (nats)"
+    means = {by: float(x.mean()) for by, x in scores.items()}
+    best = max((by for by in means if by), key=means.__getitem__, default=0)
+    if best == 0 or max(means.values()) < 1 - math.log(config.draft_vocab_size):
+        return unchecked(what, "it knows too little of these rows", means[0])
+    lead_N = scores[0] - scores[best]
+    if abs(float(lead_N.mean())) <= 2 * float(lead_N.std()) / len(lead_N) ** 0.5:  # two standard errors
+        return unchecked(what, f"boundaries {best:+d} fit as well, {means[best]:.4g}", means[0])
+    fault = f"it was trained on boundaries {best:+d} from those stated: import it again with other --aux_layers"
+    return judged(what, means[0], ">", means[best], fault, f"the bound: boundaries {best:+d}")
+
+
+def masks(setup: SetUp) -> Iterator[Finding]:
+    """What is supervised is what the assistant writes: in the loader's rows, against conversations rendered here."""
+    batch, data = setup.batch, setup.data
+    real_BT = batch.documents_BT >= 0
+    share = float(batch.loss_mask_BT[real_BT].double().mean())
+    what = f"share of supervised tokens in the loader's rows of {type(data).__name__}"
+    yield judged(what, share, ">", 0, "nothing is supervised: the template marks no answer, or the mask was lost")
+    if isinstance(data, TextData | EmbeddedData):
+        yield judged(what, share, ">=", 1, "text is supervised whole: the mask is shifted or cut where it is batched")
+    padding = float((batch.loss_mask_BT & ~real_BT).sum())
+    yield judged("supervised tokens in padding", padding, "<=", 0, "padding is trained on: mask it out")
+    if not isinstance(data, ChatData):
+        return
+    again = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
+    if not data.answer_only:
+        yield unchecked(again, "data.answer_only=false asks for every token of the training conversations")
+        return
+    yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see specdec inspect")
+    if not (pairs := list(_rendered(setup, data))):
+        why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
+        yield unchecked(again, f"{why}: look at specdec inspect")
+        return
+    ours_T, own_T = (torch.cat(column) for column in zip(*pairs, strict=True))
+    alike = {by: float((ours_T & own_T.roll(by)).sum() / (ours_T | own_T.roll(by)).sum()) for by in (0, -1, 1)}
+    best, least = max(alike, key=alike.__getitem__), ALIKE
+    fault = "other tokens are supervised than the assistant writes, of another rendering or lost before the batch"
+    if best and alike[best] >= SHIFTED:
+        fault = f"the mask is shifted by {best:+d} token: token j is supervised where x[j] itself is the assistant's"
+        least = alike[best]
+    yield judged(f"{again} ({len(pairs)} conversations)", alike[0], ">=", least, fault)
+    ended = float(ours_T[own_T & ~F.pad(own_T[1:], (0, 1))].double().mean())
+    fault = "the end-of-turn token is not supervised: such a drafter never proposes to stop"
+    yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)
+
+
+def _rendered(setup: SetUp, data: ChatData) -> Iterator[Pair]:
+    """Training documents, as the loader has them, beside the same conversations rendered here."""
+
+    def key(ids_T: Tensor) -> bytes:
+        return ids_T.to(torch.int32).cpu().numpy().tobytes()
+
+    def holds(row: int) -> bool:
+        return any(key(one.ids_T) in known for one in documents(Batch(*(x[[row]] for x in train))))
+
+    left_out: list[str] | None = [] if data.broken == "drop" else None
+    read, train = partial(conversation, chosen=training_layout(data.layout)), data.splits.train
+    found = (one for source in find_sources(data.train) for one in each_row(source, read, left_out))
+    made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
+    known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
+    if not (rows := list(islice(filter(holds, range(len(train.ids_BT))), HOLDING))):
+        return
+    for batch in ResumableLoader(Batch(*(x[rows] for x in train)), data.batch_size, shuffle=False):
+        yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
+
+
+@torch.no_grad()
+def labels(setup: SetUp) -> Iterator[Finding]:
+    """Step k at slot t is graded by the target at t + 1 + k.
+
+    For each step the target is replaced by one that says at t + 1 + k what slot t drafts: every draft must be a hit.
+    """
+    drafter, sample, K = setup.precise(), setup.sample(), setup.objective.steps
+    aux_1TNH, D = setup.aux(sample.ids_BT), drafter.config.draft_vocab_size
+    drafts_KT, T = logits_of(drafter, sample.ids_BT, aux_1TNH, K).argmax(-1), sample.ids_BT.shape[1]
+    place_1TH = torch.arange(T).to(aux_1TNH)[None, :, None].expand(1, T, setup.target.hidden_size)
+    train_step = TrainStep(drafter, setup.precise_objective)
+
+    def hits(off: int) -> float:
+        """Share of hits if the target is looked for some tokens off."""
+        hit = reached = 0.0
+        for k in range(K):
+
+            def probs(place_CH: Tensor, k: int = k) -> TargetProbs:
+                token_C = drafts_KT[k, (place_CH[:, 0].round().long() - 1 - k - off).clamp(0, T - 1)]
+                p_CD = F.one_hot(token_C, D).to(place_CH)
+                zero_C = torch.zeros_like(p_CD[:, 0])
+                return TargetProbs(p_CD, p_CD.clamp_min(1e-30).log(), zero_C, token_C, torch.ones_like(token_C).bool())
+
+            counts = train_step(sample, TargetOutputs(aux_1TNH, place_1TH, probs), True).counts
+            hit, reached = hit + float(counts.hits_K[k]), reached + float(counts.reached_K[k])
+        return hit / reached if reached else math.nan
+
+    shares = {off: hits(off) for off in (0, -1, 1, -2, 2)}
+    what = f"share of drafts that the objective grades at step k, slot t by the target at t + 1 + k (K = {K})"
+    if math.isnan(shares[0]):
+        yield unchecked(what, f"no slot of the sample's {T} tokens is supervised")
+        return
+    best = max(shares, key=shares.__getitem__)
+    yield judged(what, shares[0], ">=", 1, f"{shares[best]:.0%} are graded {best:+d} token off: labels are shifted")
+
+
+def vocabulary(setup: SetUp) -> Iterator[Finding]:
+    """The draft vocabulary covers the data, and the head's rows are its tokens'."""
+    drafter, target = setup.drafter, setup.target
+    ids_D, V = drafter.vocab.target_ids_D.cpu(), drafter.config.vocab_size
+    counts_V = setup.data.supervised_counts(V)
+    best_D = choose(counts_V, len(ids_D), target.eos_token_ids)
+    best, share = (float(counts_V[of].sum() / counts_V.sum().clamp_min(1)) for of in (best_D, ids_D))
+    what = "share of the supervised tokens of the training data that the draft vocabulary has"
+    fault = "it was counted on other text, or with another tokenizer: train from the target (model.start FromTarget)"
+    if missing := sorted(set(target.eos_token_ids) - set(ids_D.tolist())):
+        share, fault = -1.0, f"it lacks the end-of-text tokens {missing}: no draft proposes to stop"
+    yield judged(what, share, ">=", COVERED * best, fault, f"the best of this size: {best:.4f}")
+    if drafter.config.hidden_size == target.hidden_size and not (setup.begun and drafter.config.head == "own"):
+        ours_DH, theirs_DH = drafter.lm_head.weight.detach(), target.head_weight()[drafter.vocab.target_ids_D]
+        wrong = int((ours_DH != theirs_DH.to(ours_DH)).any(-1).sum())
+        fault = "so many rows are another token's: take the head's rows at vocab.target_ids_D"
+        yield judged("row j of the head is the target's row of the token that j stands for", wrong, "<=", 0, fault)
