@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,6 @@ from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
-from specdec.evaluation.callback import SHORTEST, document_prompts
 from specdec.nn.optimizers import AdamW
 from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
@@ -275,15 +274,13 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
 
 
 def _chosen(setup: SetUp) -> Sample:
-    """Of a few real prompts the one whose answer tells most."""
+    """Of a few real prompts the one whose answer tells most; a prompt ends where its document's supervision begins."""
     target, vocab, length = setup.target, setup.drafter.vocab, ANSWER + setup.objective.steps + 2
-    room = target.config.max_position_embeddings - length
-    try:
-        prompts = document_prompts(setup.batch, PROMPTS, PROMPT, max(room, SHORTEST))
-    except ValueError:  # no document makes a prompt as training's validation wants them
-        prompts = [setup.sample().ids_BT[0, :PROMPT].tolist()]
+    room = min(2 * SAMPLE, target.config.max_position_embeddings - length)
     found = []
-    for prompt in (prompt[-min(room, 2 * SAMPLE) :] for prompt in prompts):
+    for document in islice(documents(setup.batch), PROMPTS):
+        begin = int(document.loss_mask_T.long().argmax()) or PROMPT
+        prompt = document.ids_T[:begin][-room:].tolist()
         answer = PlainDecoder(target).generate(prompt, length).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
         changed = (one != other for one, other in pairwise(answer[:ANSWER]))
