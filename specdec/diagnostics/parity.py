@@ -193,7 +193,7 @@ def _table(compared: Compared, engine: EnginePasses | None, dtype: str) -> Table
     """A line for each pair and place, one for each run of depths that differs; and vLLM's draft positions."""
     allowed = compared.rows[0].allowed
     title = f"log-probabilities in {dtype}: a difference of up to {allowed:g} of their range is rounding"
-    table = Table("pair", "place", "depth", "difference", "of the range", "agreement", "verdict", title=title)
+    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict", title=title)
     groups = itertools.groupby(compared.rows, lambda row: (row.pair, row.place, row.verdict))
     for (pair, place, verdict), group in groups:
         run = list(group)

@@ -20,7 +20,7 @@ def test_a_drafter_is_exported_and_compared(
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["differences"] == [] and report["export_not_compared"] is None
     assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
-    assert len(report["rows"]) == 2 * 4 * 3
+    assert len(report["rows"]) == 2 * 2 * 3
     row = report["rows"][-1]
     assert (row["pair"], row["place"], row["depth"]) == ("training and export", "packed", 2)
     assert row["equal"] and row["verdict"] == "equal" and 0 < row["share"] < row["allowed"] == 1e-4
