@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -65,34 +65,31 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
     named = dict(drafter.named_parameters())
     learns = {"embed_tokens.weight": module.train_embed}
     learns["lm_head.weight"] = module.train_head and drafter.config.head == "own"
-    trained = {name: p for name, p in named.items() if learns.get(name, True)}
-    alive = {name for name, p in trained.items() if p.grad is not None and p.grad.isfinite().all() and p.grad.any()}
-    frozen = [name for name, p in trained.items() if not p.requires_grad]
-    dead = [name for name, p in trained.items() if p.requires_grad and name not in alive]
-    fault = _these(frozen, "frozen (requires_grad is false)") + _these(dead, "built and not used, or cut off by detach")
-    what = f"of {len(trained)} parameters that should be trained, those without a finite, non-zero gradient"
-    yield judged(what, len(frozen + dead), "<=", 0, fault)
-    given = [(name, p) for name, p in named.items() if name not in trained]
-    given += [(f"the target's {name}", p) for name, p in setup.target.model.named_parameters()]
-    stray = [name for name, p in given if p.requires_grad or p.grad is not None]
-    fault = _these(stray, "trained unasked: freeze it, or set model.train_embed or model.train_head")
-    yield judged("parameters that should stay as they are and have a gradient", len(stray), "<=", 0, fault)
     before = {name: p.detach().clone() for name, p in named.items()}
     optimizer = module.make_optimizer([(name, p) for name, p in named.items() if p.requires_grad])
     optimizer.step()
-    moved = {name for name, p in named.items() if not torch.equal(p, before[name])}
-    stay = [name for name in trained if name in alive - moved]
-    wrong = [name for name, p in named.items() if name in moved - set(trained) or not p.isfinite().all()]
-    fault = _these(stay, "left where it was: the rate is zero, or lost in the weights' rounding")
-    fault += _these(wrong, "moved without being meant to, or no number after one step")
-    what = f"parameters that a step of {type(optimizer).__name__} moves wrongly"
-    yield judged(what, len(stay + wrong), "<=", 0, fault)
+    faults: dict[str, list[str]] = {}
+    for name, p in (
+        *named.items(),
+        *((f"the target's {name}", p) for name, p in setup.target.model.named_parameters()),
+    ):
+        learned = name in named and learns.get(name, True)
+        alive = p.grad is not None and bool(p.grad.isfinite().all() and p.grad.any())
+        if learned and not p.requires_grad:
+            fault = "frozen (requires_grad is false)"
+        elif learned and not alive:
+            fault = "built and not used, or cut off by detach, or no number"
+        elif learned and torch.equal(p, before[name]):
+            fault = "left where it was: the rate is zero, or lost in the weights' rounding"
+        elif not learned and (p.requires_grad or p.grad is not None):
+            fault = "trained unasked: freeze it, or set model.train_embed or model.train_head"
+        else:
+            continue
+        faults.setdefault(fault, []).append(name)
+    told = [f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: {fault}" for fault, names in faults.items()]
+    what = f"of {len(named)} parameters those that a step of {type(optimizer).__name__} trains otherwise than asked"
+    yield judged(what, sum(map(len, faults.values())), "<=", 0, "; ".join(told))
     yield _finite_difference(setup)
-
-
-def _these(names: Sequence[str], are: str) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}: {are}. " if names else ""
 
 
 def _finite_difference(setup: SetUp) -> Finding:

@@ -49,9 +49,6 @@ ALIKE = 0.98  # of the supervised tokens are those found here
 SHIFTED = 0.8  # of them, if the mask is moved by a token
 COVERED = 0.9  # of what the best draft vocabulary of this size covers
 
-Pair = tuple[Tensor, Tensor]
-"""A conversation's mask from the loader, and the one of its rendering here, (T,) each."""
-
 
 class CheckResult(StrEnum):
     """How a check came out."""
@@ -327,8 +324,8 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)
 
 
-def _rendered(setup: SetUp, data: ChatData) -> Iterator[Pair]:
-    """Training documents, as the loader has them, beside the same conversations rendered here."""
+def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
+    """The masks of training documents, (T,) each, as the loader has them and as they are rendered here."""
 
     def key(ids_T: Tensor) -> bytes:
         return ids_T.to(torch.int32).cpu().numpy().tobytes()

@@ -33,7 +33,7 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     found = [one for check in ALL for one in made(check, checked)]
     assert [one for one in found if one.result is CheckResult.FAULTY] == []
     assert {one.check for one in found} == set(ALL)
-    assert sum(one.result is CheckResult.SOUND for one in found) >= 20, "most of it can be checked"
+    assert sum(one.result is CheckResult.SOUND for one in found) >= 15, "most of it can be checked"
 
 
 def test_chats(tmp_path: Path) -> None:
