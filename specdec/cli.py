@@ -16,7 +16,7 @@ from pathlib import Path
 COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
-    "doctor": ("specdec.diagnostics.doctor.command:main", "the faults of a set-up, before it is trained"),
+    "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, before it is trained"),
     "plan": ("specdec.plan:main", "memory and speed of a fit on many devices, worked out in one process"),
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
@@ -37,7 +37,7 @@ COMMANDS = {
     "tune": ("specdec.evaluation.tune:tune", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.write:export", "a drafter as a checkpoint that vLLM or SGLang serves"),
     "parity": (
-        "specdec.diagnostics.parity.command:parity",
+        "specdec.diagnostics.parity:parity",
         "whether training, decoding and the export, as vLLM reads it, agree",
     ),
     "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),

@@ -41,9 +41,9 @@ from specdec.diagnostics.explain_report import (
     verdict,
     waterfall,
 )
-from specdec.diagnostics.parity.compare import open_export
-from specdec.diagnostics.parity.compare import served as served_outputs
-from specdec.diagnostics.parity.reference import ServedDrafter
+from specdec.diagnostics.parity_compare import open_export
+from specdec.diagnostics.parity_compare import served as served_outputs
+from specdec.diagnostics.parity_reference import ServedDrafter
 from specdec.diagnostics.report import print_report, write_report
 from specdec.drafter import Drafter, load
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair

@@ -1,21 +1,20 @@
 """``specdec inspect``: what a run would train on: samples with the supervised tokens marked, lengths, losses.
 
-The options are those of specdec fit for the target and the data; only the target's tokenizer is loaded. The exit status
+The options are those of specdec fit: specdec inspect --config RUN.yaml shows what specdec fit --config RUN.yaml would
+train on. Only the target's tokenizer is loaded; --target NAME is short for --model.target.source NAME. The exit status
 is 1 if there is nothing to learn from.
 
 Example: specdec inspect --target Qwen/Qwen3-0.6B --data ChatData --data.train chats.jsonl
 """
 
+import argparse
 import re
 import sys
-import tempfile
 from collections import Counter
 from itertools import groupby
 from typing import Any
 
 import torch
-import yaml
-from lightning.pytorch.cli import LightningArgumentParser
 from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
@@ -24,28 +23,28 @@ from torch import Tensor
 from specdec.data import ChatData, Document, TokenData
 from specdec.data.chat import MaskError
 from specdec.diagnostics.report import ReportTable, print_report
-from specdec.target import TargetSource
-from specdec.utils.command import parse, short, target_shorthand
-from specdec.utils.config import compose
+from specdec.fit import Configured, configured
+from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import target_shorthand
 from specdec.utils.files import write_json
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 SUPERVISED, PLAIN = "bold green", "dim"
 BRACKETS = ("【", "】")  # where there is no colour
-LINES = {  # of the overview: figure, label, format
-    "conversations": ("conversations", ","),
-    "silent": ("  without an answer, dropped", ","),
-    "cut_away": ("  whose answers were all cut off, dropped", ","),
-    "cut": ("  cut to data.seq_len", ","),
-    "tokens_lost": ("tokens lost to the cut", ","),
-    "supervised_lost": ("supervised tokens lost to the cut", ","),
-    "documents": ("documents", ","),
-    "tokens": ("tokens", ","),
-    "supervised": ("supervised tokens", ","),
-    "supervised_share": ("supervised share", ".1%"),
-    "supervised_runs": ("supervised runs", ","),
-    "rows": ("packed rows", ","),
-    "padding_share": ("padding", ".1%"),
+LINES = {  # of the overview: figure and label
+    "conversations": "conversations",
+    "silent": "  without an answer, dropped",
+    "cut_away": "  whose answers were all cut off, dropped",
+    "cut": "  cut to data.seq_len",
+    "tokens_lost": "tokens lost to the cut",
+    "supervised_lost": "supervised tokens lost to the cut",
+    "documents": "documents",
+    "tokens": "tokens",
+    "supervised": "supervised tokens",
+    "supervised_share": "supervised share",
+    "supervised_runs": "supervised runs",
+    "rows": "packed rows",
+    "padding_share": "padding",
 }
 
 
@@ -55,8 +54,16 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument, the data or the tokenizer is wrong.
     """
-    args = _read(argv)
-    data, tokenizer = args.data, args.model.target.load_tokenizer()
+    parser = argparse.ArgumentParser(
+        prog="specdec inspect", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--samples", type=int, default=3, help="documents to show")
+    parser.add_argument("--sample_tokens", type=int, default=600, help="tokens of each to show")
+    parser.add_argument("--json", metavar="FILE", help="a file for all figures")
+    own, args = parser.parse_known_args(argv)
+    cli = configured(Configured, "fit", fit_options(args), RunDirectory())
+    data, tokenizer = cli.datamodule, cli.model.target_source.load_tokenizer()
     try:
         train, validation = data.documents(tokenizer)
         test = data.test_documents(tokenizer)
@@ -68,36 +75,17 @@ def main(argv: list[str]) -> int:
     splits = {name: _split(found, conversations.get(name), data, tokenizer) for name, found in documents.items()}
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     marks = ("", "") if console.is_terminal and console.color_system else BRACKETS
-    for number, document in enumerate(train[: args.samples], start=1):
-        console.print(sample(document, tokenizer, f"training document {number}", args.sample_tokens, marks))
+    for number, document in enumerate(train[: own.samples], start=1):
+        console.print(sample(document, tokenizer, f"training document {number}", own.sample_tokens, marks))
     print_report(_tables(splits), console=console)
-    if args.json:
-        write_json(args.json, {"data": type(data).__name__, "seq_len": data.seq_len, "splits": splits})
+    if own.json:
+        write_json(own.json, {"data": type(data).__name__, "seq_len": data.seq_len, "splits": splits})
     return 0
 
 
-def _read(argv: list[str]) -> Any:
-    """The arguments; of config files, which are merged as ``specdec fit`` merges them, data and target alone."""
-    config, rest = compose([re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)])
-    target = config.get("model", {}).get("target")
-    kept = {"model": None if target is None else {"target": target}, "data": config.get("data")}
-    parser = LightningArgumentParser(
-        prog="specdec inspect", description=__doc__, exit_on_error=False, allow_abbrev=False
-    )
-    parser.add_argument("--config", action="config", help="a training run's config")
-    parser.add_argument("--model.target", type=TargetSource, default=TargetSource())
-    parser.add_lightning_class_args(TokenData, "data", subclass_mode=True)
-    parser.add_argument("--samples", type=int, default=3, help="documents to show")
-    parser.add_argument("--sample_tokens", type=int, default=600, help="tokens of each to show")
-    parser.add_argument("--json", type=str | None, default=None, help="a file for all figures")
-    parser.set_defaults({"data": {"class_path": "specdec.embedded.data.EmbeddedData"}})
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump({key: value for key, value in kept.items() if value is not None}, file, sort_keys=False)
-        file.flush()
-        try:
-            return parse(parser, ["--config", file.name, *rest])
-        except ValueError as error:
-            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
+def fit_options(argv: list[str]) -> list[str]:
+    """The options of ``specdec fit``, where ``--target`` is ``--model.target``."""
+    return [re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)]
 
 
 def _split(documents: list[Document], encoded: Any, data: TokenData, tokenizer: Any) -> dict[str, Any]:
@@ -148,9 +136,9 @@ def sample(document: Document, tokenizer: Any, title: str, most: int, marks: tup
 def _tables(splits: dict[str, dict[str, Any]]) -> list[ReportTable]:
     """Everything but the samples."""
     rows = [
-        [label, *(format(split[key], form) if key in split else "-" for split in splits.values())]
-        for key, (label, form) in LINES.items()
-        if any(key in split for split in splits.values())
+        [label, *(format(split[key], ".1%" if "share" in key else ",") for split in splits.values())]
+        for key, label in LINES.items()
+        if all(key in split for split in splits.values())
     ]
     ends = (", ".join(f"{text!r} {n:.0%}" for text, n in split["runs_end_with"].items()) for split in splits.values())
     lengths = [

@@ -25,7 +25,7 @@ from specdec.diagnostics.explain import (
     waterfall,
 )
 from specdec.diagnostics.explain_report import DOWN, Levels
-from specdec.diagnostics.parity.compare import open_export
+from specdec.diagnostics.parity_compare import open_export
 from specdec.drafter import Drafter
 from specdec.evaluation.answers import read_answers
 from specdec.export import export_drafter

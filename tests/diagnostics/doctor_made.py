@@ -11,8 +11,8 @@ from jsonargparse import ArgumentParser, Namespace
 from transformers import LlamaForCausalLM
 
 from specdec.data import ChatData, TextData, TokenData
-from specdec.diagnostics.doctor.command import made
-from specdec.diagnostics.doctor.setup import CheckResult, Finding, SetUp, set_up
+from specdec.diagnostics.doctor import made
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
 from specdec.drafter import DrafterSpec
 from specdec.nn.optimizers import AdamW
 from specdec.target import Target, TargetSource
@@ -22,7 +22,7 @@ from tests.conftest import TEXT
 from tests.data.tiny import CHATML, tiny_tokenizer, write_jsonl
 from tests.tiny import llama_config
 
-CONF = Path(__file__).parents[3] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 CPU = Namespace(precision="32-true", accelerator="cpu", gradient_clip_val=0.5, gradient_clip_algorithm=None)
 CHATS = [
     {

@@ -11,14 +11,15 @@ Legend: T tokens, N aux layers, H hidden, A slots, K depths, V target vocabulary
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdec.diagnostics import parity_reference as reference
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
-from specdec.diagnostics.parity import reference
 from specdec.drafter import Drafter
 from specdec.nn.blocked import Blocked
 from specdec.nn.view import View
@@ -107,10 +108,10 @@ def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
 
 
 class ParityRow(NamedTuple):
-    """All slots of one kind at one depth, run in two ways."""
+    """All slots at one depth, run in two ways."""
 
     pair: str
-    place: str
+    place: str  # whether training had the text alone in its row, or packed behind another
     depth: int
     slots: int
     agree: int  # slots at which both have the same most likely token
@@ -137,7 +138,7 @@ class ParityRow(NamedTuple):
         return f"DIFFERENT: {where}"
 
     def joined(self, other: "ParityRow") -> "ParityRow":
-        """The slots of both, at the same place and depth."""
+        """The slots of both texts, at the same place and depth."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in ("slots", "agree")}
         worst = {name: max(getattr(self, name), getattr(other, name)) for name in ("gap", "share", "feature_share")}
         return self._replace(**counts, **worst)
@@ -204,21 +205,17 @@ def compare(
             lacking = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
-        found = places(text, depth)
-        slots, other = [slot for some in found.values() for slot in some], texts[number - 1].ids
-        alone = trained(target, drafter, [text.ids], slots, depth)
-        packed = trained(target, drafter, [other, text.ids], [len(other) + slot for slot in slots], depth)
+        slots, other = places(text, depth), texts[number - 1].ids
+        behind = [len(other) + slot for slot in slots]
+        unrolled = {
+            "alone": trained(target, drafter, [text.ids], slots, depth),
+            "packed": trained(target, drafter, [other, text.ids], behind, depth),
+        }
         pairs = {DECODED: decoded(target, drafter, text.ids, slots, depth)}
         if export is not None:
             pairs[EXPORTED] = served(target, export, text.ids, slots, depth)
-        for pair, theirs in pairs.items():
-            start, made = 0, list[ParityRow]()
-            for place, some in found.items():
-                at = slice(start, start + len(some))
-                one, two = (DraftOutputs(*(x[at] for x in outputs)) for outputs in (alone, theirs))
-                made += compare_outputs(pair, place, one, two)
-                start = at.stop
-            for row in (*made, *compare_outputs(pair, "packed", packed, theirs)):
+        for (pair, theirs), (place, own) in product(pairs.items(), unrolled.items()):
+            for row in compare_outputs(pair, place, own, theirs):
                 rows[row[:3]] = rows[row[:3]].joined(row) if row[:3] in rows else row
         on_text()
     ours = [row for row in rows.values() if row.pair == DECODED]
@@ -233,12 +230,10 @@ def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:
     return min(TOLERANCE[dtype], max(LEAST[dtype], TIMES * seen))
 
 
-def places(text: AnsweredText, depth: int) -> dict[str, list[int]]:
+def places(text: AnsweredText, depth: int) -> list[int]:
     """Slots with ``depth`` more tokens behind them: in the prompt, around its end, in the answer."""
     start, end = text.prompt - 2, len(text.ids) - 1 - depth
-    boundary = list(range(max(0, start), text.prompt + 1))
-    found = {"prompt": spaced(range(start)), "boundary": boundary, "answer": spaced(range(text.prompt + 1, end))}
-    return {place: slots for place, slots in found.items() if slots}
+    return [*spaced(range(start)), *range(max(0, start), text.prompt + 1), *spaced(range(text.prompt + 1, end))]
 
 
 def spaced(slots: range) -> list[int]:

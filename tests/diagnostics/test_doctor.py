@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specdec.cli import main
-from specdec.diagnostics.doctor.command import CHECKS
+from specdec.diagnostics.doctor import CHECKS
 from specdec.drafter import DrafterSpec, save
 from specdec.export import export_drafter
 from specdec.target import Target

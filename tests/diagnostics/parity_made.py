@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.parity.compare import Compared, compare
+from specdec.diagnostics.parity_compare import Compared, compare
 from specdec.drafter import Drafter, DrafterSpec
 from specdec.export import export_drafter, subject_of
 from specdec.target import Target
@@ -84,7 +84,8 @@ def exported(name: str, directory: Path, format: str = "vllm") -> Path:
 
 def edit(directory: Path, config: Change | None, tensors: Change | None) -> None:
     """Change an export in place, on purpose."""
-    (directory / "SHA256SUMS").unlink(missing_ok=True)
+    for name in ("SHA256SUMS", "specdec.json"):
+        (directory / name).unlink(missing_ok=True)
     if config is not None:
         path = directory / "config.json"
         raw = json.loads(path.read_text())

@@ -9,10 +9,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.decoding import Proposer
+from specdec.diagnostics import parity_compare as module
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.parity import compare as module
-from specdec.diagnostics.parity.command import differences
-from specdec.diagnostics.parity.compare import (
+from specdec.diagnostics.parity import differences
+from specdec.diagnostics.parity_compare import (
     DECODED,
     EACH,
     EXPORTED,
@@ -28,7 +28,7 @@ from specdec.diagnostics.parity.compare import (
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.parity.made import (
+from tests.diagnostics.parity_made import (
     DEPTH,
     REFUSED,
     SPECS,
@@ -44,7 +44,7 @@ from tests.export.made import made_drafter
 from tests.export.test_round_trip import ROPES
 from tests.tiny import llama_config
 
-PLACES = ["prompt", "boundary", "answer", "packed"]
+PLACES = ["alone", "packed"]
 
 
 @pytest.mark.parametrize("name", sorted(set(SPECS) - set(REFUSED)))
@@ -193,8 +193,7 @@ def test_another_implementation_rounds_as_our_own_two_do(dtype: torch.dtype, see
 def test_every_place_has_its_tokens() -> None:
     """Slot t at depth k reads token t + 1 + k."""
     text = AnsweredText("a", list(range(40)), 20)
-    assert places(text, 7) == {"prompt": [0, 6, 11, 17], "boundary": [18, 19, 20], "answer": [21, 24, 28, 31]}
+    assert places(text, 7) == [0, 6, 11, 17, 18, 19, 20, 21, 24, 28, 31]
     assert spaced(range(3, 3)) == [] and spaced(range(3, 7)) == [3, 4, 5, 6]
     assert spaced(range(100)) == [0, 33, 66, 99] and len(spaced(range(5, 1000))) == EACH
-    short = places(AnsweredText("b", [0] * 11, 1), 7)
-    assert short == {"boundary": [0, 1], "answer": [2]}
+    assert places(AnsweredText("b", [0] * 11, 1), 7) == [0, 1, 2]

@@ -8,8 +8,8 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,14 +19,12 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.doctor.setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
-from specdec.diagnostics.parity.compare import compare
+from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
+from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
-from specdec.evaluation.callback import SHORTEST, document_prompts
 from specdec.nn.optimizers import AdamW
 from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
-from specdec.target import Target
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
@@ -38,7 +36,6 @@ EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # of the logits' range, in float64: less is no change
 CHOICES: dict[str, tuple[Any, ...]] = {"aux": ("none", "each", "concat"), "residual": ("raw", "normed")}  # else a bool
 OPPOSITES = {PreNorm: PostNorm(), PostNorm: PreNorm()}
-FREQUENCY = {torch.float16: 1e-2, torch.bfloat16: 1e-2}  # in 16 bits a model may round its frequencies
 MOVED = 17
 # of the sample that is learnt
 PROMPT, ANSWER = 32, 64  # tokens
@@ -68,34 +65,31 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
     named = dict(drafter.named_parameters())
     learns = {"embed_tokens.weight": module.train_embed}
     learns["lm_head.weight"] = module.train_head and drafter.config.head == "own"
-    trained = {name: p for name, p in named.items() if learns.get(name, True)}
-    alive = {name for name, p in trained.items() if p.grad is not None and p.grad.isfinite().all() and p.grad.any()}
-    frozen = [name for name, p in trained.items() if not p.requires_grad]
-    dead = [name for name, p in trained.items() if p.requires_grad and name not in alive]
-    fault = _these(frozen, "frozen (requires_grad is false)") + _these(dead, "built and not used, or cut off by detach")
-    what = f"of {len(trained)} parameters that should be trained, those without a finite, non-zero gradient"
-    yield judged(what, len(frozen + dead), "<=", 0, fault)
-    given = [(name, p) for name, p in named.items() if name not in trained]
-    given += [(f"the target's {name}", p) for name, p in setup.target.model.named_parameters()]
-    stray = [name for name, p in given if p.requires_grad or p.grad is not None]
-    fault = _these(stray, "trained unasked: freeze it, or set model.train_embed or model.train_head")
-    yield judged("parameters that should stay as they are and have a gradient", len(stray), "<=", 0, fault)
     before = {name: p.detach().clone() for name, p in named.items()}
     optimizer = module.make_optimizer([(name, p) for name, p in named.items() if p.requires_grad])
     optimizer.step()
-    moved = {name for name, p in named.items() if not torch.equal(p, before[name])}
-    stay = [name for name in trained if name in alive - moved]
-    wrong = [name for name, p in named.items() if name in moved - set(trained) or not p.isfinite().all()]
-    fault = _these(stay, "left where it was: the rate is zero, or lost in the weights' rounding")
-    fault += _these(wrong, "moved without being meant to, or no number after one step")
-    what = f"parameters that a step of {type(optimizer).__name__} moves wrongly"
-    yield judged(what, len(stay + wrong), "<=", 0, fault)
+    faults: dict[str, list[str]] = {}
+    for name, p in (
+        *named.items(),
+        *((f"the target's {name}", p) for name, p in setup.target.model.named_parameters()),
+    ):
+        learned = name in named and learns.get(name, True)
+        alive = p.grad is not None and bool(p.grad.isfinite().all() and p.grad.any())
+        if learned and not p.requires_grad:
+            fault = "frozen (requires_grad is false)"
+        elif learned and not alive:
+            fault = "built and not used, or cut off by detach, or no number"
+        elif learned and torch.equal(p, before[name]):
+            fault = "left where it was: the rate is zero, or lost in the weights' rounding"
+        elif not learned and (p.requires_grad or p.grad is not None):
+            fault = "trained unasked: freeze it, or set model.train_embed or model.train_head"
+        else:
+            continue
+        faults.setdefault(fault, []).append(name)
+    told = [f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''}: {fault}" for fault, names in faults.items()]
+    what = f"of {len(named)} parameters those that a step of {type(optimizer).__name__} trains otherwise than asked"
+    yield judged(what, sum(map(len, faults.values())), "<=", 0, "; ".join(told))
     yield _finite_difference(setup)
-
-
-def _these(names: Sequence[str], are: str) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{', '.join(names[:4])}{more}: {are}. " if names else ""
 
 
 def _finite_difference(setup: SetUp) -> Finding:
@@ -112,15 +106,6 @@ def _finite_difference(setup: SetUp) -> Finding:
     def loss() -> Tensor:
         return TrainStep(drafter, objective)(sample, outputs._replace(probs=probs), False).loss
 
-    @torch.no_grad()
-    def at(share: float) -> float:
-        for sign in (1, -1):
-            for p, way in zip(values, ways, strict=True):
-                p.add_(way, alpha=sign * share)
-            if sign == 1:
-                there = float(loss())
-        return there
-
     values = [p for p in drafter.parameters() if p.requires_grad]
     what = "the gradient along a random direction is the finite difference, in float64"
     if not values:
@@ -130,7 +115,13 @@ def _finite_difference(setup: SetUp) -> Finding:
     ways = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.device) for p in values]
     ways = [way * p.detach().square().mean().sqrt().clamp_min(1e-3) for way, p in zip(ways, values, strict=True)]
     slope = float(sum((g * way).sum() for g, way in zip(grads, ways, strict=True)))
-    measured = (at(STEP) - at(-STEP)) / (2 * STEP)
+    with torch.no_grad():
+        at = []
+        for step in (STEP, -2 * STEP):
+            for p, way in zip(values, ways, strict=True):
+                p.add_(way, alpha=step)
+            at.append(float(loss()))
+        measured = (at[0] - at[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
     fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
     return judged(what, off, "<=", EXACT, fault, "of SoftCrossEntropy, since LKLambda holds its weight" if held else "")
@@ -208,7 +199,6 @@ def rope(setup: SetUp) -> Iterator[Finding]:
     other = [f"{key} {ours.get(key)} for {theirs.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
     fault = f"{'; '.join(other)}: copy the target's whole rope block; a drafter trained otherwise must stay as it is"
     yield judged(f"{len(keys)} rope parameters of the drafter are the target's", len(other), "<=", 0, fault)
-    yield _frequencies(setup.drafter, setup.target)
     drafter, ids_1T = setup.lively(), setup.sample().ids_BT
     aux_1TNH = setup.aux(ids_1T)
     own_KTD, rotary = logits_of(drafter, ids_1T, aux_1TNH, K), drafter.layers.rope
@@ -224,22 +214,6 @@ def rope(setup: SetUp) -> Iterator[Finding]:
     yield judged("positions in reverse change the logits", reverse, ">", SEEN, fault)
     what, moved = f"all positions moved by {MOVED} leave the logits as they are", at(lambda at_BT: at_BT + MOVED)
     yield judged(what, moved, "<=", 0.01 * reverse, "positions enter absolutely: queries and keys turn differently")
-
-
-def _frequencies(drafter: Drafter, target: Target) -> Finding:
-    what = "rotary frequencies are those of the target's own module"
-    if (kind := str(drafter.config.rope["rope_type"])) in ("longrope", "dynamic"):
-        return unchecked(what, f"rope_type {kind} depends on the length; the drafter keeps that of the longest text")
-    names, modules = ("full_attention_inv_freq", "inv_freq"), target.model.get_decoder().modules()
-    found = [getattr(module, name, None) for module in modules for name in names]
-    theirs = next((x.double() for x in found if isinstance(x, Tensor)), None)
-    if theirs is None:
-        return unchecked(what, f"{type(target.model).__name__} keeps no inv_freq to compare with")
-    ours, figure = drafter.layers.rope.inverse.double(), math.inf
-    if ours.shape == theirs.shape:
-        figure = float(((ours - theirs).abs() / theirs.abs().clamp_min(1e-30)).max())
-    fault = "theta, scaling, partial factor or head size differ in effect: distances are seen as others"
-    return judged(what, figure, "<=", FREQUENCY.get(target.dtype, 1e-5), fault)
 
 
 @torch.no_grad()
@@ -262,7 +236,7 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
 
 
 class Sample(NamedTuple):
-    """A prompt and the target's greedy answer, which is longer than what is decoded by as much as a draft may reach."""
+    """A prompt and the target's greedy answer to it."""
 
     prompt: list[int]
     answer: list[int]
@@ -297,15 +271,13 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
 
 
 def _chosen(setup: SetUp) -> Sample:
-    """Of a few real prompts the one whose answer tells most."""
+    """Of a few real prompts the one whose answer tells most; a prompt ends where its document's supervision begins."""
     target, vocab, length = setup.target, setup.drafter.vocab, ANSWER + setup.objective.steps + 2
-    room = target.config.max_position_embeddings - length
-    try:
-        prompts = document_prompts(setup.batch, PROMPTS, PROMPT, max(room, SHORTEST))
-    except ValueError:  # no document makes a prompt as training's validation wants them
-        prompts = [setup.sample().ids_BT[0, :PROMPT].tolist()]
+    room = min(2 * SAMPLE, target.config.max_position_embeddings - length)
     found = []
-    for prompt in (prompt[-min(room, 2 * SAMPLE) :] for prompt in prompts):
+    for document in islice(documents(setup.batch), PROMPTS):
+        begin = int(document.loss_mask_T.long().argmax()) or PROMPT
+        prompt = document.ids_T[:begin][-room:].tolist()
         answer = PlainDecoder(target).generate(prompt, length).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
         changed = (one != other for one, other in pairwise(answer[:ANSWER]))
@@ -329,7 +301,7 @@ def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
 def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
     """Train until decoding accepts everything, nothing is learnt any more or the time is over.
 
-    The step, loss, precision and clipping are the set-up's, without noise; AdamW's rate is one for a single sample.
+    The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
 
     Returns:
         Drafts accepted and refused in the last decoding, and whether learning stopped by itself before.
@@ -345,7 +317,6 @@ def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
     trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     fabric = Fabric(accelerator=given.accelerator, devices=1, precision=given.precision)
     train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), AdamW(trainable, lr=rate))
-    limit = {"clip_val" if given.gradient_clip_algorithm == "value" else "max_norm": given.gradient_clip_val}
     most_right, least_loss, idle, tries, stalled, done = 0.0, math.inf, 0, 0, False, (0, 1)
     for number in range(MOST):
         seconds = time.monotonic() - begun
@@ -365,7 +336,5 @@ def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
                     break
         optimizer.zero_grad()
         fabric.backward(out.loss)
-        if given.gradient_clip_val:
-            fabric.clip_gradients(train_step, optimizer, **limit)
         optimizer.step()
     return *done, stalled

@@ -11,8 +11,6 @@ Example: specdec doctor --config run.yaml --only taps masks --out report
 import argparse
 import contextlib
 import math
-import re
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +20,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specdec.diagnostics.doctor.data_checks import labels, masks, taps, vocabulary
-from specdec.diagnostics.doctor.model_checks import agreement, gradient, overfit, rope, switches
-from specdec.diagnostics.doctor.setup import CheckResult, Finding, SetUp, set_up
+from specdec.diagnostics.doctor_model import agreement, gradient, overfit, rope, switches
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
+from specdec.diagnostics.inspect import fit_options
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import target_shorthand
 from specdec.utils.files import write_json
 from specdec.utils.progress import progress
 from specdec.utils.provenance import provenance
@@ -60,22 +57,16 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--seconds is {own.seconds:g}: it must be above 0")
     if own.out is not None and (own.out / REPORT).exists():
         raise ValueError(f"{own.out} holds a report already: choose another --out")
-    args = [re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(args)]
-    args = args or ["--config", "conf/quickstart.yaml"]
+    args = fit_options(args) or ["--config", "conf/quickstart.yaml"]
+    cli = configured(Configured, "fit", args, RunDirectory())
+    with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as scratch:
+        given = cli.config["fit"].trainer, own.drafter, own.seconds, Path(scratch)
+        setup = set_up(cli.model, cli.datamodule, *given)
     findings: list[Finding] = []
-    try:
-        cli = configured(Configured, "fit", args, RunDirectory())
-        with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as scratch:
-            given = cli.config["fit"].trainer, own.drafter, own.seconds, Path(scratch)
-            setup = set_up(cli.model, cli.datamodule, *given)
-        with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
-            for name in (name for name in CHECKS if name in own.only):
-                findings += made(name, setup)
-                done(1)
-    except SystemExit as error:  # what Lightning makes of Ctrl-C
-        if error.code == 1:
-            return 128 + signal.SIGINT
-        raise
+    with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
+        for name in (name for name in CHECKS if name in own.only):
+            findings += made(name, setup)
+            done(1)
     show(findings, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False))
     sound = all(one.result is not CheckResult.FAULTY for one in findings)
     if own.out is not None:

@@ -1,11 +1,16 @@
-"""A drafter's directory as vLLM 0.32.0 loads it: its ``config.json``, what is assumed for absent keys, its tensors.
+"""What vLLM 0.32.0 does with a drafter's directory, in plain torch, after its documented semantics.
 
-Legend: V target vocabulary, D draft vocabulary, H width.
+Written apart from the drafter: nothing of this package is imported here, and the checkpoint is read by its own tensors'
+names. So it can say that a checkpoint is not the drafter that it was made of. Method ``eagle`` is EAGLE-1 and 2,
+``eagle3`` EAGLE-3 and 3.1.
+
+Legend: T tokens, A anchors, K depths, M new nodes, S keys, H width, W input width, h query heads, g key heads, n heads,
+d head width, r rotated width, V target vocabulary, D draft vocabulary.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +18,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 
 Raw = Mapping[str, Any]
+Past = list[tuple[Tensor, Tensor]]
+"""Keys and values of every layer, (g, S, d) each; column j stands at position j."""
 
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
 CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3}
@@ -27,6 +35,7 @@ SIZES = {
 # what a config of the speculators library has at the top and hands on
 HANDED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
 EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", "d2t"
+UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")  # tensors that the engine drops without a word
 
 
 class Misread(ValueError):  # noqa: N818  a verdict
@@ -61,7 +70,6 @@ class Settings(NamedTuple):
     fc_norm: bool
     norm_output: bool
     head_norms: bool
-    biases: bool
     logit_scale: float
     windows: tuple[int | None, ...]
     rope: Rotary
@@ -82,17 +90,14 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
         Misread: the engine would not load it, or not as what it was.
     """
     try:
-        raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise Misread("config.json is missing or no JSON") from error
-    if not isinstance(raw, dict):
-        raise Misread("config.json is no JSON object")
-    read = settings(raw, method)
+        read = settings(dict(json.loads((directory / "config.json").read_text(encoding="utf-8"))), method)
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raise Misread("config.json is missing or no JSON object") from error
     told = {"vocab_size": read.vocab, "target_hidden_size": read.target_width}
     for (key, size), wanted in zip(told.items(), embedding_VH.shape, strict=True):
         if size != wanted:
             raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
-    found = _tensors(directory, read)
+    found = _tensors(directory)
     _check(found, read)
     shared = read.width == read.target_width
     if EMBEDDING not in found and not shared:
@@ -121,6 +126,8 @@ def settings(raw: Raw, method: str) -> Settings:
             raise Misread(f"config.json: {key} is {value!r}, no positive number")
     if config.get("hidden_act", "silu") != "silu":
         raise Misread(f"config.json: hidden_act is {config['hidden_act']!r}, the engine's drafters have silu")
+    if config.get("attention_bias") or config.get("bias"):
+        raise Misread("config.json switches biases on, which are not compared here")
     sizes: Raw = {field: config[key] for key, field in SIZES.items()}
     switches: Raw = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
     inner, head = config.get("eagle_config") or {}, config.get("head_dim") or sizes["width"] // sizes["heads"]
@@ -132,7 +139,6 @@ def settings(raw: Raw, method: str) -> Settings:
         aux_ids=_aux_ids(config, inner, found in QWEN3) if fused else (),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
         head_norms=found in QWEN3,
-        biases=bool(config.get("attention_bias", False) or config.get("bias", False)),
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
@@ -219,8 +225,8 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
     return Rotary(inverse, float(factor))
 
 
-def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
-    """What the engine looks for a place for; the names left out here it drops without a word."""
+def _tensors(directory: Path) -> dict[str, Tensor]:
+    """What the engine looks for a place for."""
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -229,8 +235,7 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
             raise Misread(f"{file.name} is damaged or cut off ({error})") from error
     if not found:
         raise Misread("there is no .safetensors file in it")
-    unread = re.compile(r"t2d|rotary_emb\.inv_freq" + ("" if read.biases else r"|\.bias$"))
-    return {name.replace("midlayer.", "layers.0."): x for name, x in found.items() if not unread.search(name)}
+    return {name.replace("midlayer.", "layers.0."): x for name, x in found.items() if not UNREAD.search(name)}
 
 
 def _check(found: Mapping[str, Tensor], read: Settings) -> None:
@@ -258,14 +263,13 @@ def _check(found: Mapping[str, Tensor], read: Settings) -> None:
 
 
 def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor's name and shape."""
     H, n, fused = read.width, len(read.aux_ids), read.method == "eagle3"
     queries, keys = read.heads * read.head, read.groups * read.head
     for i in range(read.layers):
         at, into = f"layers.{i}.", 2 * H if fused and i == 0 else H
         for name, shape in {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}.items():
             yield f"{at}self_attn.{name}_proj.weight", shape
-            if read.biases:
-                yield f"{at}self_attn.{name}_proj.bias", shape[:1]
         if read.head_norms:
             yield from ((f"{at}self_attn.{name}_norm.weight", (read.head,)) for name in "qk")
         for name, shape in {"gate": (read.inner, H), "up": (read.inner, H), "down": (H, read.inner)}.items():
@@ -274,12 +278,140 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
         if i or fused:
             yield f"{at}input_layernorm.weight", (H,)
     yield "fc.weight", (H, n * read.target_width if fused else 2 * H)
-    if not fused:
-        return
-    yield from (("layers.0.hidden_norm.weight", (H,)), ("norm.weight", (H,)))
-    if read.fc_norm:
-        yield from ((f"fc_norm.{index}.weight", (read.target_width,)) for index in range(n))
+    if fused:
+        yield from (("layers.0.hidden_norm.weight", (H,)), ("norm.weight", (H,)))
+        if read.fc_norm:
+            yield from ((f"fc_norm.{index}.weight", (read.target_width,)) for index in range(n))
+        if read.norm_before_fc:
+            yield "input_norm.weight", (n * read.target_width,)
+        if read.drafts != read.vocab:
+            yield MAP, (read.drafts,)
+
+
+def draft(
+    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
+) -> tuple[Tensor, Tensor]:
+    """What is read and said at every anchor and depth: the text once over its features, then a chain from each anchor.
+
+    An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
+    instead of drafts of its own. A chain's keys go when it ends.
+
+    Returns:
+        Features read (A, K, H), and log-probabilities (A, K, V) of the token after next, -inf where the drafter has
+        no such token.
+    """
+    empty = features_TH.new_empty(served.settings.groups, 0, served.settings.head)
+    past = [(empty, empty)] * served.settings.layers
+    places_T = torch.arange(len(ids_T), device=ids_T.device)
+    feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
+    read, said = [], []
+    for anchor in anchors:
+        own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
+        feature_1H = feedback_TH[anchor : anchor + 1]
+        read.append(features_TH[anchor])
+        said.append(_log_probs(served, hidden_TH[anchor]))
+        for at in range(anchor + 1, anchor + depth + 1):
+            read.append(feature_1H[0])
+            feature_1H, hidden_1H = step(served, ids_T[at + 1 : at + 2], feature_1H, places_T[at : at + 1], own)
+            said.append(_log_probs(served, hidden_1H[0]))
+    shape = (len(anchors), depth + 1)
+    return torch.stack(read).unflatten(0, shape), torch.stack(said).unflatten(0, shape)
+
+
+def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:
+    """(V,), float32 at least."""
+    logits_D = project(served, "lm_head", hidden_H) * served.settings.logit_scale
+    log_D = logits_D.log_softmax(-1, dtype=torch.promote_types(logits_D.dtype, torch.float32))
+    return log_D.new_full((served.settings.vocab,), float("-inf")).index_copy(0, served.target_ids_D, log_D)
+
+
+def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:
+    """The feature (M, H) out of the target's states, each (M, H of the target); only once, not of what is fed back."""
+    read = served.settings
+    if read.method == "eagle":
+        (final_MH,) = states
+        return final_MH
+    joined = torch.cat(states, -1)
     if read.norm_before_fc:
-        yield "input_norm.weight", (n * read.target_width,)
-    if read.drafts != read.vocab:
-        yield MAP, (read.drafts,)
+        joined = rms(served, "input_norm", joined)
+    if read.fc_norm:
+        chunks = joined.chunk(len(states), -1)
+        joined = torch.cat([rms(served, f"fc_norm.{n}", chunk) for n, chunk in enumerate(chunks)], -1)
+    return project(served, "fc", joined)
+
+
+def step(
+    served: ServedDrafter, tokens_M: Tensor, features_MH: Tensor, positions_M: Tensor, past: Past
+) -> tuple[Tensor, Tensor]:
+    """M nodes, each a token and the feature of the place before it, at the feature's position.
+
+    They see each other causally, and whatever was kept before them.
+
+    Returns:
+        The next step's features (M, H), and what the head multiplies (M, H).
+    """
+    read, embedded_MH = served.settings, served.weights[EMBEDDING][tokens_M]
+    if read.method == "eagle":  # https://arxiv.org/abs/2401.15077: no norm on the way in, none on the way out
+        start_MH = beside_MW = project(served, "fc", torch.cat([embedded_MH, features_MH], -1))
+    else:  # https://arxiv.org/abs/2503.01840
+        hidden_MH = rms(served, "layers.0.hidden_norm", features_MH)
+        beside_MW = torch.cat([rms(served, "layers.0.input_layernorm", embedded_MH), hidden_MH], -1)
+        start_MH = hidden_MH if read.norm_before_residual else features_MH
+    h_MH = start_MH + attention(served, 0, beside_MW, positions_M, past)
+    h_MH = h_MH + feed_forward(served, 0, h_MH)
+    for i in range(1, read.layers):  # plain layers, each normalised on its way in
+        h_MH = h_MH + attention(served, i, rms(served, f"layers.{i}.input_layernorm", h_MH), positions_M, past)
+        h_MH = h_MH + feed_forward(served, i, h_MH)
+    if read.method == "eagle":
+        return h_MH, h_MH
+    normed_MH = rms(served, "norm", h_MH)
+    return normed_MH if read.norm_output else h_MH, normed_MH  # EAGLE-3.1: https://arxiv.org/abs/2605.09992
+
+
+def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
+    """Unit root mean square over the last axis, in float32 at least, times the weight."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    unit = wide / (wide.square().mean(-1, keepdim=True) + served.settings.eps).sqrt()
+    return unit.to(x.dtype) * served.weights[f"{name}.weight"]
+
+
+def project(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
+    """A matrix."""
+    return F.linear(x, served.weights[f"{name}.weight"])
+
+
+def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, past: Past) -> Tensor:
+    """Layer ``i``'s attention, (M, H); the new keys are added to ``past``."""
+    read, at = served.settings, f"layers.{i}.self_attn"
+    q_hMd, k_gMd, v_gMd = (
+        project(served, f"{at}.{name}_proj", x_MW).unflatten(-1, (-1, read.head)).transpose(0, 1) for name in "qkv"
+    )
+    if read.head_norms:
+        q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
+    q_hMd, k_gMd = (rotate(x, positions_M, read.rope) for x in (q_hMd, k_gMd))
+    past[i] = torch.cat([past[i][0], k_gMd], 1), torch.cat([past[i][1], v_gMd], 1)
+    k_hSd, v_hSd = (x.repeat_interleave(read.heads // read.groups, 0) for x in past[i])
+    back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
+    window = read.windows[i]
+    hidden_MS = (back_MS < 0) if window is None else (back_MS < 0) | (back_MS >= window)
+    scores_hMS = (q_hMd @ k_hSd.mT / read.head**0.5).masked_fill(hidden_MS, float("-inf"))
+    shares_hMS = scores_hMS.softmax(-1, dtype=torch.promote_types(scores_hMS.dtype, torch.float32))
+    return project(served, f"{at}.o_proj", (shares_hMS.to(v_hSd.dtype) @ v_hSd).transpose(0, 1).flatten(1))
+
+
+def rotate(x_nMd: Tensor, positions_M: Tensor, rope: Rotary) -> Tensor:
+    """Channel j and channel j + r/2 turn together; the table is made in float32 and used in the dtype of ``x``."""
+    angles_Mr = (positions_M.float()[:, None] * rope.inverse.to(positions_M.device)).repeat(1, 2)
+    cos_Mr, sin_Mr = ((f(angles_Mr) * rope.factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
+    r = angles_Mr.shape[1]
+    one, two = x_nMd[..., : r // 2], x_nMd[..., r // 2 : r]
+    turned = x_nMd[..., :r] * cos_Mr + torch.cat([-two, one], -1) * sin_Mr
+    return torch.cat([turned, x_nMd[..., r:]], -1)
+
+
+def feed_forward(served: ServedDrafter, i: int, x_MH: Tensor) -> Tensor:
+    """Layer ``i``'s, gated by SiLU, behind its norm."""
+    at = f"layers.{i}.mlp"
+    x_MH = rms(served, f"layers.{i}.post_attention_layernorm", x_MH)
+    gate = F.silu(project(served, f"{at}.gate_proj", x_MH))
+    return project(served, f"{at}.down_proj", gate * project(served, f"{at}.up_proj", x_MH))

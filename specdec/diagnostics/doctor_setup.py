@@ -1,51 +1,213 @@
-"""Checks of what training gets: the target's states, the masks, what each place is graded by, the draft vocabulary.
+"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, what
+each place is graded by, the draft vocabulary.
 
-Legend: T tokens, K unroll steps, D draft vocabulary, V vocabulary, H hidden, N aux layers, C positions.
+Legend: B rows, T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary, V vocabulary, C positions.
 """
 
+import copy
+import dataclasses
 import math
+import operator
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specdec.data import Batch, ChatData, TextData
+from specdec.data import Batch, ChatData, TextData, TokenData
 from specdec.data.chat import conversation, encode, training_layout
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import each_row, find_sources
-from specdec.diagnostics.doctor.setup import (
-    Finding,
-    PackedDocument,
-    SetUp,
-    documents,
-    judged,
-    logits_of,
-    unchecked,
-    unrolled,
-)  # fmt: skip
-from specdec.drafter import choose
+from specdec.drafter import Drafter, DrafterSpec, choose, load, save
+from specdec.drafter.io import FORMAT
 from specdec.embedded.data import EmbeddedData
-from specdec.export.formats import FORMATS
-from specdec.export.switches import NotServable
-from specdec.export.tensors import DRAFT_TO_TARGET, TARGET_TO_DRAFT
-from specdec.export.write import subject_of
+from specdec.evaluation.callback import decoding_copy
+from specdec.export.checkpoint import fetch, read_checkpoint
+from specdec.export.read import import_checkpoint
+from specdec.nn.optimizers import hidden_matrix
+from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
 from specdec.target.proof import TOLERANCE
+from specdec.training.building import FromDrafter
 from specdec.training.head_loss import TargetProbs
+from specdec.training.module import DrafterModule
 from specdec.training.step import TargetOutputs, TrainStep, target_outputs
+from specdec.training.ttt import ORACLE, ttt_unroll
+from specdec.utils.files import read_json
 
+ROWS = 4  # of the loader's first batch
+SAMPLE = 96  # tokens of the one document on which the drafter itself is examined
+RULES = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt}
 DOCUMENTS, LENGTH = 8, 512  # whose states are compared, and of how many tokens each
-FEW = 16  # places, below which a mean says nothing
-CONVERSATIONS, ROWS = 64, 64  # rendered again, and rows looked at that hold them
+CONVERSATIONS, HOLDING = 64, 64  # rendered again, and rows looked at that hold them
 ALIKE = 0.98  # of the supervised tokens are those found here
 SHIFTED = 0.8  # of them, if the mask is moved by a token
 COVERED = 0.9  # of what the best draft vocabulary of this size covers
 
-Pair = tuple[Tensor, Tensor]
-"""A conversation's mask from the loader, and the one of its rendering here, (T,) each."""
+
+class CheckResult(StrEnum):
+    """How a check came out."""
+
+    SOUND = "sound"
+    FAULTY = "faulty"
+    UNCHECKED = "cannot be checked"
+
+
+class Finding(NamedTuple):
+    """One thing that was checked."""
+
+    what: str
+    result: CheckResult
+    figure: float | None = None
+    wanted: str = ""
+    note: str = ""
+    """Of a fault its likely cause and what to do; of what cannot be checked why; else a remark."""
+    check: str = ""
+    """The name of the check that found it, which whoever runs the check fills in."""
+
+
+def judged(what: str, figure: float, rule: str, bound: float, fault: str, remark: str = "") -> Finding:
+    """Sound, with the remark, if the figure keeps its bound, which NaN never does; else faulty."""
+    sound = not math.isnan(figure) and RULES[rule](figure, bound)
+    result = CheckResult.SOUND if sound else CheckResult.FAULTY
+    return Finding(what, result, figure, f"{rule} {bound:.4g}", remark if sound else fault)
+
+
+def unchecked(what: str, why: str, figure: float | None = None) -> Finding:
+    """What cannot be said here."""
+    return Finding(what, CheckResult.UNCHECKED, figure, note=why)
+
+
+class PackedDocument(NamedTuple):
+    """One document as a batch has it."""
+
+    row: int
+    first: int  # its first token's place in the row
+    ids_T: Tensor
+    loss_mask_T: Tensor
+
+
+def documents(batch: Batch) -> Iterator[PackedDocument]:
+    """The documents of a batch."""
+    for row, (ids_T, mask_T, documents_T) in enumerate(zip(*batch, strict=True)):
+        for number in documents_T[documents_T >= 0].unique().tolist():
+            (places,) = (documents_T == number).nonzero(as_tuple=True)
+            yield PackedDocument(row, int(places[0]), ids_T[places], mask_T[places])
+
+
+@dataclasses.dataclass
+class SetUp:
+    """A set-up.
+
+    Args:
+        drafter: as training begins with it, in training's own dtype of weights; no check may change it but the last.
+        batch: the first rows that the training loader hands out, on the target's device.
+        trainer: the trainer's settings: precision, accelerator and gradient clipping.
+        begun: whether the drafter begins with a saved one's weights rather than the target's.
+        seconds: for the overfitted sample.
+        curve: what the overfitted sample leaves for the report.
+    """
+
+    module: DrafterModule
+    data: TokenData
+    drafter: Drafter
+    batch: Batch
+    trainer: Any
+    begun: bool
+    seconds: float
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.target, self.objective = self.module.target, self.module.objective
+        # for float64, which a GPU's kernels do not know
+        gpu = self.target.device.type != "cpu"
+        self.precise_objective = dataclasses.replace(self.objective, kernel=ORACLE) if gpu else self.objective
+
+    def sample(self) -> Batch:
+        """A row of one document: real text around where its supervised tokens begin."""
+        found = max(documents(self.batch), key=lambda one: min(int(one.loss_mask_T.sum()), SAMPLE // 2))
+        begin = int(found.loss_mask_T.long().argmax())
+        start = max(0, min(begin - SAMPLE // 2, len(found.ids_T) - SAMPLE))
+        ids_1T = found.ids_T[None, start : start + SAMPLE]
+        return Batch(ids_1T, found.loss_mask_T[None, start : start + SAMPLE], torch.zeros_like(ids_1T))
+
+    def aux(self, ids_1T: Tensor) -> Tensor:
+        """The target's states of one document, (1, T, N, H) float64, as the drafter asks for them."""
+        config, view = self.drafter.config, View.packed(torch.zeros_like(ids_1T))
+        return self.target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH.double()
+
+    def precise(self) -> Drafter:
+        """The drafter in float64."""
+        return copy.deepcopy(self.drafter).to(torch.float64)
+
+    def decoding(self) -> Drafter:
+        """The drafter as it decodes, in the target's dtype."""
+        return decoding_copy(self.drafter, self.target).eval()
+
+    def lively(self) -> Drafter:
+        """The drafter in float64 with norm weights away from one, so that a norm left out shows.
+
+        Hidden matrices that start at random get unit gain, so that a part of a block left out shows.
+        """
+        drafter, generator = self.precise(), torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, weight in drafter.named_parameters():
+                if weight.ndim == 1:
+                    weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
+                elif hidden_matrix(name, weight) and not self.begun:
+                    weight.div_(weight.square().mean().sqrt() * weight.shape[1] ** 0.5)
+        return drafter.requires_grad_(False)
+
+
+def set_up(
+    module: DrafterModule, data: TokenData, trainer: Any, drafter: str | None, seconds: float, scratch: Path
+) -> SetUp:
+    """Build what ``specdec fit`` would train: target, data, drafter and features.
+
+    Args:
+        drafter: a directory of a saved, exported or published drafter, in place of the one that the run would make.
+        scratch: where a published one is imported.
+
+    Raises:
+        ValueError: ``specdec fit`` would refuse the set-up, or ``specdec import`` the drafter, in the same words.
+    """
+    gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    device = torch.device("cuda" if gpu else "cpu")
+    module.target.to(device)
+    if drafter is not None:
+        _begin_with(module, drafter, scratch)
+    data.prepare(module.tokenizer)
+    made = module.build(data)
+    module.open(data, made)
+    module.objective = dataclasses.replace(module.objective, kernel=unroll_kernel(module.attention, device)[1])
+    batch = Batch(*(column[:ROWS].to(device) for column in next(iter(data.train_dataloader()))))
+    return SetUp(module, data, made.to(device), batch, trainer, isinstance(module.start, FromDrafter), seconds)
+
+
+def _begin_with(module: DrafterModule, directory: str, scratch: Path) -> None:
+    """Let the module begin with this drafter's design and weights."""
+    where = Path(directory)
+    stored = read_json(where / "config.json") if (where / "config.json").is_file() else {}
+    if not (isinstance(stored, dict) and stored.get("format") == FORMAT):
+        where = save(import_checkpoint(read_checkpoint(fetch(directory, None)), module.target), scratch / "imported")
+    config = load(where).config
+    fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(DrafterSpec)}
+    module.spec = DrafterSpec(**{**fields, "aux_layers": list(config.aux_layers)})
+    module.objective.loss.check(module.spec)
+    module.start = FromDrafter(str(where))
+    module.train_head = module.train_head and module.spec.head == "own"
+
+
+@torch.no_grad()
+def logits_of(drafter: Drafter, ids_1T: Tensor, aux_1TNH: Tensor, steps: int) -> Tensor:
+    """The steps' logits over one document, (K, T, D), by the plainest of the kernels."""
+    unroll = ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), steps, ORACLE)
+    return torch.stack([drafter.logits(step.normed_BTH[0]) for step in unroll])
 
 
 @torch.no_grad()
@@ -107,20 +269,18 @@ def _trained(setup: SetUp, found: list[PackedDocument]) -> Finding:
     scores: dict[int, Tensor] = {}  # by how far off, of every token that the drafter knows
     for by in (0, -1, 1):
         layers, parts = tuple(b + by for b in config.aux_layers), []
-        if layers[0] < 0 or layers[-1] > target.num_layers:
+        if not 0 <= layers[0] <= layers[-1] <= target.num_layers:
             continue
-        for document in found:
-            ids_1T = document.ids_T[None, :LENGTH]
+        for ids_1T in (document.ids_T[None, :LENGTH] for document in found):
             out = target.forward(ids_1T, View.packed(0 * ids_1T), layers, config.fusion.final_norm and by == 0)
-            (step,) = unrolled(drafter, ids_1T, out.aux_BTNH.double(), 1)
             due_T = drafter.vocab.to_draft(target.logits(out.final_BTH[:, 1:])[0].argmax(-1))
-            log_q_TD = drafter.logits(step.normed_BTH[0, :-1]).log_softmax(-1)
+            log_q_TD = logits_of(drafter, ids_1T, out.aux_BTNH.double(), 1)[0, :-1].log_softmax(-1)
             parts.append(log_q_TD[due_T >= 0, due_T[due_T >= 0]])
         scores[by] = torch.cat(parts)
     what = "the saved drafter drafts best from its stated boundaries, not from those one higher or lower (nats)"
     means = {by: float(x.mean()) for by, x in scores.items()}
     best = max((by for by in means if by), key=means.__getitem__, default=0)
-    if len(scores[0]) < FEW or best == 0 or max(means.values()) < 1 - math.log(config.draft_vocab_size):
+    if best == 0 or max(means.values()) < 1 - math.log(config.draft_vocab_size):
         return unchecked(what, "it knows too little of these rows", means[0])
     lead_N = scores[0] - scores[best]
     if abs(float(lead_N.mean())) <= 2 * float(lead_N.std()) / len(lead_N) ** 0.5:  # two standard errors
@@ -151,43 +311,36 @@ def masks(setup: SetUp) -> Iterator[Finding]:
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
         yield unchecked(again, f"{why}: look at specdec inspect")
         return
-    alike = {by: _alike(pairs, by) for by in (0, -1, 1)}
+    ours_T, own_T = (torch.cat(column) for column in zip(*pairs, strict=True))
+    alike = {by: float((ours_T & own_T.roll(by)).sum() / (ours_T | own_T.roll(by)).sum()) for by in (0, -1, 1)}
     best, least = max(alike, key=alike.__getitem__), ALIKE
     fault = "other tokens are supervised than the assistant writes, of another rendering or lost before the batch"
     if best and alike[best] >= SHIFTED:
         fault = f"the mask is shifted by {best:+d} token: token j is supervised where x[j] itself is the assistant's"
         least = alike[best]
     yield judged(f"{again} ({len(pairs)} conversations)", alike[0], ">=", least, fault)
-    ended = sum(bool(mask_T[own_T & ~F.pad(own_T[1:], (0, 1))].all()) for mask_T, own_T in pairs) / len(pairs)
+    ended = float(ours_T[own_T & ~F.pad(own_T[1:], (0, 1))].double().mean())
     fault = "the end-of-turn token is not supervised: such a drafter never proposes to stop"
-    yield judged("share of conversations whose turns' last tokens are supervised", ended, ">=", ALIKE, fault)
+    yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)
 
 
-def _alike(pairs: list[Pair], by: int) -> float:
-    """Tokens that both masks have over those that either has, if the one found here is moved by some tokens."""
-    both = sum(int((mask_T & own_T.roll(by)).sum()) for mask_T, own_T in pairs)
-    return both / max(sum(int((mask_T | own_T.roll(by)).sum()) for mask_T, own_T in pairs), 1)
-
-
-def _rendered(setup: SetUp, data: ChatData) -> Iterator[Pair]:
-    """Training documents, as the loader has them, beside the same conversations rendered here."""
+def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
+    """The masks of training documents, (T,) each, as the loader has them and as they are rendered here."""
 
     def key(ids_T: Tensor) -> bytes:
         return ids_T.to(torch.int32).cpu().numpy().tobytes()
 
-    def rows(at: list[int]) -> Batch:
-        return Batch(*(column[at] for column in data.splits.train))
+    def holds(row: int) -> bool:
+        return any(key(one.ids_T) in known for one in documents(Batch(*(x[[row]] for x in train))))
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read = partial(conversation, chosen=training_layout(data.layout))
+    read, train = partial(conversation, chosen=training_layout(data.layout)), data.splits.train
     found = (one for source in find_sources(data.train) for one in each_row(source, read, left_out))
     made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
-    all_rows = range(len(data.splits.train.ids_BT))
-    holding = list(islice((n for n in all_rows if any(key(d.ids_T) in known for d in documents(rows([n])))), ROWS))
-    if not holding:
+    if not (rows := list(islice(filter(holds, range(len(train.ids_BT))), HOLDING))):
         return
-    for batch in ResumableLoader(rows(holding), data.batch_size, shuffle=False):
+    for batch in ResumableLoader(Batch(*(x[rows] for x in train)), data.batch_size, shuffle=False):
         yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
 
 
@@ -228,7 +381,7 @@ def labels(setup: SetUp) -> Iterator[Finding]:
 
 
 def vocabulary(setup: SetUp) -> Iterator[Finding]:
-    """The draft vocabulary covers the data, an export names the same tokens, and the head's rows are theirs."""
+    """The draft vocabulary covers the data, and the head's rows are its tokens'."""
     drafter, target = setup.drafter, setup.target
     ids_D, V = drafter.vocab.target_ids_D.cpu(), drafter.config.vocab_size
     counts_V = setup.data.supervised_counts(V)
@@ -239,20 +392,6 @@ def vocabulary(setup: SetUp) -> Iterator[Finding]:
     if missing := sorted(set(target.eos_token_ids) - set(ids_D.tolist())):
         share, fault = -1.0, f"it lacks the end-of-text tokens {missing}: no draft proposes to stop"
     yield judged(what, share, ">=", COVERED * best, fault, f"the best of this size: {best:.4f}")
-    what = "d2t of an export for vLLM holds offsets to the draft tokens, and t2d marks them"
-    try:
-        tensors = FORMATS["vllm"].tensors(drafter, subject_of(drafter, target))
-    except NotServable as error:
-        yield unchecked(what, str(error))
-    else:
-        offsets_D = tensors.get(DRAFT_TO_TARGET, torch.zeros(len(ids_D))).long().cpu()
-        members_V = torch.isin(torch.arange(V), ids_D)
-        wrong = int((torch.arange(len(ids_D)) + offsets_D != ids_D).sum())
-        wrong += int((tensors.get(TARGET_TO_DRAFT, members_V).bool().cpu() != members_V).sum())
-        fault = "d2t or t2d name other tokens than the drafter's head has"
-        if torch.equal(offsets_D, ids_D):
-            fault = "d2t holds target ids: an engine adds the draft id once more; write target id less draft id"
-        yield judged(what, wrong, "<=", 0, fault)
     if drafter.config.hidden_size == target.hidden_size and not (setup.begun and drafter.config.head == "own"):
         ours_DH, theirs_DH = drafter.lm_head.weight.detach(), target.head_weight()[drafter.vocab.target_ids_D]
         wrong = int((ours_DH != theirs_DH.to(ours_DH)).any(-1).sum())

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.diagnostics.parity.compare import EXPORTED, compare
+from specdec.diagnostics.parity_compare import EXPORTED, compare
 from specdec.export import import_checkpoint, read_checkpoint
 from specdec.target import Target
-from tests.diagnostics.parity.made import DEPTH, target, texts
+from tests.diagnostics.parity_made import DEPTH, target, texts
 from tests.export.test_read import HIDDEN, IDS, VOCAB, D, eagle1, eagle3, flat, nested, written
 from tests.tiny import LAYERS
 

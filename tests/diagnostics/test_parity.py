@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from specdec.cli import main
-from specdec.diagnostics.parity.command import differences
-from tests.diagnostics.parity.made import Weights, drafter, drops, edit, exported, sets, target
+from specdec.diagnostics.parity import differences
+from tests.diagnostics.parity_made import drafter, edit, exported, sets, target
 
 
 def test_a_drafter_is_exported_and_compared(
@@ -21,7 +20,7 @@ def test_a_drafter_is_exported_and_compared(
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert report["holds"] and report["differences"] == [] and report["export_not_compared"] is None
     assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
-    assert len(report["rows"]) == 2 * 4 * 3
+    assert len(report["rows"]) == 2 * 2 * 3
     row = report["rows"][-1]
     assert (row["pair"], row["place"], row["depth"]) == ("training and export", "packed", 2)
     assert row["equal"] and row["verdict"] == "equal" and 0 < row["share"] < row["allowed"] == 1e-4
@@ -39,7 +38,7 @@ def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pyte
     edit(served, lambda raw: raw.update(norm_output=False), None)
     assert main([*line, "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out
-    assert "config.json: norm_output is false, for this drafter true" in told
+    assert "recurrence is PreNorm, for this drafter PostNorm" in told
     assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith("NOT THE SAME")
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
     assert not report["holds"] and report["texts"] == 1 and len(report["differences"]) == 1
@@ -59,7 +58,7 @@ def test_what_sixteen_bits_hide_is_told_by_name(
     capsys.readouterr()
     assert main([*line, "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out
-    assert "DIFFERENT" not in told and "norm.weight differs in" in told
+    assert "DIFFERENT" not in told and "norms.output.weight differs in" in told
     assert "drowns in this precision, --target.dtype float32 shows it" in told.splitlines()[-1]
     assert not json.loads((tmp_path / "out" / "parity.json").read_text())["holds"]
 
@@ -92,47 +91,26 @@ def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.C
         assert message in error.splitlines()[-1]
 
 
-def named(directory: Path) -> list[str]:
-    return [finding.text for finding in differences(directory, drafter("eagle3_1"), target())]
-
-
-def test_keys(tmp_path: Path) -> None:
+def test_config_and_tensors_that_are_others(tmp_path: Path) -> None:
     directory = exported("eagle3_1", tmp_path / "out")
-    edit(directory, sets(rms_norm_eps=1e-5, bos_token_id=0, bias=True), None)
-    edit(directory, drops("fc_norm"), None)
-    assert named(directory) == [
-        "config.json: rms_norm_eps is 1e-05, for this drafter 1e-06",
-        "config.json lacks fc_norm, which is true for this drafter",
-        "config.json has also bias, bos_token_id",
-    ]
-
-
-def test_tensors(tmp_path: Path) -> None:
-    def change(w: Weights) -> None:
-        w["fc.weight"][0, :3] += 1
-        w["norm.weight"] = torch.ones(31)
-        w["layers.0.mlp.up_proj.weight"] = w.pop("midlayer.mlp.up_proj.weight")  # the same by another name
-        w["fc.bias"] = torch.zeros(32)
-        del w["t2d"]
-
-    directory = exported("eagle3_1", tmp_path / "out")
-    edit(directory, None, change)
-    assert sorted(named(directory)) == [
-        "fc.bias is in the file, this drafter exports no such tensor",
-        "fc.weight differs in 3 of 3072 numbers",
-        "norm.weight is [31], of this drafter [32]",
-        "t2d is not in the file",
+    assert differences(directory, drafter("eagle3_1"), target()) == []
+    edit(directory, sets(rms_norm_eps=1e-5, norm_output=False), lambda w: w["norm.weight"].add_(1))
+    assert differences(directory, drafter("eagle3_1"), target()) == [
+        "recurrence is PreNorm, for this drafter PostNorm",
+        "rms_norm_eps is 1e-05, for this drafter 1e-06",
+        "norms.output.weight differs in 32 of 32 numbers",
     ]
 
 
 def test_a_narrower_dtype_is_no_difference(tmp_path: Path) -> None:
     directory = exported("eagle3_1", tmp_path / "out")
     edit(directory, None, lambda w: w.update({n: x.bfloat16() for n, x in w.items() if x.is_floating_point()}))
-    assert named(directory) == []
+    assert differences(directory, drafter("eagle3_1"), target()) == []
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     directory = exported("eagle3_1", tmp_path / "out")
+    edit(directory, None, None)
     (directory / "config.json").write_text("{")
-    (line,) = named(directory)
+    (line,) = differences(directory, drafter("eagle3_1"), target())
     assert "not valid JSON" in line

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from specdec.data import Batch, ChatData
 from specdec.data.loader import Rows
-from specdec.diagnostics.doctor import setup as set_up_module
-from specdec.diagnostics.doctor.command import made
-from specdec.diagnostics.doctor.setup import CheckResult
+from specdec.diagnostics import doctor_setup as set_up_module
+from specdec.diagnostics.doctor import made
+from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.drafter import Drafter, save
 from specdec.drafter.recurrence import FeedNormed
-from specdec.export.formats import Format
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
 from specdec.nn.rope import rope_parameters
@@ -25,7 +24,7 @@ from specdec.target import TargetOutput
 from specdec.training import step as step_module
 from specdec.training.building import FromDrafter
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.doctor.made import chats, design, faults, learner, subject, target, text, told
+from tests.diagnostics.doctor_made import chats, design, faults, learner, subject, target, text, told
 
 Patch = pytest.MonkeyPatch
 
@@ -147,23 +146,6 @@ def test_labels_shifted_by_one(tmp_path: Path, monkeypatch: Patch) -> None:
     assert "decoding has not" in told(found, "overfit")
 
 
-def absolute(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return tensors | {"d2t": tensors["d2t"] + torch.arange(len(tensors["d2t"]))}
-
-
-def other_members(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return tensors | {"t2d": tensors["t2d"].roll(1)}
-
-
-@pytest.mark.parametrize(
-    ("change", "cause"), [(absolute, "d2t holds target ids"), (other_members, "d2t or t2d name other tokens")]
-)
-def test_exports(change: Callable[..., dict[str, Tensor]], cause: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    own = Format.tensors
-    monkeypatch.setattr(Format, "tensors", lambda self, drafter, of: change(own(self, drafter, of)))
-    assert cause in told(faults(subject(text(tmp_path)), "vocabulary"), "vocabulary")
-
-
 def test_a_vocabulary_of_other_text(tmp_path: Path) -> None:
     """A saved drafter whose head knows what these data never say."""
     data = text(tmp_path)
@@ -194,7 +176,7 @@ def boundary_left_out(drafter: Any) -> None:
     [
         (head_rolled, "vocabulary", ["rows are another token's"]),
         (fusion_frozen, "gradient", ["fusion.fc.weight: frozen"]),
-        (embedding_trained, "gradient", ["embed_tokens.weight: trained unasked", "moves wrongly"]),
+        (embedding_trained, "gradient", ["embed_tokens.weight: trained unasked"]),
         (boundary_left_out, "switches", ["the target's state at boundary 2", "the fusion leaves it out"]),
     ],
 )
@@ -237,7 +219,7 @@ def test_code(
 def test_a_wrong_rope(change: dict[str, float], tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("specdec.drafter.config.rope_parameters", lambda config: rope_parameters(config) | change)
     found = faults(subject(text(tmp_path)), "rope")
-    assert next(iter(change)) in told(found, "rope") and "rotary frequencies" in told(found, "rope") and len(found) == 2
+    assert next(iter(change)) in told(found, "rope") and len(found) == 1
 
 
 def test_no_rotation_at_all(tmp_path: Path, monkeypatch: Patch) -> None:

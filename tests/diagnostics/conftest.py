@@ -1,13 +1,14 @@
-"""Pairs on disk."""
+"""Pairs on disk, and what makes the doctor's tests short."""
 
 from pathlib import Path
 
 import pytest
 
+from specdec.diagnostics import doctor_model, doctor_setup
 from specdec.drafter import DrafterSpec, save
 from specdec.export import export_drafter
 from specdec.target import Target
-from tests.diagnostics.parity.made import sharp
+from tests.diagnostics.parity_made import sharp
 from tests.engines.conftest import fake, served
 from tests.export.made import made_drafter
 
@@ -23,3 +24,12 @@ def line(target_directory: Path, tmp_path: Path) -> list[str]:
     save(drafter, tmp_path / "drafter")
     export_drafter(drafter, target, tmp_path / "served")
     return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less text, and less patience."""
+    monkeypatch.setattr(doctor_model, "PATIENCE", 10)
+    monkeypatch.setattr(doctor_model, "ANSWER", 24)
+    monkeypatch.setattr(doctor_model, "PROMPTS", 2)
+    monkeypatch.setattr(doctor_setup, "SAMPLE", 48)

@@ -1,1 +1,0 @@
-"""``specdec doctor``: a set-up's faults, found before it is trained."""
