@@ -1,7 +1,6 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,17 +8,23 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from specdec.data.chat import Encoded, encode, read_conversations, training_layout
-from specdec.data.loader import Companion, EpochSampler, ResumableLoader, split
-from specdec.data.packing import Batch, Document, check_ids, pack_stream, pack_whole, pad
-from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
+from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations, training_layout
+from specdec.data.loader import (
+    Batch,
+    Companion,
+    Document,
+    EpochSampler,
+    ResumableLoader,
+    pack_stream,
+    pack_whole,
+    pad,
+    split,
+)
+from specdec.data.rows import DataRow, each_row, find_sources, has_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
-from specdec.data.tokens import cached, determinants
 
 log = logging.getLogger(__name__)
 
-PACKERS: dict[str, Callable[[list[Document], int], Batch]]
-PACKERS = {"whole": pack_whole, "pad": pad}
 CHUNK = 256  # texts tokenised in one call
 
 
@@ -94,7 +99,12 @@ class TokenData(pl.LightningDataModule):
             ValueError: an id is negative or not below ``vocab_size``.
         """
         for name, rows in self.splits._asdict().items():
-            check_ids(rows, vocab_size, name)
+            wrong_BT = (rows.ids_BT < 0) | (rows.ids_BT >= vocab_size)
+            if wrong_BT.any():
+                raise ValueError(
+                    f"the {name} data holds token id {int(rows.ids_BT[wrong_BT][0])} ({int(wrong_BT.sum())} such "
+                    f"tokens), but the vocabulary has {vocab_size} ids: the tokenizer does not belong to this target"
+                )
 
     def supervised_counts(self, vocab_size: int) -> Tensor:
         """How often each id is supervised in the packed training data; (V,) int64.
@@ -137,7 +147,7 @@ class TokenData(pl.LightningDataModule):
 class TextData(TokenData):
     """Plain text, of which every token is supervised, closed by the tokenizer's end-of-sequence token if it has one.
 
-    Rows of data (JSON, Parquet, Arrow, the Hub) are a document each (their ``text``), any other file is one.
+    Rows of data (JSON, Parquet, the Hub) are a document each (their ``text``), any other file is one.
 
     Args:
         train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
@@ -171,12 +181,11 @@ class ChatData(TokenData):
     """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
 
     Args:
-        train: files (JSON lines, JSON, Parquet, Arrow), globs of them, folders that ``save_to_disk`` made, and
+        train: files (JSON lines, JSON, Parquet), globs of them, folders that ``save_to_disk`` made, and
             ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
         test: the same; None tests on the validation conversations.
-        layout: of all rows: messages, sharegpt, ultrachat, alpaca or prompt_response; None tells each row's by its
-            columns.
+        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
             leaves it out and tells how many there were, and what was wrong with the first.
         cache: keep the tokens in specdec's cache, for the next run on the same data.
@@ -193,11 +202,7 @@ class ChatData(TokenData):
         seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, num_workers, seed)
-        if packing not in PACKERS:
-            raise ValueError(f"packing is {packing!r}: choose one of {', '.join(PACKERS)}")
-        if broken not in ("refuse", "drop"):
-            raise ValueError(f"broken is {broken!r}: choose refuse or drop")
-        training_layout(layout)
+        training_layout(layout)  # refuses one that is unknown
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
         self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache
         self.broken = broken
@@ -224,7 +229,7 @@ class ChatData(TokenData):
 
     def pack(self, documents: list[Document]) -> Batch:
         """Conversations as rows of ``seq_len`` tokens."""
-        return PACKERS[self.packing](documents, self.seq_len)
+        return pack_whole(documents, self.seq_len) if self.packing == "whole" else pad(documents, self.seq_len)
 
     def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         train = self._encoded(self.train, tokenizer)
@@ -254,9 +259,15 @@ def read_texts(patterns: str | list[str]) -> list[str]:
     Raises:
         ValueError: a source is missing or undecodable, a row is broken, or no document is left.
     """
+
+    def text_of(row: DataRow) -> str:
+        if not isinstance(row.values.get("text"), str):
+            raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
+        return row.values["text"]
+
     read: list[str] = []
     for source in find_sources(patterns):
-        read += [_text(row) for row in read_rows(source)] if has_rows(source) else [read_text(Path(source))]
+        read += each_row(source, text_of) if has_rows(source) else [read_text(Path(source))]
     texts = [text for text in read if text.strip()]
     if len(texts) < len(read):
         log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))
@@ -277,9 +288,3 @@ def encode_texts(texts: list[str], tokenizer: Any) -> list[Document]:
             ids_T = torch.tensor(ids, dtype=torch.long)
             documents.append(Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)))
     return documents
-
-
-def _text(row: DataRow) -> str:
-    if not isinstance(row.values.get("text"), str):
-        raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
-    return row.values["text"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specdec.data.loader import Document
 from specdec.data.module import TokenData
-from specdec.data.packing import Document
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import CorpusFile, corpus, stream_rows
 

@@ -1,6 +1,6 @@
 """vLLM as the engine of ``specdec cache``: a process in vLLM's own environment, asked through its standard input.
 
-Legend: M tokens of a row's pieces, N stored boundaries, H hidden.
+Legend: M tokens of a document's piece, R tokens of a row, N stored boundaries, H hidden.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class VllmEngine:
         if not version.startswith(KNOWN):
             raise ValueError(
                 f"--engine vllm needs vLLM {KNOWN}x, whose hidden states are known to be right; this Python has "
-                f"{version}: give another --vllm, or leave out --engine"
+                f"{version}: name another with {VARIABLE}, or leave out --engine"
             )
         self.name = f"vllm {version}"
         self._ask("go")
@@ -49,15 +49,13 @@ class VllmEngine:
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, vllm: str | None,
-        more: Mapping[str, Any],
-    ) -> Iterator[Self]:  # fmt: skip
+        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, more: Mapping[str, Any]
+    ) -> Iterator[Self]:
         """vLLM with this target, ready, until the block ends.
 
         Args:
             layers: boundaries to store.
             longest: tokens of the longest piece.
-            vllm: a Python that has vLLM; by default as for ``specdec serve``.
             more: arguments of vLLM's engine.
 
         Raises:
@@ -65,9 +63,9 @@ class VllmEngine:
         """
         if taken := sorted(set(more) & set(OURS)):
             raise ValueError(f"--vllm_args: {', '.join(taken)} is not to be chosen: specdec cache sets it")
-        words = find_vllm(vllm)
+        words = find_vllm()
         if len(words) == 1:
-            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with --vllm or {VARIABLE}")
+            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with {VARIABLE}")
         with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
             job = {
                 "folder": folder,
@@ -105,13 +103,13 @@ class VllmEngine:
             yield from self._group(group)
 
     def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
-        pieces = [row.ids_R[start:end] for row in rows for start, end in row.spans]
+        pieces = [ids_M for row in rows for ids_M in row.pieces()]
         self._ask([ids_M.tolist() for ids_M in pieces])
         files = iter(zip(pieces, self._answer(), strict=True))
         for row in rows:
-            found = [self._piece(*next(files)) for _ in row.spans]
-            aux_MNH, final_MH = (torch.cat(columns) for columns in zip(*found, strict=True))
-            yield RowStates(row, aux_MNH, final_MH)
+            found = [self._piece(*next(files)) for _ in row.pieces()]
+            aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*found, strict=True))
+            yield RowStates(row, aux_RNH, final_RH)
 
     def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
         """(M, N, H) and (M, H) of one request, whose file is removed."""

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.data.loader import BLANK, EpochSampler, ResumableLoader, generator, split
-from specdec.data.packing import Batch, Document, pad
+from specdec.data.loader import BLANK, Batch, Document, EpochSampler, ResumableLoader, generator, pad, split
 
 LENGTHS = random.Random(0).choices([3, 30, 90, 150, 240], k=53)
 

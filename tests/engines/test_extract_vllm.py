@@ -55,11 +55,12 @@ def arguments(target: Path, text: Path) -> list[str]:
     ]
 
 
-def fake(tmp_path: Path, version: str) -> str:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> None:
+    """A Python of that version of vLLM."""
     path = tmp_path / "python"
     path.write_text(FAKE.format(python=sys.executable, version=version))
     path.chmod(0o755)
-    return str(path)
+    monkeypatch.setenv(VARIABLE, str(path))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +71,12 @@ def fake(tmp_path: Path, version: str) -> str:
     ],
 )
 def test_another_version_and_one_that_fails_are_one_line(
-    version: str, message: str, servable: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    version: str, message: str, servable: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake(monkeypatch, tmp_path, version)
     out = tmp_path / "cache"
-    asked = ["cache", *arguments(servable, text_file), "--vllm", fake(tmp_path, version), "--out", str(out)]
+    asked = ["cache", *arguments(servable, text_file), "--out", str(out)]
     assert main(asked) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.search(message, error) and not out.exists()
@@ -88,10 +91,12 @@ def test_another_version_and_one_that_fails_are_one_line(
     ],
 )
 def test_vllm_takes_more_arguments(
-    given: str, message: str, servable: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    given: str, message: str, servable: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake(monkeypatch, tmp_path, "0.32.0")
     out = tmp_path / "cache"
-    asked = ["cache", *arguments(servable, text_file), "--vllm", fake(tmp_path, "0.32.0"), "--out", str(out)]
+    asked = ["cache", *arguments(servable, text_file), "--out", str(out)]
     assert main([*asked, "--vllm_args", given]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
@@ -100,6 +105,7 @@ def test_a_target_for_vllm_takes_no_device_of_its_own(
     servable: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    fake(monkeypatch, tmp_path, "0.32.0")
     loaded: list[Target] = []
     load = TargetSource.load
 
@@ -111,7 +117,7 @@ def test_a_target_for_vllm_takes_no_device_of_its_own(
     monkeypatch.setattr(TargetSource, "load", seen)
     monkeypatch.setattr(extract.torch.cuda, "is_available", lambda: True)
     asked = ["cache", *arguments(servable, text_file), "--model.target.device_map", "auto"]
-    assert main([*asked, "--vllm", fake(tmp_path, "0.32.0"), "--out", str(tmp_path / "cache")]) == 2
+    assert main([*asked, "--out", str(tmp_path / "cache")]) == 2
     assert "vLLM ended" in capsys.readouterr().err
     assert [target.device.type for target in loaded] == ["cpu"]
 
@@ -131,7 +137,8 @@ def test_a_real_vllm_gives_the_targets_features(
         monkeypatch.setenv(name, value)
     out = tmp_path / "cache"
     layers = list(range(8))
-    more = ["--layers", str(layers), "--out", str(out), "--shard_mb", "0.5"]
+    monkeypatch.setattr(extract, "SHARD_BYTES", 500_000)
+    more = ["--layers", str(layers), "--out", str(out)]
     assert main(["cache", *arguments(servable, text_file), *more]) == 0
     contract = FeatureIndex.read(out / "index.json").contract
     assert contract.engine.startswith("vllm 0.32.") and contract.layers == tuple(layers)
