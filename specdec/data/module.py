@@ -13,8 +13,8 @@ from specdec.data.loader import (
     Batch,
     Companion,
     Document,
-    EpochSampler,
     ResumableLoader,
+    order,
     pack_stream,
     pack_whole,
     pad,
@@ -44,15 +44,14 @@ class TokenData(pl.LightningDataModule):
     Args:
         seq_len: tokens of a row.
         batch_size: rows of a batch, per process.
-        num_workers: processes that fetch rows; they are in memory, so 0 is seldom slow.
         seed: what the order of rows and the validation split depend on.
     """
 
-    def __init__(self, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0) -> None:
+    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0) -> None:
         super().__init__()
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
-        self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.companion = Companion()  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
@@ -120,8 +119,8 @@ class TokenData(pl.LightningDataModule):
         """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
         if count is None:
             return self.splits.train
-        order = EpochSampler(len(self.splits.train.ids_BT), self.seed).order(0)
-        return Batch(*(column[order[:count]] for column in self.splits.train))
+        first = order(len(self.splits.train.ids_BT), self.seed, epoch=0)[:count]
+        return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
         """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
@@ -140,8 +139,7 @@ class TokenData(pl.LightningDataModule):
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
-        return ResumableLoader(*share, self.companion)
+        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.companion)
 
 
 class TextData(TokenData):
@@ -159,9 +157,9 @@ class TextData(TokenData):
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, num_workers, seed)
+        super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
@@ -199,9 +197,9 @@ class ChatData(TokenData):
         self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
         val_fraction: float = 0.05, packing: Literal["whole", "pad"] = "whole", answer_only: bool = True,
         layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", cache: bool = True,
-        seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, num_workers, seed)
+        super().__init__(seq_len, batch_size, seed)
         training_layout(layout)  # refuses one that is unknown
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
         self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache

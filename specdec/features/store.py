@@ -31,7 +31,7 @@ INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
 DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-INCIDENTAL = ("batch_size", "num_workers", "cache")  # of the data: they change no row
+INCIDENTAL = ("batch_size", "cache")  # of the data: they change no row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ class Toy(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def run(path: Path, epochs: int, num_workers: int = 0, ckpt_path: Path | None = None, **options: Any) -> Toy:
+def run(path: Path, epochs: int, ckpt_path: Path | None = None, **options: Any) -> Toy:
     module = Toy()
     callback = ModelCheckpoint(path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     settings = {"num_sanity_val_steps": 0, "val_check_interval": 4, "callbacks": [callback]} | options
@@ -68,7 +68,7 @@ def run(path: Path, epochs: int, num_workers: int = 0, ckpt_path: Path | None = 
         default_root_dir=path,
         **settings,
     )
-    data = Counting(SEQ, BATCH, num_workers, seed=3)
+    data = Counting(SEQ, BATCH, seed=3)
     trainer.fit(module, data, ckpt_path=None if ckpt_path is None else str(ckpt_path), weights_only=True)
     return module
 
@@ -80,13 +80,6 @@ def test_a_resumed_run_sees_exactly_the_rows_that_were_left(tmp_path: Path, step
     rest = run(tmp_path / "rest", 3, ckpt_path=tmp_path / f"whole/step={step}.ckpt")
     assert rest.seen == whole.seen[step:]
     assert torch.equal(rest.weight, whole.weight)
-
-
-def test_a_run_resumed_with_workers_sees_exactly_the_rows_that_were_left(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", 2, num_workers=2)
-    assert whole.seen == run(tmp_path / "plain", 2).seen
-    rest = run(tmp_path / "rest", 2, num_workers=2, ckpt_path=tmp_path / "whole/step=3.ckpt")
-    assert rest.seen == whole.seen[3:]
 
 
 def test_a_run_of_more_epochs_goes_on_after_one_that_ended(tmp_path: Path) -> None:
