@@ -40,19 +40,6 @@ class MaskError(ValueError):
     """There is nothing to learn, or nothing is told apart."""
 
 
-class Lost(NamedTuple):
-    """What truncation and missing answers cost."""
-
-    conversations: int
-    cut: int  # conversations longer than a row
-    tokens: int
-    tokens_lost: int
-    supervised: int
-    supervised_lost: int
-    silent: int  # conversations without a supervised token, before the cut
-    cut_away: int  # conversations whose supervised tokens were all lost
-
-
 class Encoded(NamedTuple):
     """N conversations, each as a document of at most so many tokens, and how much it was before."""
 
@@ -67,20 +54,18 @@ class Encoded(NamedTuple):
         return Encoded(documents, self.lengths_N[indices], self.supervised_N[indices], self.left_out)
 
     @property
-    def lost(self) -> Lost:
-        """What the documents are short of."""
+    def lost(self) -> dict[str, int]:
+        """What truncation and missing answers cost, by name."""
         kept_N = torch.tensor([int(document.loss_mask_T.sum()) for document in self.documents])
         sizes_N = torch.tensor([len(document.ids_T) for document in self.documents])
-        return Lost(
-            conversations=len(self.documents),
-            cut=int((sizes_N < self.lengths_N).sum()),
-            tokens=int(self.lengths_N.sum()),
-            tokens_lost=int((self.lengths_N - sizes_N).sum()),
-            supervised=int(self.supervised_N.sum()),
-            supervised_lost=int((self.supervised_N - kept_N).sum()),
-            silent=int((self.supervised_N == 0).sum()),
-            cut_away=int(((self.supervised_N > 0) & (kept_N == 0)).sum()),
-        )
+        return {
+            "conversations": len(self.documents),
+            "cut": int((sizes_N < self.lengths_N).sum()),  # conversations longer than a row
+            "tokens_lost": int((self.lengths_N - sizes_N).sum()),
+            "supervised_lost": int((self.supervised_N - kept_N).sum()),
+            "silent": int((self.supervised_N == 0).sum()),  # conversations without a supervised token, before the cut
+            "cut_away": int(((self.supervised_N > 0) & (kept_N == 0)).sum()),  # that lost all supervised tokens to it
+        }
 
     def usable(self, max_length: int, name: str) -> list[Document]:
         """The documents that have a supervised token; what was lost is logged, with a warning if it is much.
@@ -88,21 +73,21 @@ class Encoded(NamedTuple):
         Raises:
             MaskError: no token is supervised, or every one.
         """
-        lost = self.lost
         tell_left_out(self.left_out)
-        supervised_share = lost.supervised_lost / max(lost.supervised, 1)
+        lost, supervised = self.lost, int(self.supervised_N.sum())
+        count, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
         log.log(
-            logging.WARNING if max(supervised_share, lost.cut / lost.conversations) > MUCH else logging.INFO,
+            logging.WARNING if max(share, cut / count) > MUCH else logging.INFO,
             "%s: %d conversations, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
-            name, lost.conversations, lost.cut, max_length, lost.tokens_lost, lost.tokens, lost.supervised_lost,
-            lost.supervised, 100 * supervised_share,
+            name, count, cut, max_length, lost["tokens_lost"], int(self.lengths_N.sum()), lost["supervised_lost"],
+            supervised, 100 * share,
         )  # fmt: skip
-        if dropped := lost.silent + lost.cut_away:
-            log.warning("%s: %d of %d rows have no supervised token; dropped", name, dropped, lost.conversations)
+        if dropped := lost["silent"] + lost["cut_away"]:
+            log.warning("%s: %d of %d rows have no supervised token; dropped", name, dropped, count)
         documents = [document for document in self.documents if document.loss_mask_T.any()]
         if not documents:
             raise MaskError(
-                f"{name}: none of {lost.conversations} conversations has a supervised token ({lost.cut} were cut to "
+                f"{name}: none of {count} conversations has a supervised token ({cut} were cut to "
                 f"{max_length} tokens): they need assistant turns that begin within seq_len"
             )
         if all(bool(document.loss_mask_T.all()) for document in documents):

@@ -4,7 +4,6 @@ Legend: B batch, T tokens, N asked boundaries, H hidden, R tokens up to the last
 """
 
 import logging
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -150,7 +149,6 @@ class CachedSource(FeatureSource):
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
         self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
-        self._lock = threading.Lock()
 
     def announce(self, batch: Batch) -> None:
         """Read it in the thread; at most the present batch and the next are kept.
@@ -160,10 +158,9 @@ class CachedSource(FeatureSource):
         rows = packed_rows(batch)
         if self.first_rows is not None and not all(map(self.store.holds, rows)):
             return
-        with self._lock:
-            while len(self._ahead) > 1:
-                del self._ahead[next(iter(self._ahead))]
-            self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+        while len(self._ahead) > 1:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
 
     def ready(self, batch: Batch) -> None:
         """Wait for the thread, or read what nobody announced."""
@@ -178,17 +175,15 @@ class CachedSource(FeatureSource):
         if (tuple(layers), final_norm) != (self.layers, self.final_norm):
             raise ValueError(f"{self.store.directory}: opened for boundaries {list(self.layers)}, not {list(layers)}")
         rows = packed_rows(batch)
-        with self._lock:
-            ahead = self._ahead.pop(_keys(rows), None)
+        ahead = self._ahead.pop(_keys(rows), None)
         found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
         return TargetOutput(*(x.to(target.device, self.dtype, non_blocking=True) for x in found))
 
     def close(self) -> None:
         """End the thread, and forget what it has read."""
-        with self._lock:
-            self._thread.shutdown(cancel_futures=True)
-            self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
-            self._ahead.clear()
+        self._thread.shutdown(cancel_futures=True)
+        self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
+        self._ahead.clear()
 
     def _read(self, rows: list[PackedRow], T: int) -> TargetOutput:
         contract = self.store.contract
