@@ -1,6 +1,6 @@
 """Training killed with SIGKILL at random moments and resumed, beside the run that nothing disturbs.
 
-Every kind of run (one process, data workers, accumulation, cached features, two processes of DDP and of FSDP2) is
+Every kind of run (one process, accumulation, cached features, two processes of DDP and of FSDP2) is
 trained once undisturbed, then again under kills: the whole process group at a random step or within a checkpoint's
 write, then ``specdec fit --ckpt_path auto``. Every loss and the final weights must be equal to the bit.
 
@@ -29,7 +29,6 @@ PATIENCE = 300.0  # seconds for the next loss
 TWO = ("--trainer.devices", "2", "--trainer.strategy")
 KINDS: dict[str, tuple[str, ...]] = {
     "one process": (),
-    "data workers": ("--data.num_workers", "2"),
     "accumulation": ("--trainer.accumulate_grad_batches", "2"),
     "cached features": (),
     "DDP, two processes": (*TWO, "ddp"),

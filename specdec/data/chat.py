@@ -6,23 +6,31 @@ searched for by marker strings: tokens merge across boundaries, and users write 
 """
 
 import hashlib
+import importlib.metadata
 import json
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, Layout, named, parsed, recognise
-from specdec.data.packing import Document
-from specdec.data.rows import DataRow, DistinctNames, each_row, find_sources
+from specdec.data.loader import Document
+from specdec.data.rows import HUB, DataRow, each_row, find_sources, hub_fingerprint
 from specdec.data.template import Spans, Template
+from specdec.utils.files import sha256, staged
+from specdec.utils.locks import cache_directory, locked
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
+VERSION = 2  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
 CHUNK = 256  # conversations tokenised in one call
 SHOWN = 3  # broken rows that a warning tells
 MUCH = 0.05  # a loss that deserves a warning
@@ -30,24 +38,6 @@ MUCH = 0.05  # a loss that deserves a warning
 
 class MaskError(ValueError):
     """There is nothing to learn, or nothing is told apart."""
-
-
-class Lost(NamedTuple):
-    """What truncation and missing answers cost."""
-
-    conversations: int
-    cut: int  # conversations longer than a row
-    tokens: int
-    tokens_lost: int
-    supervised: int
-    supervised_lost: int
-    silent: int  # conversations without a supervised token, before the cut
-    cut_away: int  # conversations whose supervised tokens were all lost
-
-    @property
-    def dropped(self) -> int:
-        """Conversations that nothing can be learnt from."""
-        return self.silent + self.cut_away
 
 
 class Encoded(NamedTuple):
@@ -64,20 +54,18 @@ class Encoded(NamedTuple):
         return Encoded(documents, self.lengths_N[indices], self.supervised_N[indices], self.left_out)
 
     @property
-    def lost(self) -> Lost:
-        """What the documents are short of."""
+    def lost(self) -> dict[str, int]:
+        """What truncation and missing answers cost, by name."""
         kept_N = torch.tensor([int(document.loss_mask_T.sum()) for document in self.documents])
         sizes_N = torch.tensor([len(document.ids_T) for document in self.documents])
-        return Lost(
-            conversations=len(self.documents),
-            cut=int((sizes_N < self.lengths_N).sum()),
-            tokens=int(self.lengths_N.sum()),
-            tokens_lost=int((self.lengths_N - sizes_N).sum()),
-            supervised=int(self.supervised_N.sum()),
-            supervised_lost=int((self.supervised_N - kept_N).sum()),
-            silent=int((self.supervised_N == 0).sum()),
-            cut_away=int(((self.supervised_N > 0) & (kept_N == 0)).sum()),
-        )
+        return {
+            "conversations": len(self.documents),
+            "cut": int((sizes_N < self.lengths_N).sum()),  # conversations longer than a row
+            "tokens_lost": int((self.lengths_N - sizes_N).sum()),
+            "supervised_lost": int((self.supervised_N - kept_N).sum()),
+            "silent": int((self.supervised_N == 0).sum()),  # conversations without a supervised token, before the cut
+            "cut_away": int(((self.supervised_N > 0) & (kept_N == 0)).sum()),  # that lost all supervised tokens to it
+        }
 
     def usable(self, max_length: int, name: str) -> list[Document]:
         """The documents that have a supervised token; what was lost is logged, with a warning if it is much.
@@ -85,21 +73,21 @@ class Encoded(NamedTuple):
         Raises:
             MaskError: no token is supervised, or every one.
         """
-        lost = self.lost
         tell_left_out(self.left_out)
-        supervised_share = lost.supervised_lost / max(lost.supervised, 1)
+        lost, supervised = self.lost, int(self.supervised_N.sum())
+        count, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
         log.log(
-            logging.WARNING if max(supervised_share, lost.cut / lost.conversations) > MUCH else logging.INFO,
+            logging.WARNING if max(share, cut / count) > MUCH else logging.INFO,
             "%s: %d conversations, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
-            name, lost.conversations, lost.cut, max_length, lost.tokens_lost, lost.tokens, lost.supervised_lost,
-            lost.supervised, 100 * supervised_share,
+            name, count, cut, max_length, lost["tokens_lost"], int(self.lengths_N.sum()), lost["supervised_lost"],
+            supervised, 100 * share,
         )  # fmt: skip
-        if lost.dropped:
-            log.warning("%s: %d of %d rows have no supervised token; dropped", name, lost.dropped, lost.conversations)
+        if dropped := lost["silent"] + lost["cut_away"]:
+            log.warning("%s: %d of %d rows have no supervised token; dropped", name, dropped, count)
         documents = [document for document in self.documents if document.loss_mask_T.any()]
         if not documents:
             raise MaskError(
-                f"{name}: none of {lost.conversations} conversations has a supervised token ({lost.cut} were cut to "
+                f"{name}: none of {count} conversations has a supervised token ({cut} were cut to "
                 f"{max_length} tokens): they need assistant turns that begin within seq_len"
             )
         if all(bool(document.loss_mask_T.all()) for document in documents):
@@ -122,26 +110,39 @@ def read_conversations(
     Raises:
         ValueError: a source is missing, unreadable or empty, or a row is broken; the message names file and row.
     """
-    chosen = training_layout(layout)
+    read = partial(conversation, chosen=training_layout(layout))
     conversations: list[ChatConversation] = []
-    names = DistinctNames()
+    times = Counter[str]()
     for source in find_sources(patterns):
         before, broken = len(conversations), len(left_out or ())
-        for found in each_row(source, partial(conversation, chosen=chosen), left_out):
-            conversations.append(found._replace(id=names.distinct(found.id)))
+        conversations += (one._replace(id=_distinct(one.id, times)) for one in each_row(source, read, left_out))
         if len(conversations) == before:
             why = f" but broken rows, as: {left_out[broken]}" if left_out and len(left_out) > broken else ""
             raise ValueError(f"{source}: holds no conversation{why}; remove it from the data or fill it")
     return conversations
 
 
-def conversation(row: DataRow, chosen: Layout | None = None) -> ChatConversation:
+def _distinct(name: str, times: Counter[str]) -> str:
+    """The name as it is the first time, and numbered when it comes again."""
+    found = name
+    while times[found]:
+        times[name] += 1
+        found = f"{name}#{times[name]}"
+    times[found] += 1
+    return found
+
+
+def conversation(row: DataRow, chosen: Sequence[Layout] = ()) -> ChatConversation:
     """A row's conversation; its id is its own, else a hash of what is said.
 
+    Args:
+        chosen: the layouts that it may have; none: any.
+
     Raises:
-        ValueError: its layout cannot be told or is not the chosen one, or the row is malformed.
+        ValueError: it has no such layout, or is malformed.
     """
-    messages = layout_of(row, chosen).read(row.values, row.place)
+    layout = recognise(row.values, row.place, chosen or TRAINING, chosen)
+    messages = layout.read(row.values, row.place)
     tools = parsed(row.values.get("tools"), f"{row.place}: 'tools'") or None
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
@@ -150,27 +151,9 @@ def conversation(row: DataRow, chosen: Layout | None = None) -> ChatConversation
     return ChatConversation(row.place, messages, tools, own)
 
 
-def layout_of(row: DataRow, chosen: Layout | None = None) -> Layout:
-    """The layout that was chosen, or the one that the row's columns tell.
-
-    Raises:
-        ValueError: the chosen one needs other columns, or none can be told.
-    """
-    if chosen is None:
-        return recognise(row.values, row.place, TRAINING)
-    if not chosen.fits(row.values):
-        found = ", ".join(sorted(row.values)) or "none"
-        raise ValueError(f"{row.place}: layout {chosen.name} needs {chosen.needs}; the row's columns are {found}")
-    return chosen
-
-
-def training_layout(name: str | None) -> Layout | None:
-    """A layout of training data by its name; None stands for each row's own.
-
-    Raises:
-        ValueError: it is unknown.
-    """
-    return None if name is None else named([name], TRAINING)[0]
+def training_layout(name: str | None) -> list[Layout]:
+    """A layout of training data by its name, none for none; ValueError if it is unknown."""
+    return named([] if name is None else [name], TRAINING)
 
 
 def tell_left_out(left_out: Sequence[str]) -> None:
@@ -232,3 +215,72 @@ def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
             mask[token] = starts[token] >= first
             token += 1
     return mask
+
+
+def determinants(
+    patterns: str | Sequence[str], layout: str | None, broken: str, tokenizer: Any, max_length: int
+) -> list[Any]:
+    """Whatever can change the tokens: the sources' content, the tokenizer, its template, and versions.
+
+    Raises:
+        ValueError: a source is missing or unreadable.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
+    template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
+    return [VERSION, versions, [_content(source) for source in find_sources(patterns)], layout, broken, template,
+            max_length]  # fmt: skip
+
+
+def _content(source: str) -> Any:
+    """What is read, wherever it lies."""
+    if source.startswith(HUB):
+        return hub_fingerprint(source)
+    path = Path(source)
+    if path.is_dir():
+        return [sha256(file) for file in sorted(path.rglob("*")) if file.is_file()]
+    return [path.suffix.lower(), sha256(path)]
+
+
+def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
+    """What was kept under these determinants, or what ``make`` gives, which is kept from now on.
+
+    Processes that ask at the same time wait for one of them to make it.
+
+    Raises:
+        ValueError: the cache may not be written, the disk is full, or what was kept is damaged.
+    """
+    key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    path = cache_directory() / "tokens" / f"{key}.safetensors"
+    if path.exists():
+        return _read(path)
+    with locked(path.with_suffix(".lock")):
+        if path.exists():  # another process was first
+            return _read(path)
+        encoded = make()
+        ids, masks = (list(column) for column in zip(*encoded.documents, strict=True))
+        tensors = {
+            "ids": torch.cat(ids).int(),
+            "loss_mask": torch.cat(masks),
+            "sizes": torch.tensor([len(ids_T) for ids_T in ids]),
+            "lengths": encoded.lengths_N.contiguous(),
+            "supervised": encoded.supervised_N.contiguous(),
+        }
+        with staged(path) as temporary:
+            save_file(tensors, temporary, {"left_out": json.dumps(encoded.left_out)})
+    log.info("%d conversations as tokens are kept in %s", len(encoded.documents), path)
+    return encoded
+
+
+def _read(path: Path) -> Encoded:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            left_out = json.loads(file.metadata()["left_out"])
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: damaged, remove it: {error}") from error
+    sizes = tensors["sizes"].tolist()
+    columns = (tensors["ids"].long().split(sizes), tensors["loss_mask"].split(sizes))
+    documents = [Document(*pair) for pair in zip(*columns, strict=True)]
+    log.info("%d conversations as tokens come from %s", len(documents), path)
+    return Encoded(documents, tensors["lengths"], tensors["supervised"], left_out)

@@ -1,11 +1,11 @@
 """The layouts of rows: which columns tell each, the conversation that it holds, and the prompt that it asks.
 
-:data:`TRAINING` is the table of training data, :data:`PROMPTS` that of prompts; a new layout is a line in one of them.
+A row is read by the first layout whose columns it has: of :data:`TRAINING`, the table of training data, or of
+:data:`PROMPTS`, that of prompts. A new layout is a line in one of them.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specdec.data.rows import ID_COLUMNS
@@ -17,10 +17,9 @@ Values = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
-    "model": "assistant", "system": "system", "tool": "tool", "observation": "tool", "function_call": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool",
 }  # fmt: skip
 SYSTEM = ("system", "system_prompt")  # columns of a system prompt
-SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
 class ChatConversation(NamedTuple):
@@ -46,28 +45,16 @@ class Question(NamedTuple):
         return not all(one.strip() for one in said)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How rows with certain columns are read.
+class Layout(NamedTuple):
+    """How rows with certain columns are read."""
 
-    Args:
-        name: what it is chosen by.
-        columns: all of them must be in a row; of ``a|b`` one.
-        read: a row and its place in, what it holds out: messages of a training row, a :class:`Question` of a prompt.
-            It raises a ValueError that names the place and the column where the row is malformed.
-        others: what else a row may have, beside id, category and system prompt; None: anything.
-        category: of prompts that bring none.
-        by_name: used only where it is asked for, as another layout has its columns.
-        lists: whether its one column holds a list; None: either.
-    """
-
-    name: str
-    columns: tuple[str, ...]
+    name: str  # what it is chosen by
+    columns: tuple[str, ...]  # all of them must be in a row; of ``a|b`` one
     read: Callable[[Values, str], Any]
-    others: frozenset[str] | None = None
-    category: str | None = None
-    by_name: bool = False
-    lists: bool | None = None
+    """A row and its place in, what it holds out: messages of a training row, a :class:`Question` of a prompt. It raises
+    a ValueError that names the place and the column where the row is malformed."""
+    category: str | None = None  # of prompts that bring none
+    exact: bool = False  # a further column may be a part of what is said: such a row is refused, unless by name
 
     @property
     def needs(self) -> str:
@@ -76,15 +63,12 @@ class Layout:
 
     def fits(self, row: Values) -> bool:
         """Whether the row has the columns."""
-        found = all(any(one in row for one in column.split("|")) for column in self.columns)
-        return found and self.lists in (None, isinstance(row.get(self.columns[0]), list))
+        return all(any(one in row for one in column.split("|")) for column in self.columns)
 
     def unread(self, row: Values) -> list[str]:
-        """Columns that may be a part of what is said, and that are not read."""
-        if self.others is None:
-            return []
+        """The columns that are not read, where that matters."""
         own = {one for column in self.columns for one in column.split("|")}
-        return sorted(row.keys() - own - self.others - {"category", *SYSTEM, *ID_COLUMNS})
+        return sorted(row.keys() - own - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
 def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
@@ -101,51 +85,24 @@ def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
 
 
 def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()) -> Layout:
-    """The first preferred layout whose columns the row has, else the one that its columns tell.
-
-    Where the columns of one layout are all in those of another that fits too, the other is the row's.
+    """The first layout whose columns the row has; those that somebody asked for by name come first.
 
     Raises:
-        ValueError: none fits, several do, or one would leave a column unread that may be a part of what is said.
+        ValueError: none fits, or it would leave a column unread that may be a part of what is said.
     """
     for layout in preferred:
         if layout.fits(row):
             return layout
-    fitting = [layout for layout in among if layout.fits(row) and not layout.by_name]
-    closest = [one for one in fitting if not any(set(one.columns) < set(other.columns) for other in fitting)]
-    found = ", ".join(sorted(row)) or "none"
-    if len(closest) > 1:
-        names = ", ".join(layout.name for layout in closest)
+    found = next((layout for layout in among if layout.fits(row)), None)
+    if found is None:
+        columns, known = ", ".join(sorted(row)) or "none", "; ".join(f"{one.name}: {one.needs}" for one in among)
+        raise ValueError(f"{place}: its columns ({columns}) are of no known layout ({known})")
+    if unread := found.unread(row):
         raise ValueError(
-            f"{place}: its columns ({found}) fit more than one layout ({names}): choose a layout, or drop the other's "
-            "columns"
+            f"{place}: {', '.join(unread)} may be a part of what is said, and {found.name} does not read it: drop it, "
+            f"or choose layout {found.name}"
         )
-    if not closest:
-        known = "; ".join(f"{layout.name}: {layout.needs}" for layout in among if not layout.by_name)
-        raise ValueError(f"{place}: its columns ({found}) are of no known layout ({known})")
-    (layout,) = closest
-    if unread := layout.unread(row):
-        raise ValueError(
-            f"{place}: {', '.join(unread)} may be a part of what is said, and {layout.name} does not read it: drop it, "
-            f"or choose layout {layout.name}"
-        )
-    return layout
-
-
-def read_turns(row: Values, key: str, place: str) -> list[Message]:
-    """A column of turns, behind the system prompt if that has a column of its own.
-
-    Raises:
-        ValueError: the column is no list with something in it, or a turn is malformed.
-    """
-    turns = row[key]
-    columns = turns.values() if isinstance(turns, dict) else ()
-    if all(isinstance(one, list) for one in columns) and len({len(one) for one in columns}) == 1:
-        # a table of columns: how older versions of datasets keep a list of objects
-        turns = [dict(zip(turns, one, strict=True)) for one in zip(*columns, strict=True)]
-    if not isinstance(turns, list) or not turns:
-        raise ValueError(f"{place}: {key!r} must be a list of at least one message")
-    return _with_system(row, [_message(turn, place) for turn in turns], place)
+    return found
 
 
 def parsed(value: Any, what: str) -> Any:
@@ -162,37 +119,37 @@ def parsed(value: Any, what: str) -> Any:
         raise ValueError(f"{what} must be JSON: {error}") from error
 
 
+def _turns(key: str) -> Callable[[Values, str], list[Message]]:
+    """Of a column of turns, behind the system prompt if that has a column of its own."""
+
+    def read(row: Values, place: str) -> list[Message]:
+        turns = row[key]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError(f"{place}: {key!r} must be a list of at least one message")
+        return _with_system(row, [_message(turn, place) for turn in turns], place)
+
+    return read
+
+
 def _message(turn: Any, place: str) -> Message:
     """A turn as a message; further keys (thinking, tool calls) are the template's to read."""
-    if isinstance(turn, dict) and "from" in turn and "value" in turn:
-        out = _sharegpt(turn, place)
-    elif isinstance(turn, dict) and "role" in turn and ("content" in turn or "tool_calls" in turn):
-        if turn["role"] not in ROLES:
-            raise ValueError(f"{place}: unknown role {turn['role']!r}; known: {', '.join(ROLES)}")
-        # null stands for an absent key, but for content: templates tell a null from an empty text
-        out = {name: value for name, value in turn.items() if value is not None or name == "content"}
-        parts = out.get("content")
-        if isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-            out["content"] = "\n".join(str(part.get("text", "")) for part in parts)  # as servers join them
-    else:
+    if not isinstance(turn, dict) or not ({"from", "value"} <= turn.keys() or "role" in turn):
         raise ValueError(f"{place}: a message needs 'role' and 'content', or 'from' and 'value'")
+    # null stands for an absent key, but for content: templates tell a null from an empty text
+    out = {name: value for name, value in turn.items() if value is not None or name == "content"}
+    if "role" not in out:
+        speaker = out.pop("from")
+        if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
+            raise ValueError(f"{place}: unknown speaker {speaker!r}; known: {', '.join(SHAREGPT_ROLES)}")
+        out = {"role": SHAREGPT_ROLES[speaker], "content": out.pop("value", None), **out}
+    if out["role"] not in ROLES:
+        raise ValueError(f"{place}: unknown role {out['role']!r}; known: {', '.join(ROLES)}")
     if "tool_calls" in out:
         out["tool_calls"] = _tool_calls(out["tool_calls"], place)
     calls = bool(out.get("tool_calls")) and out.get("content") is None
     if not calls and not isinstance(out.get("content"), str):
         raise ValueError(f"{place}: a message's text must be a string, got {type(out.get('content')).__name__}")
     return out
-
-
-def _sharegpt(turn: dict[str, Any], place: str) -> Message:
-    if not isinstance(turn["from"], str) or turn["from"] not in SHAREGPT_ROLES:
-        raise ValueError(f"{place}: unknown speaker {turn['from']!r}; known: {', '.join(SHAREGPT_ROLES)}")
-    rest = {name: value for name, value in turn.items() if name not in ("from", "value") and value is not None}
-    said: Message = {"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]}
-    if turn["from"] == "function_call":
-        function = parsed(turn["value"], f"{place}: a function call")
-        said = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-    return said | rest
 
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
@@ -224,11 +181,6 @@ def _texts(row: Values, key: str, place: str) -> list[str]:
     return said
 
 
-def _exchange(row: Values, question: str, answer: str, place: str) -> list[Message]:
-    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return _with_system(row, said, place)
-
-
 def _with_system(row: Values, messages: list[Message], place: str) -> list[Message]:
     """The messages behind the system prompt that stands in a column of its own, if one does."""
     key = next((key for key in SYSTEM if key in row), None)
@@ -241,18 +193,15 @@ def _with_system(row: Values, messages: list[Message], place: str) -> list[Messa
     return [{"role": "system", "content": row[key]}, *messages]
 
 
-def _ultrachat(row: Values, place: str) -> list[Message]:
-    said = _texts(row, "data", place)
-    return [{"role": ("user", "assistant")[number % 2], "content": one} for number, one in enumerate(said)]
+def _exchange(row: Values, question: str, answer: str, place: str) -> list[Message]:
+    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _with_system(row, said, place)
 
 
 def _instruction(row: Values, place: str) -> str:
+    """An instruction and, after a blank line, its input, if it has one."""
     more = "\n\n" + _text(row, "input", place) if row.get("input", "") != "" else ""
     return _text(row, "instruction", place) + more
-
-
-def _alpaca(row: Values, place: str) -> list[Message]:
-    return _exchange(row, _instruction(row, place), _text(row, "output", place), place)
 
 
 def _prompt_response(row: Values, place: str) -> list[Message]:
@@ -266,7 +215,7 @@ def _prompt_response(row: Values, place: str) -> list[Message]:
 
 
 def _asked_messages(row: Values, place: str) -> Question:
-    found = read_turns(row, "messages", place)
+    found = _turns("messages")(row, place)
     for number, one in enumerate(found, 1):
         if one.keys() != {"role", "content"}:
             more = f"it has {', '.join(sorted(one))}"
@@ -276,14 +225,11 @@ def _asked_messages(row: Values, place: str) -> Question:
     return Question(messages=found)
 
 
-def _speed_bench(row: Values, place: str) -> Question:
-    turns = _texts(row, "turns", place)
-    if any(turn.startswith(SPEED_BENCH_PLACEHOLDER) for turn in turns):
-        raise ValueError(
-            f"{place}: the published file leaves this prompt out: fetch the prompts with SPEED-Bench's own "
-            "preparation script and give the file that it writes"
-        )
-    return Question(turns=turns)
+def _raw(row: Values, place: str) -> Question:
+    """Raw text; a list is the turns of MT-bench as the Hub has it (HuggingFaceH4/mt_bench_prompts)."""
+    if isinstance(row["prompt"], list):
+        return Question(turns=_texts(row, "prompt", place))
+    return Question(text=_text(row, "prompt", place))
 
 
 def _user_turn(row: Values, text: str, place: str) -> Question:
@@ -296,42 +242,33 @@ def _turn_of(key: str, before: str = "") -> Callable[[Values, str], Question]:
     return lambda row, place: _user_turn(row, before + _text(row, key, place), place)
 
 
-NONE: frozenset[str] = frozenset()
 PROMPT_COLUMNS, RESPONSE_COLUMNS = "prompt|question", "response|completion|answer"
 
 TRAINING: tuple[Layout, ...] = (
     # OpenAI's messages, which UltraChat 200k has too, beside a prompt that repeats the first of them
-    Layout("messages", ("messages",), lambda row, place: read_turns(row, "messages", place)),
-    Layout("sharegpt", ("conversations",), lambda row, place: read_turns(row, "conversations", place)),
-    # as first published: what user and assistant say in turn (https://arxiv.org/abs/2305.14233)
-    Layout("ultrachat", ("data",), _ultrachat),
-    # an instruction and, after a blank line, its input, if it has one; text repeats all
-    Layout("alpaca", ("instruction", "output"), _alpaca, frozenset({"input", "text"})),
-    Layout("prompt_response", (PROMPT_COLUMNS, RESPONSE_COLUMNS), _prompt_response, NONE),  # GSM8K too
-)
+    Layout("messages", ("messages",), _turns("messages")),
+    Layout("sharegpt", ("conversations",), _turns("conversations")),
+    Layout("alpaca", ("instruction", "output"),
+           lambda row, place: _exchange(row, _instruction(row, place), _text(row, "output", place), place)),
+    Layout("prompt_response", (PROMPT_COLUMNS, RESPONSE_COLUMNS), _prompt_response, exact=True),  # GSM8K too
+)  # fmt: skip
 
 CODE = ("task_id", "prompt", "entry_point")  # HumanEval (https://arxiv.org/abs/2107.03374)
 PROMPTS: tuple[Layout, ...] = (
     # MT-bench (https://arxiv.org/abs/2306.05685), Spec-Bench (https://arxiv.org/abs/2401.07851)
     Layout("turns", ("turns",), lambda row, place: Question(turns=_texts(row, "turns", place))),
     Layout("messages", ("messages",), _asked_messages),  # a conversation up to the user turn to be answered
-    # raw text, which the target continues; a line of a plain text file is such a row
-    Layout("prompt", ("prompt",), lambda row, place: Question(text=_text(row, "prompt", place)), lists=False),
-    # as a user turn: how `vllm bench` puts such rows to a chat model
-    Layout("prompt_turn", ("prompt",), _turn_of("prompt"), by_name=True, lists=False),
-    # MT-bench as the Hub has it (HuggingFaceH4/mt_bench_prompts)
-    Layout("prompt_turns", ("prompt",), lambda row, place: Question(turns=_texts(row, "prompt", place)), lists=True),
-    # SPEED-Bench (https://arxiv.org/abs/2604.09557)
-    Layout("speed_bench", ("turns", "category", "source", "multiturn"), _speed_bench),
-    # with EAGLE's instruction right before the code; nothing but the code, as SpecForge has it; raw text
-    Layout("humaneval", CODE, _turn_of("prompt", "Complete the code I provided."), category="humaneval"),
-    Layout("humaneval_verbatim", CODE, _turn_of("prompt"), category="humaneval", by_name=True),
-    Layout("humaneval_raw", CODE, lambda row, place: Question(text=_text(row, "prompt", place)), category="humaneval",
-           by_name=True),
+    # with EAGLE's instruction right before the code; by name: nothing but the code, as SpecForge has it; raw text
+    Layout("humaneval", CODE, _turn_of("prompt", "Complete the code I provided."), "humaneval"),
+    Layout("humaneval_verbatim", CODE, _turn_of("prompt"), "humaneval"),
+    Layout("humaneval_raw", CODE, _raw, "humaneval"),
+    # text that the target continues, a line of a plain text file; by name: a user turn, as `vllm bench` asks it
+    Layout("prompt", ("prompt",), _raw),
+    Layout("prompt_turn", ("prompt",), _turn_of("prompt")),
     # GSM8K (https://arxiv.org/abs/2110.14168): the question is the user's turn, as in EAGLE's evaluation
-    Layout("gsm8k", ("question", "answer"), _turn_of("question"), NONE, "gsm8k"),
-    Layout("alpaca", ("instruction", "output"), lambda row, place: _user_turn(row, _instruction(row, place), place),
-           frozenset({"input", "text"}), "alpaca"),
+    Layout("gsm8k", ("question", "answer"), _turn_of("question"), "gsm8k", exact=True),
+    Layout("alpaca", ("instruction", "output"),
+           lambda row, place: _user_turn(row, _instruction(row, place), place), "alpaca"),
     # CNN/DailyMail (https://arxiv.org/abs/1704.04368), in the words of Spec-Bench
-    Layout("cnn_dailymail", ("article", "highlights"), _turn_of("article", "Summarize: "), NONE, "cnn_dailymail"),
+    Layout("cnn_dailymail", ("article", "highlights"), _turn_of("article", "Summarize: "), "cnn_dailymail"),
 )  # fmt: skip

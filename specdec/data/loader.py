@@ -1,23 +1,127 @@
-"""Packed rows behind a data loader whose place in the data can be saved and restored exactly.
+"""From documents to batches: packed rows, and a loader of them whose place can be saved and restored exactly.
 
-The order of rows is a function of seed and epoch, so a place is an epoch and a number of batches, whatever workers
-have fetched ahead. `torchdata.StatefulDataLoader` is not used: a place at the very end of an epoch restores there as
-an exhausted iterator, from which Lightning 2.6 runs an epoch without a batch.
+No token of a document is lost, repeated or moved out of its order. The order of rows is a function of seed and epoch,
+so a place is an epoch and a number of batches. `torchdata.StatefulDataLoader` is not used: a place at the very end of
+an epoch restores there as an exhausted iterator, from which Lightning 2.6 runs an epoch without a batch.
+
+Legend: B rows, T tokens of a row, N documents.
 """
 
 import functools
 import hashlib
-import signal
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch import Tensor
 
-from specdec.data.packing import Batch, blank
-
+PAD_DOCUMENT = -1  # the document number of padding
 BLANK = -1  # stands for a row of padding
-T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+class Document(NamedTuple):
+    """One tokenised text or conversation."""
+
+    ids_T: Tensor  # int64
+    loss_mask_T: Tensor  # bool, True where token x_j is supervised
+
+
+class Batch(NamedTuple):
+    """Rows of one length: whole or cut documents, then padding."""
+
+    ids_BT: Tensor  # int64, 0 in padding
+    loss_mask_BT: Tensor  # bool, True where token x_j is supervised; False in padding
+    documents_BT: Tensor  # int64, number of the document within the row, -1 in padding
+
+
+def pack_stream(documents: Sequence[Document], seq_len: int) -> Batch:
+    """Documents one after another, cut wherever a row is full; only the last row is padded.
+
+    A document that goes on in the next row counts as a new document there.
+    """
+    sizes_N = torch.tensor([length for length in _lengths(documents, seq_len, whole=False) if length])
+    batch = _blank(-(-int(sizes_N.sum()) // seq_len), seq_len)
+    ids, masks = zip(*documents, strict=True)
+    streams = (torch.cat(ids), torch.cat(masks), torch.arange(len(sizes_N)).repeat_interleave(sizes_N))
+    for column, stream in zip(batch, streams, strict=True):
+        column.view(-1)[: len(stream)] = stream
+    padding_BT = batch.documents_BT == PAD_DOCUMENT
+    batch.documents_BT.sub_(batch.documents_BT[:, :1].clone()).masked_fill_(padding_BT, PAD_DOCUMENT)
+    return batch
+
+
+def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
+    """Whole documents, as many to a row as fit: first-fit decreasing.
+
+    Raises:
+        ValueError: there is no token, or a document is longer than a row.
+    """
+    return _placed(documents, first_fit_decreasing(_lengths(documents, seq_len), seq_len), seq_len)
+
+
+def pad(documents: Sequence[Document], seq_len: int) -> Batch:
+    """One document a row, in the order given, padded to ``seq_len``.
+
+    Raises:
+        ValueError: as of :func:`pack_whole`.
+    """
+    return _placed(documents, [[i] for i in range(len(_lengths(documents, seq_len)))], seq_len)
+
+
+def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Bins of item numbers: longest item first, each into the first bin with room; ties keep their order.
+
+    A tree over the bins holds the most room below each node, so that finding a bin takes log(N) steps.
+    """
+    leaves = 1 << max(0, len(lengths) - 1).bit_length()
+    room = [capacity] * (2 * leaves)
+    bins: list[list[int]] = []
+    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
+        node = 1
+        while node < leaves:
+            node = 2 * node if room[2 * node] >= lengths[item] else 2 * node + 1
+        if node - leaves == len(bins):
+            bins.append([])
+        bins[node - leaves].append(item)
+        room[node] -= lengths[item]
+        while node := node // 2:
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return bins
+
+
+def _blank(rows: int, seq_len: int) -> Batch:
+    """Rows of nothing but padding."""
+    shape = (rows, seq_len)
+    ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+    return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT))
+
+
+def _lengths(documents: Sequence[Document], seq_len: int, whole: bool = True) -> list[int]:
+    """The documents' lengths, once they are known to fit."""
+    lengths = [len(document.ids_T) for document in documents]
+    if not any(lengths):
+        raise ValueError(f"nothing to pack: {len(lengths)} documents without a token")
+    if whole and max(lengths) > seq_len:
+        raise ValueError(
+            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
+            "truncate the documents or raise seq_len"
+        )
+    return lengths
+
+
+def _placed(documents: Sequence[Document], bins: Sequence[Sequence[int]], seq_len: int) -> Batch:
+    """Rows that hold the documents of each bin, one after another."""
+    batch = _blank(len(bins), seq_len)
+    for row, members in enumerate(bins):
+        start = 0
+        for number, member in enumerate(members):
+            ids_T, loss_mask_T = documents[member]
+            here = slice(start, start := start + len(ids_T))
+            batch.ids_BT[row, here] = ids_T
+            batch.loss_mask_BT[row, here] = loss_mask_T
+            batch.documents_BT[row, here] = number
+    return batch
 
 
 def generator(*key: int) -> torch.Generator:
@@ -26,7 +130,7 @@ def generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest))
 
 
-def split(items: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list[T]]:
+def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
     """(training, validation) items in their own order; which ones depends on ``seed`` and their number alone.
 
     Raises:
@@ -45,52 +149,6 @@ def split(items: Sequence[T], fraction: float, seed: int) -> tuple[list[T], list
     return train, [items[i] for i in sorted(chosen)]
 
 
-class EpochSampler(Sampler[int]):
-    """One process's row numbers in epoch ``epoch``, from place ``start`` on; the loader sets both.
-
-    The order is a function of seed and epoch alone. Every process draws the same number of rows; when they do not come
-    out even, the last processes draw a blank row instead of a repeated one.
-
-    Args:
-        count: how many rows there are.
-        shuffle: False gives the rows in their own order in every epoch.
-    """
-
-    def __init__(self, count: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1) -> None:
-        if count < 1:
-            raise ValueError("there are no rows to draw from: give more data")
-        self.count, self.seed, self.shuffle, self.rank, self.world_size = count, seed, shuffle, rank, world_size
-        self.epoch = self.start = 0
-
-    def order(self, epoch: int) -> list[int]:
-        """This process's rows in that epoch."""
-        random = generator(self.seed, epoch)
-        rows = torch.randperm(self.count, generator=random) if self.shuffle else torch.arange(self.count)
-        blanks = torch.full((-self.count % self.world_size,), BLANK)
-        return torch.cat([rows, blanks])[self.rank :: self.world_size].tolist()
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.order(self.epoch)[self.start :])
-
-    def __len__(self) -> int:
-        return -(-self.count // self.world_size)
-
-
-class Rows(Dataset[Batch]):
-    """Packed rows, several at a time; a number of -1 is a row of nothing but padding."""
-
-    def __init__(self, rows: Batch) -> None:
-        self.rows = rows
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        index_B = torch.tensor(indices)
-        padding = blank(1, self.rows.ids_BT.shape[1])
-        batch = Batch(*(column[index_B.clamp(min=0)] for column in self.rows))
-        for column, nothing in zip(batch, padding, strict=True):
-            column[index_B == BLANK] = nothing
-        return batch
-
-
 class Companion:
     """Told of batches before they are used, so that what belongs to them can be fetched; this one fetches nothing."""
 
@@ -101,67 +159,80 @@ class Companion:
         """Return when nothing of this batch has to be waited for."""
 
 
-class ResumableLoader(DataLoader[Batch]):
+def order(count: int, seed: int, epoch: int) -> Tensor:
+    """The numbers of all rows as they are drawn in an epoch, whatever was drawn from any other generator before."""
+    return torch.randperm(count, generator=generator(seed, epoch))
+
+
+class ResumableLoader:
     """Batches of rows for one process, another order in each epoch; an epoch's last batch may be smaller.
 
-    An epoch ends when the loader is iterated over anew after a batch was drawn, or after its last batch. Its own
-    random generator keeps it from drawing on the global one.
+    The rows are in memory, so there is nothing for worker processes to do. Every process draws the same number of rows;
+    when they do not come out even, the last processes draw a blank row instead of a repeated one. An epoch ends when
+    the loader is iterated over anew after a batch was drawn, or after its last batch.
 
     Args:
+        shuffle: False gives the rows in their own order in every epoch.
         companion: told of each batch while the one before it is in use.
 
     Raises:
-        ValueError: there are no rows, or a number is out of range.
+        ValueError: there are no rows, or ``batch_size`` is below 1.
     """
 
     def __init__(
-        self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, num_workers: int = 0, rank: int = 0,
-        world_size: int = 1, companion: Companion = Companion(),  # noqa: B008
+        self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1,
+        companion: Companion = Companion(),  # noqa: B008
     ) -> None:  # fmt: skip
-        if batch_size < 1 or num_workers < 0:
-            raise ValueError(f"batch_size is {batch_size}, num_workers {num_workers}: at least 1 and 0 are needed")
-        self.rows_per_batch, self.companion = batch_size, companion
-        self.order = EpochSampler(len(rows.ids_BT), seed, shuffle, rank, world_size)
+        if batch_size < 1 or not len(rows.ids_BT):
+            raise ValueError(f"batch_size is {batch_size}, of {len(rows.ids_BT)} rows: at least 1 of 1 is needed")
+        self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
+        self.rank, self.world_size, self.companion = rank, world_size, companion
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
-        super().__init__(
-            Rows(rows),
-            # no sampler: under trainer.overfit_batches Lightning would replace it
-            batch_sampler=BatchSampler(self.order, batch_size, drop_last=False),
-            num_workers=num_workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_leave_interrupts,
-            generator=torch.Generator().manual_seed(seed),
-        )
 
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+    def numbers(self, epoch: int) -> Tensor:
+        """This process's rows in that epoch, int64; -1 is a blank one."""
+        count = len(self.rows.ids_BT)
+        rows = order(count, self.seed, epoch) if self.shuffle else torch.arange(count)
+        return torch.cat([rows, torch.full((-count % self.world_size,), BLANK)])[self.rank :: self.world_size]
+
+    def fetch(self, numbers_B: Tensor) -> Batch:
+        """Rows by their numbers."""
+        batch = Batch(*(column[numbers_B.clamp(min=0)] for column in self.rows))
+        for column, nothing in zip(batch, (0, False, PAD_DOCUMENT), strict=True):
+            column[numbers_B == BLANK] = nothing
+        return batch
+
+    def __len__(self) -> int:
+        share = -(-len(self.rows.ids_BT) // self.world_size)
+        return -(-share // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
-        self.order.epoch, self.order.start = self.epoch, self.batches * self.rows_per_batch
-        batches = super().__iter__()
-        batch = next(batches, None)
-        while batch is not None:
-            following = next(batches, None)
-            if following is not None:
+        left = self.numbers(self.epoch).split(self.batch_size)[self.batches :]
+        following = self.fetch(left[0])
+        for number in range(len(left)):
+            batch = following
+            if number + 1 < len(left):
+                following = self.fetch(left[number + 1])
                 self.companion.announce(following)
             self.companion.ready(batch)
             self.batches, self.moved = self.batches + 1, True
             yield batch
-            batch = following
 
     def _identity(self) -> dict[str, Any]:
         """What the order of batches depends on."""
-        of = self.order
         return {
-            "rows": of.count, "seed": of.seed, "shuffle": of.shuffle, "processes": of.world_size,
-            "batch_size": self.rows_per_batch, "content": self._content,
+            "rows": len(self.rows.ids_BT), "seed": self.seed, "shuffle": self.shuffle, "processes": self.world_size,
+            "batch_size": self.batch_size, "content": self._content,
         }  # fmt: skip
 
     @functools.cached_property
     def _content(self) -> str:
         """Hash of ids, masks and documents; all of it is read once."""
         found = hashlib.sha256()
-        for column in self.dataset.rows:  # type: ignore[attr-defined]
+        for column in self.rows:
             found.update(f"{column.dtype} {list(column.shape)}\n".encode())
             for rows in column.split(1 << 12):
                 found.update(rows.contiguous().numpy())
@@ -184,12 +255,3 @@ class ResumableLoader(DataLoader[Batch]):
                     "resume with the same data, seq_len, packing, batch_size, seed and number of processes"
                 )
         self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _leave_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal: a worker fetches on until the run has ended its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

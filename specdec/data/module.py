@@ -1,7 +1,6 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,17 +8,23 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from specdec.data.chat import Encoded, encode, read_conversations, training_layout
-from specdec.data.loader import Companion, EpochSampler, ResumableLoader, split
-from specdec.data.packing import Batch, Document, check_ids, pack_stream, pack_whole, pad
-from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
+from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations, training_layout
+from specdec.data.loader import (
+    Batch,
+    Companion,
+    Document,
+    ResumableLoader,
+    order,
+    pack_stream,
+    pack_whole,
+    pad,
+    split,
+)
+from specdec.data.rows import DataRow, each_row, find_sources, has_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
-from specdec.data.tokens import cached, determinants
 
 log = logging.getLogger(__name__)
 
-PACKERS: dict[str, Callable[[list[Document], int], Batch]]
-PACKERS = {"whole": pack_whole, "pad": pad}
 CHUNK = 256  # texts tokenised in one call
 
 
@@ -39,15 +44,14 @@ class TokenData(pl.LightningDataModule):
     Args:
         seq_len: tokens of a row.
         batch_size: rows of a batch, per process.
-        num_workers: processes that fetch rows; they are in memory, so 0 is seldom slow.
         seed: what the order of rows and the validation split depend on.
     """
 
-    def __init__(self, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0) -> None:
+    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0) -> None:
         super().__init__()
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
-        self.seq_len, self.batch_size, self.num_workers, self.seed = seq_len, batch_size, num_workers, seed
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.companion = Companion()  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
@@ -94,7 +98,12 @@ class TokenData(pl.LightningDataModule):
             ValueError: an id is negative or not below ``vocab_size``.
         """
         for name, rows in self.splits._asdict().items():
-            check_ids(rows, vocab_size, name)
+            wrong_BT = (rows.ids_BT < 0) | (rows.ids_BT >= vocab_size)
+            if wrong_BT.any():
+                raise ValueError(
+                    f"the {name} data holds token id {int(rows.ids_BT[wrong_BT][0])} ({int(wrong_BT.sum())} such "
+                    f"tokens), but the vocabulary has {vocab_size} ids: the tokenizer does not belong to this target"
+                )
 
     def supervised_counts(self, vocab_size: int) -> Tensor:
         """How often each id is supervised in the packed training data; (V,) int64.
@@ -110,8 +119,8 @@ class TokenData(pl.LightningDataModule):
         """The training rows that the first epoch draws first, shuffled, of all processes together; None gives all."""
         if count is None:
             return self.splits.train
-        order = EpochSampler(len(self.splits.train.ids_BT), self.seed).order(0)
-        return Batch(*(column[order[:count]] for column in self.splits.train))
+        first = order(len(self.splits.train.ids_BT), self.seed, epoch=0)[:count]
+        return Batch(*(column[first] for column in self.splits.train))
 
     def train_dataloader(self) -> ResumableLoader:
         """Training rows, shuffled anew in each epoch; in order, the first ones again and again, to overfit on them."""
@@ -130,14 +139,13 @@ class TokenData(pl.LightningDataModule):
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        share = (rows, self.batch_size, self.seed, shuffle, self.num_workers, rank, world_size)
-        return ResumableLoader(*share, self.companion)
+        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.companion)
 
 
 class TextData(TokenData):
     """Plain text, of which every token is supervised, closed by the tokenizer's end-of-sequence token if it has one.
 
-    Rows of data (JSON, Parquet, Arrow, the Hub) are a document each (their ``text``), any other file is one.
+    Rows of data (JSON, Parquet, the Hub) are a document each (their ``text``), any other file is one.
 
     Args:
         train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
@@ -149,9 +157,9 @@ class TextData(TokenData):
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, num_workers, seed)
+        super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
@@ -171,12 +179,11 @@ class ChatData(TokenData):
     """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
 
     Args:
-        train: files (JSON lines, JSON, Parquet, Arrow), globs of them, folders that ``save_to_disk`` made, and
+        train: files (JSON lines, JSON, Parquet), globs of them, folders that ``save_to_disk`` made, and
             ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
         test: the same; None tests on the validation conversations.
-        layout: of all rows: messages, sharegpt, ultrachat, alpaca or prompt_response; None tells each row's by its
-            columns.
+        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
             leaves it out and tells how many there were, and what was wrong with the first.
         cache: keep the tokens in specdec's cache, for the next run on the same data.
@@ -190,14 +197,10 @@ class ChatData(TokenData):
         self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
         val_fraction: float = 0.05, packing: Literal["whole", "pad"] = "whole", answer_only: bool = True,
         layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", cache: bool = True,
-        seq_len: int = 512, batch_size: int = 8, num_workers: int = 0, seed: int = 0,
+        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
-        super().__init__(seq_len, batch_size, num_workers, seed)
-        if packing not in PACKERS:
-            raise ValueError(f"packing is {packing!r}: choose one of {', '.join(PACKERS)}")
-        if broken not in ("refuse", "drop"):
-            raise ValueError(f"broken is {broken!r}: choose refuse or drop")
-        training_layout(layout)
+        super().__init__(seq_len, batch_size, seed)
+        training_layout(layout)  # refuses one that is unknown
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
         self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache
         self.broken = broken
@@ -224,7 +227,7 @@ class ChatData(TokenData):
 
     def pack(self, documents: list[Document]) -> Batch:
         """Conversations as rows of ``seq_len`` tokens."""
-        return PACKERS[self.packing](documents, self.seq_len)
+        return pack_whole(documents, self.seq_len) if self.packing == "whole" else pad(documents, self.seq_len)
 
     def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         train = self._encoded(self.train, tokenizer)
@@ -254,9 +257,15 @@ def read_texts(patterns: str | list[str]) -> list[str]:
     Raises:
         ValueError: a source is missing or undecodable, a row is broken, or no document is left.
     """
+
+    def text_of(row: DataRow) -> str:
+        if not isinstance(row.values.get("text"), str):
+            raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
+        return row.values["text"]
+
     read: list[str] = []
     for source in find_sources(patterns):
-        read += [_text(row) for row in read_rows(source)] if has_rows(source) else [read_text(Path(source))]
+        read += each_row(source, text_of) if has_rows(source) else [read_text(Path(source))]
     texts = [text for text in read if text.strip()]
     if len(texts) < len(read):
         log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))
@@ -277,9 +286,3 @@ def encode_texts(texts: list[str], tokenizer: Any) -> list[Document]:
             ids_T = torch.tensor(ids, dtype=torch.long)
             documents.append(Document(ids_T, torch.ones_like(ids_T, dtype=torch.bool)))
     return documents
-
-
-def _text(row: DataRow) -> str:
-    if not isinstance(row.values.get("text"), str):
-        raise ValueError(f"{row.place}: a row of text needs a string 'text', this has only {sorted(row.values)}")
-    return row.values["text"]

@@ -41,22 +41,6 @@ class DataRow(NamedTuple):
         return str(own)
 
 
-class DistinctNames:
-    """Gives each name as it is the first time, and numbered when it comes again (``id#2``)."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, int] = {}
-
-    def distinct(self, name: str) -> str:
-        """A name that was not given before."""
-        out = name
-        while out in self._times:
-            self._times[name] += 1
-            out = f"{name}#{self._times[name]}"
-        self._times[out] = 1
-        return out
-
-
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
     """Files, folders that ``save_to_disk`` made, and names on the Hub, each once, in the order given; globs are sorted.
 
@@ -70,13 +54,12 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
             found[pattern] = None
         elif path.is_dir():
             raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
-        elif glob.has_magic(pattern):
+        else:
             matches = [name for name in sorted(glob.glob(pattern, recursive=True)) if Path(name).is_file()]
             if not matches:
-                raise ValueError(f"{pattern}: no file matches; correct the pattern or the working directory")
-            found |= dict.fromkeys(str(Path(name)) for name in matches)
-        else:
-            raise ValueError(f"{pattern}: no such file; correct the path or the working directory")
+                what = "no file matches" if glob.has_magic(pattern) else "no such file"
+                raise ValueError(f"{pattern}: {what}; correct it or the working directory")
+            found |= dict.fromkeys(matches)
     if not found:
         raise ValueError("no data files are named: give at least one path, glob or hub:REPOSITORY:CONFIG:SPLIT")
     return list(found)
@@ -91,7 +74,7 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 def has_rows(source: str) -> bool:
     """Whether a source holds rows; any other file is plain text."""
     path = Path(source)
-    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet", ".arrow")
+    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
 
 
 def _is_saved(path: Path) -> bool:
@@ -107,9 +90,8 @@ def stem(source: str) -> str:
 def read_rows(source: str) -> Iterator[DataRow]:
     """The rows of a file, of a folder that ``save_to_disk`` made, or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
 
-    A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` and ``.arrow`` are
-    tables; any other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as
-    ``test[:80]``.
+    A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` is a table; any
+    other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as ``test[:80]``.
 
     Raises:
         ValueError: it cannot be read, or a row is no object; the message names the place.
@@ -168,11 +150,7 @@ def hub_rows(source: str) -> Any:
 
 
 def hub_fingerprint(source: str) -> str:
-    """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
-
-    Raises:
-        ValueError: as of :func:`hub_rows`.
-    """
+    """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``; ValueError as of :func:`hub_rows`."""
     return str(hub_rows(source)._fingerprint)
 
 
@@ -184,12 +162,15 @@ def _hub_name(source: str) -> tuple[str, str | None, str, str]:
 
 
 def _values(source: str) -> Iterator[tuple[str, Any]]:
-    """Where each row stands in its source, and its value: an object, or a line of JSON as bytes."""
+    """Where each row stands in its source, and its value: an object, or a line of JSON as bytes.
+
+    JSON is read here and not by ``datasets``, which gives all rows the same columns: of tool calls with other arguments
+    it would make calls with nulls, and a broken row would have no line number.
+    """
     path, suffix = Path(source), Path(source).suffix.lower()
-    if source.startswith(HUB):
-        yield from _table(hub_rows(source))
-    elif _is_saved(path) or suffix in (".parquet", ".arrow"):
-        yield from _table(_stored(path, suffix))
+    if source.startswith(HUB) or _is_saved(path) or suffix == ".parquet":
+        table = hub_rows(source) if source.startswith(HUB) else _stored(path, suffix)
+        yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
         try:
             with path.open("rb") as stream:
@@ -207,32 +188,27 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
 
 
 def _stored(path: Path, suffix: str) -> Iterable[Any]:
-    """The rows of a Parquet or Arrow file, or of a folder of ``save_to_disk``."""
-    kind = {".parquet": "Parquet file", ".arrow": "Arrow file"}.get(suffix, "folder of save_to_disk")
+    """The rows of a Parquet file, or of a folder of ``save_to_disk``."""
     try:
         if suffix == ".parquet":
             from pyarrow import parquet  # only here: most files need none of it
 
             return parquet.read_table(path).to_pylist()
-        from datasets import Dataset, DatasetDict, load_from_disk
+        from datasets import DatasetDict, load_from_disk
 
-        found = Dataset.from_file(str(path)) if suffix == ".arrow" else load_from_disk(str(path))
+        found = load_from_disk(str(path))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
         if isinstance(error, OSError) and error.errno:
             raise explain(error, path) from error
+        kind = "Parquet file" if suffix == ".parquet" else "folder of save_to_disk"
         raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
     if isinstance(found, DatasetDict):
-        one = f": name one, as {path}/{next(iter(found))}" if found else ""
-        raise ValueError(f"{path}: holds the splits {', '.join(found) or 'of nothing'}{one}")
+        raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one of the folders in it")
     return found
 
 
-def _table(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """Rows of a table, in which every absent key stands as a null."""
-    return ((f"row {number}", _present(value)) for number, value in enumerate(values, 1))
-
-
 def _present(value: Any) -> Any:
+    """Without what is null: in a table every absent key stands as a null."""
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None}
     return [_present(item) for item in value] if isinstance(value, list) else value
@@ -243,7 +219,7 @@ def _row(value: Any, place: str, name: str) -> DataRow:
         value = _json(_decoded(value, place).rstrip(), place, "; one object a line")
     if not isinstance(value, dict):
         raise ValueError(f"{place}: a row must be a JSON object, not {type(value).__name__}")
-    try:
+    try:  # no tokenizer takes such text, nor says where it is
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{place}: holds half of a surrogate pair (\\ud800 to \\udfff)") from error

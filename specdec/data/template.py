@@ -154,15 +154,9 @@ class Template:
         return TextSpan(found.start, self._without_separator(text, *found))
 
     def _rewritten(
-        self,
-        text: str,
-        messages: list[Message],
-        i: int,
-        begun: str | None,
-        closed: str,
-        write: Write,
+        self, text: str, messages: list[Message], i: int, begun: str | None, closed: str, write: Write,
         prompts: Sequence[Write],
-    ) -> TextSpan | None:
+    ) -> TextSpan | None:  # fmt: skip
         """Turn ``i`` where it is written otherwise than at a conversation's end, if that can be told."""
         words = _words(text, messages, i, write)
         silent = not messages[i].get("content") or (words is None and write(_with(messages, i, WORDS[0])) == text)

@@ -96,7 +96,7 @@ def _split(documents: list[Document], encoded: Any, data: TokenData, tokenizer: 
     rows, tokens, supervised = data.pack(documents), int(lengths_N.sum()), int(supervised_N.sum())
     lost = {}
     if encoded is not None:
-        lost, lengths_N, supervised_N = encoded.lost._asdict(), encoded.lengths_N, encoded.supervised_N
+        lost, lengths_N, supervised_N = encoded.lost, encoded.lengths_N, encoded.supervised_N
     return lost | {
         "documents": len(documents),
         "tokens": tokens,

@@ -10,11 +10,12 @@ import hashlib
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:  # they take seconds, and who asks which files there are needs none
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerFast
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 BOS, EOS = "<s>", "</s>"
 HELD_OUT_PERCENT = 5
@@ -41,18 +42,10 @@ class Corpus(NamedTuple):
     train: list[CorpusFile]
     held_out: list[CorpusFile]
 
-    def record(self) -> list[dict[str, Any]]:
-        """What was used: split, path, SHA-256 and length of every file."""
-        return [
-            {
-                "path": source.path,
-                "split": split,
-                "sha256": hashlib.sha256(source.text.encode()).hexdigest(),
-                "characters": len(source.text),
-            }
-            for split, sources in (("train", self.train), ("held_out", self.held_out))
-            for source in sources
-        ]
+    @property
+    def sha256(self) -> str:
+        """Of every file's path and text."""
+        return hashlib.sha256(repr([list(map(tuple, part)) for part in self]).encode()).hexdigest()
 
 
 def corpus(seed: int) -> Corpus:
@@ -79,9 +72,7 @@ def corpus(seed: int) -> Corpus:
 
 def _read(root: Path, path: Path) -> CorpusFile | None:
     relative = path.relative_to(root)
-    if not _SKIPPED_FOLDERS.isdisjoint(relative.parts):
-        return None
-    if any(part.startswith(_SKIPPED_PREFIXES) for part in relative.parts):
+    if any(part in _SKIPPED_FOLDERS or part.startswith(_SKIPPED_PREFIXES) for part in relative.parts):
         return None
     try:
         text = path.read_text(encoding="utf-8")
@@ -98,7 +89,7 @@ def _held_out(seed: int, path: str) -> bool:
     return int.from_bytes(digest[:8], "big") % 100 < HELD_OUT_PERCENT
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> "PreTrainedTokenizerFast":
+def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE of exactly ``vocab_size`` tokens; decoded without special tokens, a text comes back whole.
 
     Args:
@@ -109,9 +100,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> "Pre
     Raises:
         ValueError: the texts are too short for ``vocab_size`` tokens.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -143,7 +131,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> "Pre
     )
 
 
-def stream_rows(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], seq_len: int) -> "Tensor":
+def stream_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seq_len: int) -> Tensor:
     """Cut the texts, joined with ``</s>`` between them, into rows of ``<s>`` and ``seq_len`` tokens; the rest is lost.
 
     A row may start anywhere in a file, so the model knows texts that begin in the middle.
@@ -154,8 +142,6 @@ def stream_rows(tokenizer: "PreTrainedTokenizerFast", texts: Sequence[str], seq_
     Raises:
         ValueError: the texts do not fill one row.
     """
-    import torch
-
     encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     stream = torch.tensor([id_ for ids in encoded for id_ in (*ids, tokenizer.eos_token_id)])
     count = len(stream) // seq_len

@@ -3,17 +3,14 @@
 import random
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from specdec.data.loader import Document
 from specdec.data.module import TokenData
-from specdec.data.packing import Document
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import CorpusFile, corpus, stream_rows
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 
@@ -37,47 +34,25 @@ class EmbeddedData(TokenData):
         return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]
 
 
-def held_out_prompts(
-    count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
-) -> list[dict[str, Any]]:
-    """:func:`cut_prompts` from held-out files.
-
-    Args:
-        count: how many.
-        prompt_tokens: length of each in tokens.
-        seed: that of the target's :class:`EmbeddedConfig`: another seed holds out other files.
-        tokenizer: the target's.
-
-    Raises:
-        ValueError: as there.
-    """
-    return cut_prompts(corpus(seed).held_out, count, prompt_tokens, seed, tokenizer)
-
-
-def cut_prompts(
-    sources: list[CorpusFile], count: int, prompt_tokens: int, seed: int, tokenizer: "PreTrainedTokenizerBase"
-) -> list[dict[str, Any]]:
-    """Cut prompts from files, each from the start of a file or of a top-level function or class.
+def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """Cut prompts from held-out files, each from the start of a file or of a top-level function or class.
 
     They do not overlap and are spread over the files: a file gives its second prompt after every other gave one.
 
     Args:
-        sources: the files.
         count: how many.
         prompt_tokens: length of each in tokens, the ``<s>`` that encoding adds included.
-        seed: of the order.
+        seed: of the order, and that of the target's :class:`EmbeddedConfig`: another seed holds out other files.
         tokenizer: the target's.
 
     Returns:
         One ``{"prompt_id": "path:line", "prompt": text, "category": path}`` each.
 
     Raises:
-        ValueError: the files do not hold that many prompts of this length, or a number is below its least.
+        ValueError: the files do not hold that many prompts of this length.
     """
-    if count < 1 or prompt_tokens < 2:
-        raise ValueError(f"count is {count}, prompt_tokens is {prompt_tokens}: they must be at least 1 and 2")
     generator = random.Random(seed)
-    files = [_prompts(source, prompt_tokens, tokenizer) for source in sources]
+    files = [_prompts(source, prompt_tokens, tokenizer) for source in corpus(seed).held_out]
     for prompts in files:
         generator.shuffle(prompts)
     generator.shuffle(files)
@@ -95,7 +70,7 @@ def cut_prompts(
     return chosen
 
 
-def _prompts(source: CorpusFile, length: int, tokenizer: "PreTrainedTokenizerBase") -> list[dict[str, Any]]:
+def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, Any]]:
     """Every prompt of a file, in order, none overlapping the one before."""
     prompts: list[dict[str, Any]] = []
     free = 0

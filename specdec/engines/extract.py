@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import transformers
@@ -26,14 +26,11 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.drafter import DrafterSpec
-from specdec.features.contract import Contract
-from specdec.features.store import FeatureStore, PackedRow, packed_rows
+from specdec.features.store import Contract, FeatureStore, PackedRow, packed_rows
 from specdec.features.writer import CacheWriter
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target
-from specdec.target.loading import device_named
 from specdec.training.building import config_for
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.utils.command import parse, short, target_shorthand
@@ -44,26 +41,24 @@ log = logging.getLogger(__name__)
 
 NOT_OURS = ("out", "trainer", "checkpoint", "acceptance", "seed_everything", "ckpt_path")  # of a training run's config
 OPTIONS: list[tuple[str, Any, Any, str]] = [
-    ("layers", list[int], [], "boundaries to store beside the drafter's: [2, 6]"),
-    ("drafters", list[DrafterSpec], [], "further designs whose boundaries are stored, as a list of presets"),
+    ("layers", list[int], [], "boundaries to store beside the drafter's, for other designs: [2, 6]"),
     ("first_rows", int | None, None, "store the training rows that an epoch draws first, so many, beside those of "
      "validation and test; by default all"),
-    ("dtype", str, "target", "of what is stored: target, float32, bfloat16 or float16"),
-    ("shard_mb", float, 512.0, "size of a shard, 10^6 bytes"),
-    ("device", str, "auto", "where transformers runs the target; auto takes a GPU if there is one"),
-    ("engine", str, "transformers", "what runs the target: transformers or vllm"),
-    ("vllm", str | None, None, "a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment"),
+    ("dtype", Literal["target", "float32", "bfloat16", "float16"], "target", "of what is stored"),
+    ("engine", Literal["transformers", "vllm"], "transformers", "what runs the target; vllm is the one of the Python "
+     "that $SPECDEC_VLLM_PYTHON names, else of this environment"),
     ("vllm_args", dict[str, Any], {}, "more arguments of vLLM's engine: '{tensor_parallel_size: 2}'"),
 ]  # fmt: skip
+SHARD_BYTES = 512_000_000
 SPARE = 1.01  # keys and headers
 
 
 class RowStates(NamedTuple):
-    """A row's M tokens in its pieces, one piece after another: N boundaries and the final state, H wide."""
+    """A row's R tokens: N boundaries and the final state, H wide."""
 
     row: PackedRow
-    aux_MNH: Tensor
-    final_MH: Tensor
+    aux_RNH: Tensor
+    final_RH: Tensor
 
 
 class FeatureEngine(Protocol):
@@ -89,8 +84,7 @@ class TransformersEngine:
         for row in rows:
             ids_1R, documents_1R = (x[None].to(self.target.device) for x in (row.ids_R, row.documents_R))
             out = self.target.forward(ids_1R, View.packed(documents_1R), self.layers)
-            real_R = row.documents_R >= 0
-            yield RowStates(row, out.aux_BTNH[0].cpu()[real_R], out.final_BTH[0].cpu()[real_R])
+            yield RowStates(row, out.aux_BTNH[0].cpu(), out.final_BTH[0].cpu())
 
 
 class CacheRequest(NamedTuple):
@@ -118,8 +112,7 @@ def main(argv: list[str]) -> int:
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     rows = rows_of(data, first)
-    layers = boundaries(target, [request.module.spec, *options.drafters], options.layers)
-    directory, shard_bytes = Path(options.out), int(options.shard_mb * 1e6)
+    layers, directory = boundaries(request.module, target, options.layers), Path(options.out)
     with contextlib.nullcontext() if planning else _engine(request, target, layers, rows) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name if engine else "", first)
         tokens, each = sum(row.tokens for row in rows), contract.token_bytes
@@ -140,7 +133,7 @@ def main(argv: list[str]) -> int:
             )
             return 1
         if engine is not None:
-            _build(directory, contract, shard_bytes, engine, rows)
+            _build(directory, contract, engine, rows)
     return 0
 
 
@@ -167,74 +160,60 @@ def read(argv: list[str], prog: str) -> CacheRequest:
             found = parse(parser, [*(["--config", file.name] if config else []), *rest])
         except ValueError as error:
             raise ValueError(short(str(error).replace(file.name, "the config"))) from error
-    if found.shard_mb <= 0 or (found.first_rows or 1) < 1:
-        raise ValueError("--shard_mb must be above 0, and --first_rows at least 1")
-    if found.engine not in ("transformers", "vllm"):
-        raise ValueError(f"--engine {found.engine}: choose transformers or vllm")
-    if (found.engine == "vllm" and found.device != "auto") or (found.engine != "vllm" and found.vllm_args):
-        raise ValueError("--device is of --engine transformers, --vllm_args of --engine vllm")
+    if (found.first_rows or 1) < 1:
+        raise ValueError("--first_rows must be at least 1")
+    if found.engine != "vllm" and found.vllm_args:
+        raise ValueError("--vllm_args needs --engine vllm")
     return CacheRequest(found.model, found.data, found)
 
 
-def boundaries(target: Target, specs: Sequence[DrafterSpec], more: Sequence[int]) -> list[int]:
-    """Every boundary that one of the designs taps; the final state, which is always stored, is none.
+def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
+    """Every boundary that the design taps, and more; the final state, which is always stored, is none.
 
     Raises:
-        ValueError: a design and the target do not go together.
+        ValueError: the design and the target do not go together.
     """
-    found = set(more)
-    for spec in specs:
-        config = config_for(spec, target)
-        found.update(b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm)
-    return sorted(found)
+    config = config_for(module.spec, target)
+    taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
+    return sorted(taps | set(more))
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
     """The rows of training, or of it those drawn first, of validation and test, each once."""
-    found: dict[bytes, PackedRow] = {}
-    for split in (data.first_rows(first), data.splits.validation, data.splits.test):
-        for row in packed_rows(split):
-            if row.tokens:
-                found.setdefault(row.key, row)
-    return list(found.values())
+    splits = (data.first_rows(first), data.splits.validation, data.splits.test)
+    return list({row.key: row for split in splits for row in packed_rows(split)}.values())
 
 
 def _target(request: CacheRequest) -> Target:
     """On the device that runs it; where vLLM does, on the CPU, for tokenizer, norm and fingerprint."""
     if request.options.engine == "vllm":
         return dataclasses.replace(request.module.target_source, device_map=None).load()
-    name = request.options.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return request.module.target.to(device_named(name))
+    return request.module.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @contextlib.contextmanager
 def _engine(
     request: CacheRequest, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
 ) -> Iterator[FeatureEngine]:
-    options = request.options
-    if options.engine == "vllm":
+    if request.options.engine == "vllm":
         from specdec.engines.extract_vllm import VllmEngine
 
-        longest = max((end - start for row in rows for start, end in row.spans), default=1)
+        longest = max(len(piece) for row in rows for piece in row.pieces())
         source = request.module.target_source
-        with VllmEngine.started(source, target, layers, longest, options.vllm, options.vllm_args) as engine:
+        with VllmEngine.started(source, target, layers, longest, request.options.vllm_args) as engine:
             yield engine
         return
     with matmul_backend() as products:  # as in training
         yield TransformersEngine(target, layers, products)
 
 
-def _build(
-    directory: Path, contract: Contract, shard_bytes: int, engine: FeatureEngine, rows: Sequence[PackedRow]
-) -> None:
-    with CacheWriter.building(directory, contract, shard_bytes) as writer:
-        left = [row for row in rows if not writer.holds(row)]
+def _build(directory: Path, contract: Contract, engine: FeatureEngine, rows: Sequence[PackedRow]) -> None:
+    with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
+        left = [row for row in rows if row.key not in writer.known]
         total = sum(row.tokens for row in rows)
         with progress("features", "tokens", total, total - sum(row.tokens for row in left)) as advance:
-            for row, aux_MNH, final_MH in engine.states(left):
-                writer.add(row, aux_MNH, final_MH)
+            for row, aux_RNH, final_RH in engine.states(left):
+                writer.add(row, aux_RNH, final_RH)
                 advance(row.tokens)
     size = sum((directory / entry.file).stat().st_size for entry in writer.shards)
     log.info("%s: %s tokens in %d shards, %.2f GB", directory, f"{total:,}", len(writer.shards), size / 1e9)

@@ -1,6 +1,6 @@
 """vLLM as the engine of ``specdec cache``: a process in vLLM's own environment, asked through its standard input.
 
-Legend: M tokens of a row's pieces, N stored boundaries, H hidden.
+Legend: M tokens of a document's piece, R tokens of a row, N stored boundaries, H hidden.
 """
 
 import contextlib
@@ -25,10 +25,6 @@ from specdec.target import Target, TargetSource
 INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
 TOKENS = 16384  # asked for at once
-OURS = (
-    "model", "tokenizer", "revision", "trust_remote_code", "dtype", "max_model_len", "skip_tokenizer_init", "seed",
-    "enable_prefix_caching", "enforce_eager", "disable_log_stats", "speculative_config", "kv_transfer_config",
-)  # fmt: skip  # arguments of vLLM's engine that the features depend on
 
 
 class VllmEngine:
@@ -36,48 +32,38 @@ class VllmEngine:
 
     def __init__(self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]) -> None:
         self.process, self.log, self.target, self.layers = process, log, target, layers
-        version = self._answer()["version"]
-        if not version.startswith(KNOWN):
-            raise ValueError(
-                f"--engine vllm needs vLLM {KNOWN}x, whose hidden states are known to be right; this Python has "
-                f"{version}: give another --vllm, or leave out --engine"
-            )
-        self.name = f"vllm {version}"
-        self._ask("go")
-        self._answer()
+        self.name = f"vllm {self._answer()['version']}"
 
     @classmethod
     @contextlib.contextmanager
     def started(
-        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, vllm: str | None,
-        more: Mapping[str, Any],
-    ) -> Iterator[Self]:  # fmt: skip
+        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, more: Mapping[str, Any]
+    ) -> Iterator[Self]:
         """vLLM with this target, ready, until the block ends.
 
         Args:
             layers: boundaries to store.
             longest: tokens of the longest piece.
-            vllm: a Python that has vLLM; by default as for ``specdec serve``.
-            more: arguments of vLLM's engine.
+            more: arguments of vLLM's engine, none of which is set here.
 
         Raises:
-            ValueError: an argument is not to be chosen, there is no vLLM of a known version, or it fails.
+            ValueError: there is no vLLM of a known version, it refuses an argument, or it fails.
         """
-        if taken := sorted(set(more) & set(OURS)):
-            raise ValueError(f"--vllm_args: {', '.join(taken)} is not to be chosen: specdec cache sets it")
-        words = find_vllm(vllm)
+        words = find_vllm()
         if len(words) == 1:
-            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with --vllm or {VARIABLE}")
+            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with {VARIABLE}")
         with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
             job = {
                 "folder": folder,
+                "known": KNOWN,
                 "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
                 "engine": {
                     "model": source.directory(), "revision": source.revision,
                     "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
                     "max_model_len": longest + 1,  # and the one token that it has to write
-                    "max_num_batched_tokens": max(TOKENS, longest + 1), "skip_tokenizer_init": True, "seed": 0, **more,
+                    "skip_tokenizer_init": True, "seed": 0,
                 },
+                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
             }  # fmt: skip
             path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
             log = Path(folder) / "vllm.log"
@@ -105,13 +91,13 @@ class VllmEngine:
             yield from self._group(group)
 
     def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
-        pieces = [row.ids_R[start:end] for row in rows for start, end in row.spans]
+        pieces = [ids_M for row in rows for ids_M in row.pieces()]
         self._ask([ids_M.tolist() for ids_M in pieces])
         files = iter(zip(pieces, self._answer(), strict=True))
         for row in rows:
-            found = [self._piece(*next(files)) for _ in row.spans]
-            aux_MNH, final_MH = (torch.cat(columns) for columns in zip(*found, strict=True))
-            yield RowStates(row, aux_MNH, final_MH)
+            found = [self._piece(*next(files)) for _ in row.pieces()]
+            aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*found, strict=True))
+            yield RowStates(row, aux_RNH, final_RH)
 
     def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
         """(M, N, H) and (M, H) of one request, whose file is removed."""
@@ -142,5 +128,5 @@ class VllmEngine:
             raise ValueError(f"vLLM ended: {' | '.join(lines[-5:])}")
         answer = json.loads(line)
         if isinstance(answer, dict) and "refused" in answer:
-            raise ValueError(f"vLLM refuses: {answer['refused']}")
+            raise ValueError(f"--engine vllm: {answer['refused']}")
         return answer

@@ -4,7 +4,6 @@ Legend: B batch, T tokens, N asked boundaries, H hidden, R tokens up to the last
 """
 
 import logging
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.data.loader import Companion
-from specdec.features.contract import DTYPES, described
-from specdec.features.store import FeatureStore, PackedRow, packed_rows, real_length
+from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.proof import TOLERANCE
@@ -26,8 +24,7 @@ from specdec.utils.config_diff import words
 
 log = logging.getLogger(__name__)
 
-SPOT_TOKENS = 512  # tokens of the piece that is worked out again, at most
-SPOT_PIECES = 64  # pieces that it is the longest of
+SPOT_TOKENS = 512  # of a row that are worked out again, at most
 
 
 class FeatureSource(Companion):
@@ -85,7 +82,7 @@ class OnTheFly(Features, FeatureSource):
         for start in range(0, B, self.rows):
             group = slice(start, start + self.rows)
             ids_GT, documents_GT = batch.ids_BT[group], batch.documents_BT[group]
-            R = real_length((documents_GT >= 0).any(0).long() - 1)
+            R = int((documents_GT >= 0).sum(1).max())
             if R:
                 out = target.forward(ids_GT[:, :R], View.packed(documents_GT[:, :R]), layers, final_norm)
                 aux_BTNH[group, :R], final_BTH[group, :R] = out
@@ -105,19 +102,19 @@ class Cached(Features):
     verify: bool = False
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
-        """Check target, boundaries, data and, on one piece, the numbers themselves.
+        """Check target, boundaries, data and, on one row, the numbers themselves.
 
         Raises:
             ValueError: the cache is not of this target, or lacks a boundary or a row.
         """
         store = FeatureStore(Path(self.directory), described(data))
         source = CachedSource(store, target, layers, final_norm)
-        for rows in (data.first_rows(store.contract.first_rows), data.splits.validation):
-            for row in packed_rows(rows):
-                store.find(row)
+        rows = [*packed_rows(data.first_rows(store.contract.first_rows)), *packed_rows(data.splits.validation)]
+        for row in rows:
+            store.find(row)
         if self.verify:
             store.verify()
-        spot_check(store, target)
+        spot_check(store, target, rows[0])
         log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
         return source
 
@@ -152,7 +149,6 @@ class CachedSource(FeatureSource):
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
         self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
-        self._lock = threading.Lock()
 
     def announce(self, batch: Batch) -> None:
         """Read it in the thread; at most the present batch and the next are kept.
@@ -162,10 +158,9 @@ class CachedSource(FeatureSource):
         rows = packed_rows(batch)
         if self.first_rows is not None and not all(map(self.store.holds, rows)):
             return
-        with self._lock:
-            while len(self._ahead) > 1:
-                del self._ahead[next(iter(self._ahead))]
-            self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+        while len(self._ahead) > 1:
+            del self._ahead[next(iter(self._ahead))]
+        self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
 
     def ready(self, batch: Batch) -> None:
         """Wait for the thread, or read what nobody announced."""
@@ -180,17 +175,15 @@ class CachedSource(FeatureSource):
         if (tuple(layers), final_norm) != (self.layers, self.final_norm):
             raise ValueError(f"{self.store.directory}: opened for boundaries {list(self.layers)}, not {list(layers)}")
         rows = packed_rows(batch)
-        with self._lock:
-            ahead = self._ahead.pop(_keys(rows), None)
+        ahead = self._ahead.pop(_keys(rows), None)
         found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
         return TargetOutput(*(x.to(target.device, self.dtype, non_blocking=True) for x in found))
 
     def close(self) -> None:
         """End the thread, and forget what it has read."""
-        with self._lock:
-            self._thread.shutdown(cancel_futures=True)
-            self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
-            self._ahead.clear()
+        self._thread.shutdown(cancel_futures=True)
+        self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
+        self._ahead.clear()
 
     def _read(self, rows: list[PackedRow], T: int) -> TargetOutput:
         contract = self.store.contract
@@ -205,35 +198,33 @@ class CachedSource(FeatureSource):
 
 
 @torch.no_grad()
-def spot_check(store: FeatureStore, target: Target) -> None:
-    """Compare a stored piece with the target, boundary by boundary, and the head's logits with the model's own.
+def spot_check(store: FeatureStore, target: Target, row: PackedRow) -> None:
+    """Compare a stored row with the target, boundary by boundary, and the head's logits with the model's own.
 
     So a wrong tap shows before the first step.
 
     Raises:
         ValueError: they differ by more than rounding, or another boundary is nearer than the one that is named.
     """
-    shard, contract, where = store.shard(0), store.contract, store.directory / store.index.shards[0].file
-    longest: dict[int, int] = {}
-    for start, tokens in shard.spans[:SPOT_PIECES].tolist():
-        longest.setdefault(start, min(tokens, SPOT_TOKENS))  # a row starts with a piece, which comes first
-    start = max(longest, key=longest.__getitem__)
-    piece = slice(start, start + longest[start])
-    ids_1M = shard.ids_P[piece][None].to(target.device)
-    own = target.forward(ids_1M, View.packed(torch.zeros_like(ids_1M)), range(target.num_layers + 1))
+    contract, where, M = store.contract, store.directory, min(row.tokens, SPOT_TOKENS)
+    zeros = partial(torch.zeros, row.tokens, dtype=DTYPES[contract.dtype])
+    aux_RNH, final_RH = zeros(len(contract.layers), target.hidden_size), zeros(target.hidden_size)
+    store.read(row, range(len(contract.layers)), aux_RNH, final_RH)
+    ids_1M, documents_1M = (x[None, :M].to(target.device) for x in (row.ids_R, row.documents_R))
+    own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     allowed = max(TOLERANCE[DTYPES[contract.dtype]], TOLERANCE[target.dtype])
     for n, boundary in enumerate(contract.layers):
-        off = [_distance(shard.aux_PNH[piece, n], state_MH) for state_MH in own.aux_BTNH[0].unbind(1)]
+        off = [_distance(aux_RNH[:M, n], state_MH) for state_MH in own.aux_BTNH[0].unbind(1)]
         nearest = min(range(len(off)), key=off.__getitem__)
         if off[boundary] > allowed or off[nearest] < off[boundary]:
             raise ValueError(
                 f"{where}: what is stored for boundary {boundary} is not the target's (off by {off[boundary]:.1e}; "
                 f"nearest is boundary {nearest}, off by {off[nearest]:.1e}): run specdec cache again"
             )
-    final_1MH = shard.final_PH[None, piece].to(target.device, target.dtype)
+    final_1MH, D = final_RH[None, :M].to(target.device, target.dtype), min(M, len(row.pieces()[0]))
     for name, stored, true in (
         ("the final state", final_1MH, own.final_BTH),
-        ("the head's logits of the final state", target.logits(final_1MH), target.model(input_ids=ids_1M).logits),
+        ("the head's logits of the final state", target.logits(final_1MH[:, :D]), target.model(ids_1M[:, :D]).logits),
     ):
         if (distance := _distance(stored, true)) > allowed:
             raise ValueError(f"{where}: {name}: not the target's (off by {distance:.1e}): run specdec cache again")

@@ -1,17 +1,19 @@
 """A cache of features on disk: shards that are mapped into memory, and an index of them with checksums.
 
-Features are kept of pieces of documents. A piece is a run of one document number in a packed row: positions restart
-there and attention ends at its borders, so its features depend on its ids alone, up to rounding. To the last bit they
-also depend on the row around it, since kernels sum in an order of their own for every shape; so a row has a key, too.
+Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
+last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
 
-Legend: T tokens of a row, R of them up to the last that is no padding, P tokens of a shard, N stored boundaries,
-H hidden, E keys of a shard.
+Legend: T tokens of a row, R of them before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a
+shard.
 """
 
+import dataclasses
 import hashlib
+import inspect
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,16 +21,83 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.data import Batch
-from specdec.features.contract import DTYPES, Contract
+from specdec.data import Batch, TokenData
+from specdec.target import Target
 from specdec.utils.config_diff import pairs, words
 from specdec.utils.files import read_json, sha256, write_json
 
-FORMAT = "specdec-features-4"
+FORMAT = "specdec-features-5"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
-KEY = 16  # bytes of a key
 REMEDY = "run the same specdec cache command again, which makes it anew"
+DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+INCIDENTAL = ("batch_size", "cache")  # of the data: they change no row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """Everything that a cache's numbers depend on.
+
+    Args:
+        layers: boundaries stored, ascending: 0 the embeddings, b the residual stream after b layers, before the final
+            norm; the final state, after it, is stored in any case.
+        dtype: of what is stored.
+        target_dtype: what the target ran in.
+        target: its :attr:`specdec.target.Target.identity`.
+        data: :func:`described`.
+        engine: what ran the target.
+        first_rows: how many rows of training, those that an epoch draws first; None if all are stored.
+    """
+
+    layers: tuple[int, ...]
+    dtype: str
+    target_dtype: str
+    hidden_size: int
+    target: Mapping[str, str | int | None]
+    data: Mapping[str, Any]
+    engine: str
+    first_rows: int | None = None
+
+    @classmethod
+    def of(
+        cls, target: Target, data: TokenData, layers: Sequence[int], dtype: str, engine: str,
+        first_rows: int | None = None,
+    ) -> Self:  # fmt: skip
+        """For features of this data that are about to be written; ``dtype`` may be ``target``.
+
+        Raises:
+            ValueError: no such boundary.
+        """
+        if wrong := [b for b in layers if not 0 <= b <= target.num_layers]:
+            raise ValueError(f"no layer boundary {wrong[0]}: this target has 0 to {target.num_layers}")
+        own = str(target.dtype).removeprefix("torch.")
+        return cls(
+            layers=tuple(sorted(set(layers))),
+            dtype=own if dtype == "target" else dtype,
+            target_dtype=own,
+            hidden_size=target.hidden_size,
+            target=target.identity,
+            data=described(data),
+            engine=engine,
+            first_rows=first_rows,
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's states."""
+        return (len(self.layers) + 1) * self.hidden_size * DTYPES[self.dtype].itemsize
+
+    def to_json(self) -> dict[str, Any]:
+        """Lossless JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+def described(data: TokenData) -> dict[str, Any]:
+    """The arguments that decide which rows there are."""
+    names = [name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL]
+    found = {name: vars(data)[name] for name in names if name in vars(data)}
+    found["class"] = f"{type(data).__module__}.{type(data).__qualname__}"
+    return json.loads(json.dumps(found, default=str))
 
 
 class PackedRow(NamedTuple):
@@ -36,38 +105,28 @@ class PackedRow(NamedTuple):
 
     ids_R: Tensor  # int64
     documents_R: Tensor  # int64
-    spans: tuple[tuple[int, int], ...]  # (start, end) of its pieces
     key: bytes
-    piece_keys: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, ids_T: Tensor, documents_T: Tensor) -> Self:
-        """The row of these tokens, on the CPU."""
-        R = real_length(documents_T)
-        ids_R, documents_R = ids_T[:R], documents_T[:R]
-        borders = (documents_R[1:] != documents_R[:-1]).nonzero()[:, 0].add(1).tolist()
-        runs = zip([0, *borders], [*borders, R], strict=True)
-        spans = tuple((start, end) for start, end in runs if R and documents_R[start] >= 0)
-        keys = tuple(_hash(ids_R[start:end].contiguous().numpy().tobytes()) for start, end in spans)
-        where = torch.tensor(spans, dtype=torch.int64).numpy().tobytes()
-        return cls(ids_R, documents_R, spans, _hash(b"row", where, *keys), keys)
 
     @property
     def tokens(self) -> int:
-        """Tokens that features are kept of."""
-        return sum(end - start for start, end in self.spans)
+        """R."""
+        return len(self.ids_R)
 
-
-def real_length(documents_T: Tensor) -> int:
-    """R: tokens up to the last that is no padding."""
-    real_R = (documents_T >= 0).nonzero()[:, 0]
-    return int(real_R[-1]) + 1 if len(real_R) else 0
+    def pieces(self) -> tuple[Tensor, ...]:
+        """The ids of each document: positions restart there, and attention ends at its borders."""
+        _, sizes = torch.unique_consecutive(self.documents_R, return_counts=True)
+        return self.ids_R.split(sizes.tolist())
 
 
 def packed_rows(batch: Batch) -> list[PackedRow]:
     """The rows of a batch, wherever it lies."""
-    ids_BT, documents_BT = batch.ids_BT.cpu(), batch.documents_BT.cpu()
-    return [PackedRow.of(ids_T, documents_T) for ids_T, documents_T in zip(ids_BT, documents_BT, strict=True)]
+    found = []
+    for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
+        R = int((documents_T >= 0).sum())
+        ids_R, documents_R = ids_T[:R].contiguous(), documents_T[:R].contiguous()
+        key = hashlib.blake2b(ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16).digest()
+        found.append(PackedRow(ids_R, documents_R, key))
+    return found
 
 
 class ShardEntry(NamedTuple):
@@ -75,7 +134,6 @@ class ShardEntry(NamedTuple):
 
     file: str
     tokens: int
-    pieces: int
     rows: int
     sha256: str
 
@@ -113,14 +171,17 @@ class FeatureIndex(NamedTuple):
         return cls(Contract(**contract | {"layers": layers}), [ShardEntry(**entry) for entry in said["shards"]])
 
 
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 class Shard(NamedTuple):
-    """A shard's tensors: packed states, and where in them each piece and each row stands."""
+    """A shard's tensors: the states of its rows, one row after another."""
 
     aux_PNH: Tensor
     final_PH: Tensor
-    ids_P: Tensor  # int64
-    keys: Tensor  # uint8 (E, 16), of pieces and of whole rows
-    spans: Tensor  # int64 (E, 2), first token and number of tokens
+    keys: Tensor  # uint8 (E, 16)
+    sizes_E: Tensor  # int64, tokens of each row
 
     @classmethod
     def open(cls, directory: Path, entry: ShardEntry, contract: Contract) -> Self:
@@ -136,22 +197,18 @@ class Shard(NamedTuple):
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
         P, N, H = entry.tokens, len(contract.layers), contract.hidden_size
-        there = (found.aux_PNH.dtype, tuple(found.aux_PNH.shape), tuple(found.final_PH.shape), len(found.ids_P))
-        wanted = (DTYPES[contract.dtype], (P, N, H), (P, H), P)
+        there = (found.aux_PNH.dtype, tuple(found.aux_PNH.shape), tuple(found.final_PH.shape))
+        wanted = (DTYPES[contract.dtype], (P, N, H), (P, H))
         if there != wanted:
             raise ValueError(f"{path}: its states are {there}, the index says {wanted}: {REMEDY}")
         return found
-
-
-Span = tuple[int, int, int]
-"""Where the states of a piece, or of a whole row, stand: shard, first token, number of tokens."""
 
 
 class FeatureStore:
     """Features by row. A shard's checksum is compared when it is first read from.
 
     Args:
-        data: what reads it, as :func:`specdec.features.contract.described` tells; for messages.
+        data: what reads it, as :func:`described` tells; for messages.
 
     Raises:
         ValueError: there is no cache, it is not finished, or a shard is gone or damaged.
@@ -165,55 +222,36 @@ class FeatureStore:
             raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
         self.index = FeatureIndex.read(directory / INDEX)
         self.contract = self.index.contract
-        self._found: dict[bytes, Span] = {}
+        self._found: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
         self._shards = [Shard.open(directory, entry, self.contract) for entry in self.index.shards]
         self._verified: set[int] = set()
         self._verifying = threading.Lock()
         for number, shard in enumerate(self._shards):
-            for key, (start, tokens) in zip(shard.keys.numpy(), shard.spans.tolist(), strict=True):
-                self._found.setdefault(bytes(key), (number, start, tokens))
+            starts = (shard.sizes_E.cumsum(0) - shard.sizes_E).tolist()
+            self._found |= {bytes(key): (number, start) for key, start in zip(shard.keys.numpy(), starts, strict=True)}
 
     def holds(self, row: PackedRow) -> bool:
         """Whether :meth:`find` finds it."""
-        return row.key in self._found or all(key in self._found for key in row.piece_keys)
+        return row.key in self._found or not row.tokens
 
-    def find(self, row: PackedRow) -> list[Span]:
-        """Where a row's pieces stand: together, as they were packed when the cache was made, or each by itself.
+    def find(self, row: PackedRow) -> tuple[int, int]:
+        """The shard that has a row, and the row's first token in it.
 
         Raises:
-            ValueError: a piece of it is not there; the message says what the cache was made from.
+            ValueError: it is not there; the message says what the cache was made from.
         """
         if row.key not in self._found:
-            return [self._piece(key, end - begin) for key, (begin, end) in zip(row.piece_keys, row.spans, strict=True)]
-        number, start, _ = self._found[row.key]
-        spans = []
-        for begin, end in row.spans:
-            spans.append((number, start, end - begin))
-            start += end - begin
-        return spans
-
-    def _piece(self, key: bytes, tokens: int) -> Span:
-        if key not in self._found:
             self.verify()  # it may be the cache that is damaged
-            made, now = self.contract.data, self.data
-            different = [f"{name} was {words(a)}, is {words(b)}" for name, a, b in pairs(dict(made), dict(now))]
+            changes = pairs(dict(self.contract.data), dict(self.data))
+            different = [f"{name} was {words(a)}, is {words(b)}" for name, a, b in changes]
             reason = "; ".join(different) or "its files or the tokenizer have changed since"
             if (first := self.contract.first_rows) is not None:
                 reason += f"; of training the first {first:,} rows alone"
             raise ValueError(
-                f"{self.directory}: no features of a piece of {tokens} tokens: the cache was made from other data "
+                f"{self.directory}: no features of a row of {row.tokens} tokens: the cache was made from other data "
                 f"({reason}); run specdec cache with the present data"
             )
-        return self._found[key]
-
-    def shard(self, number: int) -> Shard:
-        """A shard whose every byte has been checked, once."""
-        if number not in self._verified:
-            with self._verifying:
-                if number not in self._verified:
-                    self.index.shards[number].verify(self.directory)
-                    self._verified.add(number)
-        return self._shards[number]
+        return self._found[row.key]
 
     def verify(self) -> None:
         """Check every byte of every shard.
@@ -222,26 +260,26 @@ class FeatureStore:
             ValueError: one is gone or damaged; the message names it.
         """
         for number in range(len(self._shards)):
-            self.shard(number)
+            self._verify(number)
+
+    def _verify(self, number: int) -> None:
+        """Check every byte of a shard, once; both the reading thread and the training step may ask."""
+        with self._verifying:
+            if number not in self._verified:
+                self.index.shards[number].verify(self.directory)
+                self._verified.add(number)
 
     def read(self, row: PackedRow, taps: Sequence[int], aux_TNH: Tensor, final_TH: Tensor) -> None:
         """Copy a row's states to ``aux_TNH``, of the stored boundaries numbered ``taps``, and to ``final_TH``.
 
         Raises:
-            ValueError: a piece is not there, or its shard is damaged.
+            ValueError: the row is not there, or its shard is damaged.
         """
-        for (begin, end), (number, start, tokens) in zip(row.spans, self.find(row), strict=True):
-            shard, stop = self.shard(number), start + tokens
-            if not torch.equal(shard.ids_P[start:stop], row.ids_R[begin:end]):
-                raise ValueError(f"{self.directory / self.index.shards[number].file}: holds other tokens than it says")
-            for n, tap in enumerate(taps):
-                aux_TNH[begin:end, n] = shard.aux_PNH[start:stop, tap]
-            final_TH[begin:end] = shard.final_PH[start:stop]
-
-
-def _hash(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=KEY).digest()
-
-
-def _digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        if not row.tokens:
+            return
+        number, start = self.find(row)
+        self._verify(number)
+        shard, here = self._shards[number], slice(start, start + row.tokens)
+        for n, tap in enumerate(taps):
+            aux_TNH[: row.tokens, n] = shard.aux_PNH[here, tap]
+        final_TH[: row.tokens] = shard.final_PH[here]

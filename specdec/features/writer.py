@@ -1,6 +1,6 @@
 """Writing a cache: whole shards one after another, an index of them after each, under its final name at the end.
 
-Legend: P tokens of a shard, M tokens of a row's pieces, N stored boundaries, H hidden.
+Legend: R tokens of a row, N stored boundaries, H hidden.
 """
 
 import contextlib
@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.features.contract import DTYPES, Contract
-from specdec.features.store import INDEX, UNFINISHED, FeatureIndex, PackedRow, Shard, ShardEntry
+from specdec.features.store import DTYPES, INDEX, UNFINISHED, Contract, FeatureIndex, PackedRow, Shard, ShardEntry
 from specdec.utils.config_diff import pairs, words
 from specdec.utils.files import sha256, staged
 from specdec.utils.locks import locked
@@ -38,7 +37,7 @@ class CacheWriter:
         self.directory, self.contract = directory, contract
         self.capacity = max(1, shard_bytes // contract.token_bytes)
         self.shards: list[ShardEntry] = []
-        self.known: set[bytes] = set()  # keys of rows and pieces that are stored
+        self.known: set[bytes] = set()  # keys of rows that are stored
         self._rows: list[tuple[PackedRow, Tensor, Tensor]] = []
         for stale in directory.glob(".tmp-*"):
             stale.unlink()
@@ -73,12 +72,8 @@ class CacheWriter:
         if self.shards:
             log.info("%s: goes on after %d whole shards", self.directory, len(self.shards))
 
-    def holds(self, row: PackedRow) -> bool:
-        """Whether the row is stored, or has nothing to store."""
-        return not row.tokens or row.key in self.known
-
-    def add(self, row: PackedRow, aux_MNH: Tensor, final_MH: Tensor) -> None:
-        """Store a row's states, those of its pieces one after another.
+    def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:
+        """Store a row's states.
 
         Raises:
             ValueError: they are not finite, or the disk is full.
@@ -86,8 +81,8 @@ class CacheWriter:
         if self._rows and sum(one.tokens for one, _, _ in self._rows) + row.tokens > self.capacity:
             self._flush()
         dtype = DTYPES[self.contract.dtype]
-        self._rows.append((row, aux_MNH.to("cpu", dtype), final_MH.to("cpu", dtype)))
-        self.known.update((row.key, *row.piece_keys))
+        self._rows.append((row, aux_RNH.to("cpu", dtype), final_RH.to("cpu", dtype)))
+        self.known.add(row.key)
 
     def finish(self) -> None:
         """Write the last shard and the index.
@@ -104,37 +99,24 @@ class CacheWriter:
 
     def _flush(self) -> None:
         """Write what has gathered as a shard, then the index of all so far."""
-        keys, spans, ids, end = [], [], [], 0
-        for row, _, _ in self._rows:
-            start = end
-            for key, (first, last) in zip(row.piece_keys, row.spans, strict=True):
-                keys.append(key)
-                spans.append((end, last - first))
-                ids.append(row.ids_R[first:last])
-                end += last - first
-            keys.append(row.key)
-            spans.append((start, row.tokens))
+        rows, aux, final = zip(*self._rows, strict=True)
         shard = Shard(
-            torch.cat([aux_MNH for _, aux_MNH, _ in self._rows]),
-            torch.cat([final_MH for _, _, final_MH in self._rows]),
-            torch.cat(ids),
-            torch.frombuffer(bytearray(b"".join(keys)), dtype=torch.uint8).view(len(keys), -1),
-            torch.tensor(spans, dtype=torch.int64),
+            torch.cat(aux),
+            torch.cat(final),
+            torch.frombuffer(bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8).view(len(rows), -1),
+            torch.tensor([row.tokens for row in rows]),
         )
         path = self.directory / f"shard-{len(self.shards):05}.safetensors"
-        states = zip(shard.aux_PNH.unbind(1), self.contract.layers, strict=True)
-        for state_PH, name in [*((x, f"boundary {b}") for x, b in states), (shard.final_PH, "the final state")]:
-            if not (good_P := state_PH.isfinite().all(-1)).all():
-                token = int((~good_P).nonzero()[0, 0])
-                value = float(state_PH[token][~state_PH[token].isfinite()][0])
-                raise ValueError(f"{path}: {name} of token {token} holds {value}: run the target in a wider dtype")
+        states = dict(zip((f"boundary {b}" for b in self.contract.layers), shard.aux_PNH.unbind(1), strict=True))
+        for name, state_PH in {**states, "the final state": shard.final_PH}.items():
+            if not state_PH.isfinite().all():
+                raise ValueError(f"{path}: {name} holds NaN or infinity: run the target in a wider dtype")
         with staged(path) as temporary:
             try:
                 save_file(shard._asdict(), temporary)
             except SafetensorError as error:
                 raise ValueError(f"{path}: the shard cannot be written: {error}") from error
             digest = sha256(temporary)
-        pieces = sum(len(row.spans) for row, _, _ in self._rows)
-        self.shards.append(ShardEntry(path.name, end, pieces, len(self._rows), digest))
+        self.shards.append(ShardEntry(path.name, len(shard.final_PH), len(rows), digest))
         FeatureIndex(self.contract, self.shards).write(self.directory / UNFINISHED)
         self._rows = []

@@ -34,7 +34,7 @@ LENGTH = (
     "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
     "accumulate_grad_batches", "devices", "num_nodes",
 )  # fmt: skip
-OF_A_BATCH = ("batch_size", "num_workers", "cache")  # of the data: neither which rows there are, nor their order
+OF_A_BATCH = ("batch_size", "cache")  # of the data: neither which rows there are, nor their order
 
 
 @dataclass(frozen=True)

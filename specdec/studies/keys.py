@@ -140,7 +140,7 @@ def _place(module: str) -> str:
 
 @functools.cache
 def _corpus() -> str:
-    return digest(corpus(EmbeddedConfig().seed).record())
+    return corpus(EmbeddedConfig().seed).sha256
 
 
 def _file_hash(path: Path) -> str:

@@ -16,9 +16,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from specdec.features.contract import INCIDENTAL
 from specdec.features.source import OnTheFly
-from specdec.features.store import INDEX
+from specdec.features.store import INCIDENTAL, INDEX
 from specdec.studies.arms import Arm, check_equal, differences, read_arms
 from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
 from specdec.studies.measures import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from specdec.data.packing import Batch
+from specdec.data import Batch
 
 
 class FeatureNoise:

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.data.loader import BLANK, EpochSampler, ResumableLoader, generator, split
-from specdec.data.packing import Batch, Document, pad
+from specdec.data.loader import BLANK, Batch, Document, ResumableLoader, generator, order, pad, split
 
 LENGTHS = random.Random(0).choices([3, 30, 90, 150, 240], k=53)
 
@@ -28,18 +27,18 @@ def seen(loader: ResumableLoader) -> list[list[int]]:
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 3), st.booleans())
 def test_processes_share_every_row_once_and_evenly(count: int, world: int, epoch: int, shuffle: bool) -> None:
-    samplers = [EpochSampler(count, 7, shuffle, rank, world) for rank in range(world)]
-    shares = [sampler.order(epoch) for sampler in samplers]
-    assert {len(share) for share in shares} == {len(samplers[0])} == {-(-count // world)}
+    loaders = [ResumableLoader(rows(count), 1, 7, shuffle, rank, world) for rank in range(world)]
+    shares = [loader.numbers(epoch).tolist() for loader in loaders]
+    assert {len(share) for share in shares} == {len(loaders[0])} == {-(-count // world)}
     assert sorted(row for share in shares for row in share if row != BLANK) == list(range(count))
     assert shuffle or shares[0] == list(range(0, count, world))
 
 
 def test_order_depends_on_seed_and_epoch_alone() -> None:
-    orders = {(seed, epoch): tuple(EpochSampler(50, seed).order(epoch)) for seed in (0, 1) for epoch in (0, 1)}
+    orders = {(seed, epoch): tuple(order(50, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
     assert len(set(orders.values())) == 4
     # one process of one sees what two of two see together
-    halves = zip(*(EpochSampler(50, 1, True, rank, 2).order(1) for rank in (0, 1)), strict=True)
+    halves = zip(*(ResumableLoader(rows(50), 1, 1, True, rank, 2).numbers(1).tolist() for rank in (0, 1)), strict=True)
     assert orders[1, 1] == tuple(row for pair in halves for row in pair)
     torch.manual_seed(0)
     first = torch.rand(3, generator=generator(1, 2))
@@ -60,11 +59,11 @@ def test_batches_cover_the_rows_and_leave_the_global_generator_alone() -> None:
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize(("num_workers", "taken"), [(0, 0), (0, 5), (0, 14), (2, 5)])
-def test_a_resumed_loader_goes_on_exactly(num_workers: int, taken: int) -> None:
+@pytest.mark.parametrize("taken", [0, 5, 14])
+def test_a_resumed_loader_goes_on_exactly(taken: int) -> None:
     whole = ResumableLoader(rows(), 4, seed=5)
     expected = [seen(whole) for _ in range(4)]
-    stopped = ResumableLoader(rows(), 4, seed=5, num_workers=num_workers)
+    stopped = ResumableLoader(rows(), 4, seed=5)
     assert seen(stopped) == expected[0]
     iterator = iter(stopped)
     assert [next(iterator).ids_BT[:, 0].tolist() for _ in range(taken)] == expected[1][:taken]
@@ -73,7 +72,7 @@ def test_a_resumed_loader_goes_on_exactly(num_workers: int, taken: int) -> None:
     file.seek(0)
     iterator.close()
 
-    resumed = ResumableLoader(rows(), 4, seed=5, num_workers=num_workers)
+    resumed = ResumableLoader(rows(), 4, seed=5)
     resumed.load_state_dict(torch.load(file, weights_only=True))
     left = [*([expected[1][taken:]] if taken < 14 else []), *expected[2:]]  # no empty epoch after a whole one
     assert [seen(resumed) for _ in left] == left
@@ -134,10 +133,8 @@ def test_processes_draw_blank_rows_when_rows_do_not_come_out_even(world_size: in
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="batch_size is 0"):
         ResumableLoader(rows(), 0)
-    with pytest.raises(ValueError, match="num_workers -1"):
-        ResumableLoader(rows(), 1, num_workers=-1)
-    with pytest.raises(ValueError, match="no rows"):
-        EpochSampler(0)
+    with pytest.raises(ValueError, match="of 0 rows"):
+        ResumableLoader(Batch(*(column[:0] for column in rows())), 1)
 
 
 def test_a_split_is_a_partition_that_depends_on_the_seed() -> None:

@@ -8,7 +8,7 @@ import datasets
 import pyarrow
 import pytest
 from datasets.exceptions import DatasetNotFoundError
-from pyarrow import ipc, parquet
+from pyarrow import parquet
 
 from specdec.data.chat import read_conversations
 from specdec.data.rows import DataRow, each_row, find_sources, read_rows, stem, warn_of_overlap
@@ -22,9 +22,6 @@ def write(path: Path) -> str:
     table = pyarrow.Table.from_pylist([{"note": None} | row for row in ROWS])
     if path.suffix == ".parquet":
         parquet.write_table(table, path)
-    elif path.suffix == ".arrow":
-        with ipc.new_stream(str(path), table.schema) as stream:
-            stream.write_table(table)
     elif path.suffix == ".json":
         path.write_text(json.dumps(ROWS, indent=1))
     elif path.suffix == ".jsonl":
@@ -36,7 +33,7 @@ def write(path: Path) -> str:
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("a.arrow", ""), ("saved", "")],
+    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("saved", "")],
 )
 def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
     source = write(tmp_path / name)
@@ -81,21 +78,15 @@ def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(tmp_path / "sets")
-    with pytest.raises(ValueError, match=r"sets: holds the splits train: name one, as .*sets/train"):
+    with pytest.raises(ValueError, match="sets: holds the splits train: name one of the folders"):
         list(read_rows(str(tmp_path / "sets")))
     assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
-    datasets.DatasetDict({}).save_to_disk(tmp_path / "none")
-    with pytest.raises(ValueError, match="none: holds the splits of nothing"):
-        list(read_rows(str(tmp_path / "none")))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
         ("a.parquet", b"PAR1 or not", "not a readable Parquet file"),
-        ("a.arrow", b"ARROW1 or not", "not a readable Arrow file"),
-        ("a.arrow", b"", "not a readable Arrow file"),
-        ("a.arrow", None, "no such file"),
         ("a.json", b'{"data": []}', "must be a list of rows, not dict; or name JSON lines .jsonl"),
         ("a.txt", b"ok \xff", "not UTF-8 text"),
         ("a.jsonl", b'\n\n{"text": "a",}', "line 3: not usable JSON: Expecting"),
@@ -108,11 +99,10 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, complaint: str) -> None:
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     source = str(path.parent) if name.startswith("saved") else str(path)
     with pytest.raises(ValueError, match=complaint) as caught:
         list(read_rows(source))
@@ -153,7 +143,7 @@ def test_a_refused_row_is_broken(tmp_path: Path) -> None:
         list(each_row(str(path), of))
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "saved"])
+@pytest.mark.parametrize("name", ["a.parquet", "saved"])
 def test_a_cut_file_is_refused(tmp_path: Path, name: str) -> None:
     source = Path(write(tmp_path / name))
     file = next(source.glob("*.arrow")) if source.is_dir() else source

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, ChatData
-from specdec.data.loader import Rows
+from specdec.data.loader import ResumableLoader
 from specdec.diagnostics import doctor_setup as set_up_module
 from specdec.diagnostics.doctor import made
 from specdec.diagnostics.doctor_setup import CheckResult
@@ -30,13 +30,13 @@ Patch = pytest.MonkeyPatch
 
 
 def with_masks(change: Callable[[Batch], Tensor], monkeypatch: Patch) -> None:
-    fetch = Rows.__getitems__
+    fetch = ResumableLoader.fetch
 
-    def changed(rows: Rows, indices: list[int]) -> Batch:
-        batch = fetch(rows, indices)
+    def changed(loader: ResumableLoader, numbers_B: Tensor) -> Batch:
+        batch = fetch(loader, numbers_B)
         return batch._replace(loss_mask_BT=change(batch))
 
-    monkeypatch.setattr(Rows, "__getitems__", changed)
+    monkeypatch.setattr(ResumableLoader, "fetch", changed)
 
 
 def users_words(batch: Batch) -> Tensor:

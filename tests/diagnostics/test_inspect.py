@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from specdec.cli import main
-from specdec.data.packing import Document
+from specdec.data.loader import Document
 from specdec.diagnostics.inspect import SUPERVISED, sample
 from tests.data.families import family_tokenizer
 from tests.data.tiny import CHATML, CHATML_TAGGED, tiny_tokenizer, write_jsonl

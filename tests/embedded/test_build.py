@@ -1,6 +1,5 @@
 import dataclasses
 import importlib.metadata
-import logging
 import os
 import platform
 import shutil
@@ -71,9 +70,7 @@ def test_record(cache: Path) -> None:
     assert record["config"] == dataclasses.asdict(TINY)
     assert record["tokens"] == TINY.steps * TINY.tokens_per_step
     assert 0 < record["held_out_loss"] < 6
-    assert record["seconds"] > 0 and record["tokens_per_second"] > 0
-    assert {entry["split"] for entry in record["corpus"]} == {"train", "held_out"}
-    assert set(record["files"]) >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert record["tokens_per_second"] > 0
     assert record["provenance"]["versions"]["torch"] == torch.__version__
 
 
@@ -84,25 +81,6 @@ def test_same_config_gives_equal_weights(cache: Path, tmp_path: Path) -> None:
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert read_record(again)["held_out_loss"] == read_record(only(cache))["held_out_loss"]
-
-
-@pytest.mark.parametrize("damage", ["changed", "no record", "torn record"])
-def test_damage_is_found_and_mended(cache: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    path = only(cache)
-    weights, record = path / "model.safetensors", path / "embedded.json"
-    digest = read_record(path)["files"][weights.name]
-    if damage == "changed":
-        data = bytearray(weights.read_bytes())
-        data[-1] ^= 1
-        weights.write_bytes(data)
-    elif damage == "no record":
-        record.unlink()
-    else:
-        record.write_text(record.read_text()[:100])
-    with caplog.at_level(logging.WARNING):
-        assert embedded_target(TINY, cache) == path
-    assert "is damaged and will be built anew" in caplog.text
-    assert read_record(path)["files"][weights.name] == digest == build.sha256(weights)
 
 
 def names(cache: Path, config: Any = TINY) -> str:
@@ -150,7 +128,7 @@ def test_nothing_is_left_of_a_failed_build(
         raise error("enough")
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.embedded.pretrain.cross_entropy", fail)
+        patch.setattr("specdec.embedded.build.cross_entropy", fail)
         with pytest.raises(error):
             embedded_target(TINY, tmp_path)
     assert steps

@@ -79,6 +79,6 @@ def test_unknown_and_ill_typed_arguments(argv: list[str], asked: list[EmbeddedCo
 
 
 def test_number_out_of_range(asked: list[EmbeddedConfig]) -> None:
-    with pytest.raises(ValueError, match="lr is -1"):
-        main(["--lr=-1"])
+    with pytest.raises(ValueError, match="warmup is -1"):
+        main(["--warmup=-1"])
     assert not asked

@@ -1,11 +1,9 @@
-import hashlib
-import json
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from specdec.embedded.corpus import corpus
+from specdec.embedded.corpus import Corpus, corpus
 from tests.embedded.conftest import use_library
 
 
@@ -62,12 +60,9 @@ def test_library_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "\n" not in str(error.value)
 
 
-def test_record(library: Path) -> None:
+def test_the_hash_is_of_every_path_and_text(library: Path) -> None:
     parts = corpus(0)
-    record = json.loads(json.dumps(parts.record()))
-    assert len(record) == len(parts.train) + len(parts.held_out)
-    last = record[-1]
-    assert last["split"] == "held_out"
-    assert last["path"] == parts.held_out[-1].path
-    assert last["characters"] == len(parts.held_out[-1].text)
-    assert last["sha256"] == hashlib.sha256((library / last["path"]).read_bytes()).hexdigest()
+    first = parts.train[0]
+    for other in (first._replace(path="other.py"), first._replace(text="other")):
+        assert Corpus([other, *parts.train[1:]], parts.held_out).sha256 != parts.sha256
+    assert corpus(0).sha256 == parts.sha256

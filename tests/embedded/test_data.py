@@ -59,9 +59,3 @@ def test_a_decorated_function_starts_at_its_decorator() -> None:
 
     text = "import a\n\n@one\n@two\ndef f():\n    def inner(): pass\n\nasync def g(): pass\nclass C: pass\n"
     assert _starts(text) == [0, text.index("@one"), text.index("async"), text.index("class C")]
-
-
-@pytest.mark.parametrize(("count", "length"), [(0, 8), (3, 1)])
-def test_wrong_numbers(tokenizer: Any, count: int, length: int) -> None:
-    with pytest.raises(ValueError, match=f"count is {count}, prompt_tokens is {length}"):
-        held_out_prompts(count, length, 0, tokenizer)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdec.embedded.build import llama, pretrain
 from specdec.embedded.corpus import corpus, stream_rows, train_tokenizer
-from specdec.embedded.pretrain import llama, pretrain
 from tests.embedded.conftest import TINY
 
 

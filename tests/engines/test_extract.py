@@ -18,7 +18,7 @@ from tests.features.test_store import same
 
 
 @pytest.fixture
-def config(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]:
+def config(target_directory: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A run's config, trainer and all."""
     said: dict[str, Any] = {
         "model": {"target": {"source": str(target_directory)}, "drafter": {"draft_vocab_size": 200}, "ttt_steps": 2},
@@ -29,7 +29,8 @@ def config(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]
         "trainer": {"max_steps": 4, "log_every_n_steps": 1, "accelerator": "cpu", "enable_model_summary": False},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(said))
-    return ["--config", str(tmp_path / "run.yaml"), "--shard_mb", "0.05"]
+    monkeypatch.setattr(extract, "SHARD_BYTES", 50_000)
+    return ["--config", str(tmp_path / "run.yaml")]
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +99,9 @@ def trained_rows(config: list[str]) -> int:
     return len(found.data.splits.train.ids_BT)
 
 
-def test_a_study_stores_what_all_its_designs_tap(config: list[str], tmp_path: Path) -> None:
+def test_further_boundaries_are_stored(config: list[str], tmp_path: Path) -> None:
     out = tmp_path / "cache"
-    designs = [{"fusion": "LastLayer", "entry": "Narrow", "head": "target", "draft_vocab_size": "all",
-                "norms": {"aux": "none", "embed": False, "hidden": False, "output": False}, "recurrence": "PreNorm"},
-               {"aux_layers": [1, 4]}]  # fmt: skip
-    more = ["--drafters", yaml.safe_dump(designs, default_flow_style=True, width=10**6).strip(), "--layers", "[6]"]
-    assert main(["cache", *config, *more, "--out", str(out)]) == 0
+    assert main(["cache", *config, "--layers", "[6, 1]", "--out", str(out)]) == 0
     assert FeatureIndex.read(out / "index.json").contract.layers == (1, 2, 3, 4, 6)
 
 
@@ -142,13 +139,10 @@ class _Usage:
     ("args", "message"),
     [
         (["--layers=[9]"], "no layer boundary 9"),
-        (["--dtype", "int8"], "--dtype int8: choose target"),
-        (["--engine", "other"], "--engine other: choose transformers or vllm"),
-        (["--shard_mb", "0"], "--shard_mb must be above 0"),
+        (["--dtype", "int8"], "dtype"),
+        (["--engine", "other"], "engine"),
         (["--model.drafter.fusion", "os.system"], "was not imported"),
-        (["--device", "foo"], "device 'foo' is not available"),
-        (["--engine", "vllm", "--device", "cpu"], "--device is of --engine transformers"),
-        (["--vllm_args", "{tensor_parallel_size: 2}"], "--vllm_args of --engine vllm"),
+        (["--vllm_args", "{tensor_parallel_size: 2}"], "--vllm_args needs --engine vllm"),
     ],
 )
 def test_wrong_arguments_are_one_line(

@@ -1,7 +1,8 @@
 """Features from vLLM: refusals without one, and a real one's numbers beside the target's own."""
 
+import json
 import os
-import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
+from specdec.engines.extract_vllm import INSIDE
 from specdec.engines.serve import VARIABLE
 from specdec.features import Cached, OnTheFly
 from specdec.features.store import FeatureIndex
@@ -23,14 +25,11 @@ FAKE = """#!{python}
 import json, sys
 if sys.argv[1] == "-c":
     sys.exit(0)
-sys.stdout.write(json.dumps({{"version": "{version}"}}) + "\\n")
-sys.stdout.flush()
-sys.stdin.readline()
 job = json.loads(sys.argv[2])
-if "unheard" in job["engine"]:
+if "unheard" in job["more"]:
     sys.stdout.write(json.dumps({{"refused": "unexpected argument 'unheard'"}}) + "\\n")
     sys.exit()
-sys.exit("the model does not load, in " + str(job["engine"].get("tensor_parallel_size")))
+sys.exit("the model does not load, in " + str(job["more"].get("tensor_parallel_size")))
 """
 
 
@@ -55,43 +54,36 @@ def arguments(target: Path, text: Path) -> list[str]:
     ]
 
 
-def fake(tmp_path: Path, version: str) -> str:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A Python with a vLLM that fails."""
     path = tmp_path / "python"
-    path.write_text(FAKE.format(python=sys.executable, version=version))
+    path.write_text(FAKE.format(python=sys.executable))
     path.chmod(0o755)
-    return str(path)
+    monkeypatch.setenv(VARIABLE, str(path))
 
 
-@pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        ("0.33.1", r"needs vLLM 0.32.x, .* this Python has 0.33.1"),
-        ("0.32.0", "vLLM ended: the model does not load, in None"),
-    ],
-)
-def test_another_version_and_one_that_fails_are_one_line(
-    version: str, message: str, servable: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "cache"
-    asked = ["cache", *arguments(servable, text_file), "--vllm", fake(tmp_path, version), "--out", str(out)]
-    assert main(asked) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.search(message, error) and not out.exists()
+def test_a_python_without_a_known_vllm_is_refused(tmp_path: Path) -> None:
+    """By the script that runs there."""
+    job = json.dumps({"known": "0.1."})
+    done = subprocess.run([sys.executable, INSIDE / "extract.py", job], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["refused"].startswith("it needs vLLM 0.1.x, and this Python has ")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("{tensor_parallel_size: 2}", "vLLM ended: the model does not load, in 2"),
-        ('{"unheard": 1}', "vLLM refuses: unexpected argument 'unheard'"),
-        ("{dtype: half, seed: 1}", "--vllm_args: dtype, seed is not to be chosen"),
+        ("{}", "vLLM ended: the model does not load, in None"),
+        ('{"unheard": 1}', "--engine vllm: unexpected argument 'unheard'"),
     ],
 )
 def test_vllm_takes_more_arguments(
-    given: str, message: str, servable: Path, text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    given: str, message: str, servable: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake(monkeypatch, tmp_path)
     out = tmp_path / "cache"
-    asked = ["cache", *arguments(servable, text_file), "--vllm", fake(tmp_path, "0.32.0"), "--out", str(out)]
+    asked = ["cache", *arguments(servable, text_file), "--out", str(out)]
     assert main([*asked, "--vllm_args", given]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
 
@@ -100,6 +92,7 @@ def test_a_target_for_vllm_takes_no_device_of_its_own(
     servable: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    fake(monkeypatch, tmp_path)
     loaded: list[Target] = []
     load = TargetSource.load
 
@@ -111,7 +104,7 @@ def test_a_target_for_vllm_takes_no_device_of_its_own(
     monkeypatch.setattr(TargetSource, "load", seen)
     monkeypatch.setattr(extract.torch.cuda, "is_available", lambda: True)
     asked = ["cache", *arguments(servable, text_file), "--model.target.device_map", "auto"]
-    assert main([*asked, "--vllm", fake(tmp_path, "0.32.0"), "--out", str(tmp_path / "cache")]) == 2
+    assert main([*asked, "--out", str(tmp_path / "cache")]) == 2
     assert "vLLM ended" in capsys.readouterr().err
     assert [target.device.type for target in loaded] == ["cpu"]
 
@@ -131,7 +124,8 @@ def test_a_real_vllm_gives_the_targets_features(
         monkeypatch.setenv(name, value)
     out = tmp_path / "cache"
     layers = list(range(8))
-    more = ["--layers", str(layers), "--out", str(out), "--shard_mb", "0.5"]
+    monkeypatch.setattr(extract, "SHARD_BYTES", 500_000)
+    more = ["--layers", str(layers), "--out", str(out)]
     assert main(["cache", *arguments(servable, text_file), *more]) == 0
     contract = FeatureIndex.read(out / "index.json").contract
     assert contract.engine.startswith("vllm 0.32.") and contract.layers == tuple(layers)

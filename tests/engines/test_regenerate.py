@@ -334,7 +334,7 @@ def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: li
         (["--out", "x.jsonl", "--retries", "-1"], "retries at least 0"),
         (["--out", "x.jsonl", "--truncated", "perhaps"], "truncated"),
         (["--out", "x.jsonl", "--data", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["--out", "x.jsonl", "--layout", "alpaca"], "layout alpaca needs"),
+        (["--out", "x.jsonl", "--layout", "alpaca"], "no known layout (alpaca: ins"),
         (["--out", "x.jsonl", "--broken", "maybe"], "broken"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from specdec.data import Document, TokenData
 from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.contract import Contract
+from specdec.features.store import Contract
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 
@@ -59,6 +59,6 @@ def fill(
     contract = contract_of(target, data, layers, dtype)
     with CacheWriter.building(directory, contract, shard_bytes) as writer:
         for row, aux, final in TransformersEngine(target, contract.layers, "any").states(rows_of(data)):
-            if not writer.holds(row):
+            if row.key not in writer.known:
                 writer.add(row, aux, final)
     return directory

@@ -68,26 +68,9 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     module.source.close()
 
 
-@pytest.mark.parametrize("preset", ["eagle1", "eagle3"])
-def test_another_packing_finds_the_same_pieces(
-    preset: str, target_directory: Path, target: Target, tmp_path: Path
-) -> None:
-    """Documents that no row cuts; in other company they are the same within rounding."""
-    short = fill(tmp_path / "short", target, Uncut(seq_len=32))
-    wide = Uncut(seq_len=64)
-    wide.prepare(None)
-    layers, final = ([7], True) if preset == "eagle1" else (LAYERS, False)
-    source = Cached(str(short)).open(target, wide, layers, final)
-    rows = wide.splits.train
-    stored, true = (one(target, rows, layers, final) for one in (source, OnTheFly()))
-    real = rows.documents_BT >= 0
-    assert torch.allclose(stored.aux_BTNH[real], true.aux_BTNH[real], atol=1e-5)
-    assert torch.allclose(stored.final_BTH[real], true.final_BTH[real], atol=1e-5)
-
-
 class Uncut(Texts):
     def pack(self, documents: Any) -> Any:
-        from specdec.data.packing import pack_whole
+        from specdec.data.loader import pack_whole
 
         return pack_whole(documents, self.seq_len)
 
@@ -164,7 +147,7 @@ def test_a_final_state_before_the_norm_is_caught(
 
     def wrong(self: Any, rows: Any) -> Any:
         for found in right(self, rows):
-            yield found._replace(final_MH=found.final_MH * 1.5)
+            yield found._replace(final_RH=found.final_RH * 1.5)
 
     monkeypatch.setattr(TransformersEngine, "states", wrong)
     data = Texts()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.data import Batch
 from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.contract import described
-from specdec.features.store import FeatureStore, PackedRow, packed_rows, real_length
+from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
 from specdec.features.writer import CacheWriter
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
@@ -89,7 +89,7 @@ def test_states_that_are_no_numbers_are_not_written(value: float, target: Target
     row, aux, final = next(engine.states(rows))
     aux[2, 1, 5] = value
     writer.add(row, aux, final)
-    with pytest.raises(ValueError, match=rf"shard-00000\.safetensors: boundary 3 of token 2 holds {value}"):
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: boundary 3 holds NaN or infinity"):
         writer.finish()
     assert not (tmp_path / "index.json").exists()
 
@@ -135,19 +135,15 @@ def test_a_cache_of_something_else_is_not_gone_on_with(copied: Callable[[], Path
 
 
 def row(ids: list[int], documents: list[int]) -> PackedRow:
-    return PackedRow.of(torch.tensor(ids), torch.tensor(documents))
-
-
-def test_a_piece_is_a_run_of_one_document() -> None:
-    assert row([1] * 8, [0, 0, 1, -1, 1, 1, -1, -1]).spans == ((0, 2), (2, 3), (4, 6))
-    assert row([], []).spans == row([0, 0], [-1, -1]).spans == ()
-    assert real_length(torch.tensor([0, 0, -1, 1, -1, -1])) == 4 and real_length(torch.tensor([-1, -1])) == 0
+    (found,) = packed_rows(
+        Batch(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool), torch.tensor([documents]))
+    )
+    return found
 
 
 def test_a_key_is_of_ids_and_borders_alone() -> None:
     one = row([5, 6, 7, 8, 0, 0], [0, 0, 1, 1, -1, -1])
-    assert one.spans == ((0, 2), (2, 4)) and one.tokens == 4
-    assert one.key == row([5, 6, 7, 8], [3, 3, 9, 9]).key  # other numbers, no padding
+    assert [piece.tolist() for piece in one.pieces()] == [[5, 6], [7, 8]] and one.tokens == 4
+    assert one.key == row([5, 6, 7, 8], [0, 0, 1, 1]).key  # no padding
     assert one.key != row([5, 6, 7, 8], [0, 0, 0, 0]).key != row([5, 6, 7, 8], [0, 1, 1, 1]).key
-    assert one.piece_keys[1] == row([7, 8], [0, 0]).piece_keys[0]
-    assert row([7, 8], [0, 0]).key != row([7, 8], [0, 0]).piece_keys[0]
+    assert row([0, 0], [-1, -1]).tokens == 0

@@ -156,7 +156,7 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
         "model": {
             "optimizer": {"class_path": "specdec.nn.optimizers.AdamW", "init_args": {"lr": 0.1, "betas": [0.9, 1]}}
         },
-        "data": {"class_path": "TextData", "init_args": {"seq_len": 8, "num_workers": 0}},
+        "data": {"class_path": "TextData", "init_args": {"seq_len": 8, "cache": True}},
         "trainer": {"precision": None, "max_steps": 6, "logger": None, "devices": 1},
         "seed_everything": 0,
         "out": "a",
@@ -167,12 +167,12 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
 
     now: dict[str, Any] = json.loads(json.dumps(before))
     now["out"], now["checkpoint"]["every_n_train_steps"], now["trainer"]["max_steps"] = "b", 5, 9
-    now["data"]["init_args"]["num_workers"] = 2
+    now["data"]["init_args"]["cache"] = False
     assert {change.key for change in compare(path, now, [])} == {
-        "out", "checkpoint.every_n_train_steps", "trainer.max_steps", "data.num_workers",
+        "out", "checkpoint.every_n_train_steps", "trainer.max_steps", "data.cache",
     }  # fmt: skip
     assert "trainer.max_steps was 6, is 9; the learning rate's schedule depends on the run's length" in caplog.text
-    assert "data.num_workers was 0, is 2; what is trained does not depend on it" in caplog.text
+    assert "data.cache was yes, is no; what is trained does not depend on it" in caplog.text
     caplog.clear()
 
     now["model"]["optimizer"]["init_args"]["lr"], now["seed_everything"], now["trainer"]["devices"] = 0.2, 1, 2

@@ -57,7 +57,7 @@ def drawn(data: Made, batches: int) -> set[int]:
     found: set[int] = set()
     for rank in range(data.trainer.world_size):
         data.trainer.global_rank = rank
-        found |= set(data.train_dataloader().order.order(0)[: batches * data.batch_size])
+        found |= set(data.train_dataloader().numbers(0)[: batches * data.batch_size].tolist())
     return found - {-1}
 
 

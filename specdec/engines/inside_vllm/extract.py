@@ -1,7 +1,7 @@
 """Runs in vLLM's environment: ``python extract.py JOB``, in JSON.
 
-Every line of standard input is a list of token lists; the answer, a line of standard output, is the list of the files
-that hold their states. The first line that it writes tells vLLM's version.
+The first line of standard output tells vLLM's version once it is ready, or why it is not. Then every line of standard
+input is a list of token lists, and the answer, a line of standard output, the list of the files that hold their states.
 """
 
 import fcntl
@@ -30,8 +30,13 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
-    answers.write(json.dumps({"version": found_version()}) + "\n")
-    if not sys.stdin.readline():  # the other side goes on only with a version that it knows
+
+    def answer(what: Any) -> None:
+        answers.write(json.dumps(what) + "\n")
+
+    installed = found_version()
+    if not installed.startswith(job["known"]):  # nothing of another version is known to be right
+        answer({"refused": f"it needs vLLM {job['known']}x, and this Python has {installed}"})
         return
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
@@ -46,6 +51,7 @@ def main() -> None:
     try:
         llm = LLM(
             **job["engine"],
+            **job["more"],
             enable_prefix_caching=False,
             enforce_eager=True,
             disable_log_stats=True,
@@ -61,16 +67,16 @@ def main() -> None:
             },
         )
     except (TypeError, ValueError) as error:  # of its arguments
-        answers.write(json.dumps({"refused": " ".join(str(error).split())}) + "\n")
+        answer({"refused": " ".join(str(error).split())})
         return
-    answers.write(json.dumps({"ready": True}) + "\n")
+    answer({"version": installed})
     how = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     for line in sys.stdin:
         made = llm.generate([{"prompt_token_ids": ids} for ids in json.loads(line)], how, use_tqdm=False)
         files = [one.kv_transfer_params["hidden_states_path"] for one in made]
         for file in files:
             wait(llm, file)
-        answers.write(json.dumps(files) + "\n")
+        answer(files)
 
 
 def wait(llm: Any, file: str) -> None:
