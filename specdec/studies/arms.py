@@ -1,34 +1,45 @@
-"""From combinations of levels to trainings: each composed and parsed as ``specdec fit`` would, before any begins.
+"""From combinations of levels to trainings and measures, each parsed as its command would before any begins.
 
 Arms must be comparable: the same tokens, the same data in the same order, one change apart where one is meant.
 """
 
 import functools
+import importlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 import torch
-from omegaconf import OmegaConf
-from torch import nn
+import yaml
 from transformers import PreTrainedModel
 
 from specdec.data import TokenData
+from specdec.decoding import parse_shape
+from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
+from specdec.evaluation.baselines import parse_baseline
 from specdec.fit import Configured, configured
-from specdec.plan import drafter_config, plan
-from specdec.studies.study import Axis, Combination, Level, Study, arm_name, measure_of
+from specdec.plan import drafter_config
+from specdec.studies.study import Axis, Combination, Study, arm_name, measure_of
 from specdec.target import TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import parse, parser_of
 from specdec.utils.config import read_yaml
 from specdec.utils.config_diff import canonical, is_part, pairs, words
 
+COMMANDS = {
+    "evaluate": "specdec.evaluation.run:evaluate_command",
+    "drift": "specdec.diagnostics.drift:drift",
+    "robustness": "specdec.diagnostics.robustness:robustness",
+}
+DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
+OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
 LENGTH = (
     "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
@@ -46,9 +57,7 @@ class Arm:
         measures: by name the arguments of what is measured.
         data: not read yet.
         drafter: its architecture, with the target's dimensions.
-        parameters: numbers of the target's and of the drafter's.
-        trained: parameters of the drafter that are trained; as the next, None where its precision is not known.
-        memory_bytes: estimated for one process of training.
+        trained_parameters: of the drafter.
     """
 
     name: str
@@ -58,9 +67,7 @@ class Arm:
     target: TargetSource
     data: TokenData
     drafter: DrafterConfig
-    parameters: tuple[int, int]
-    trained: int | None
-    memory_bytes: int | None
+    trained_parameters: int
 
     @property
     def tokens(self) -> int | None:
@@ -174,23 +181,20 @@ def _other_data(one: Arm, two: Arm) -> list[tuple[str, Any, Any]]:
 
 
 def _is_of_data(axis: Axis) -> bool:
-    given = {key for level in axis.levels for key in (*level.settings, *(key for file in level.files for key in _read(file)))}  # fmt: skip # noqa: E501
-    return "data" in {key.partition(".")[0] for key in given}
+    """Whether a level gives a key of ``data``, itself or in a file."""
+    files = [read_yaml(file) for level in axis.levels for file in level.files]
+    keys = [key for level in axis.levels for key in level.settings]
+    return any("data" in file for file in files) or any(key.partition(".")[0] == "data" for key in keys)
 
 
 # composing
 
 
 def arguments(study: Study, combination: Combination) -> list[str]:
-    """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last.
-
-    Raises:
-        ValueError: files of two axes, or such a file and a key of ``set``, say different things.
-    """
-    levels = {axis.name: axis.level(combination[axis.name]) for axis in study.axes}
-    _check_files(study.settings, levels)
-    files = [*study.files, *(file for level in levels.values() for file in level.files)]
-    own = {key: value for level in levels.values() for key, value in level.settings.items() if not measure_of(key)}
+    """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last."""
+    levels = [axis.level(combination[axis.name]) for axis in study.axes]
+    files = [*study.files, *(file for level in levels for file in level.files)]
+    own = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
     settings = {key: value for key, value in study.settings.items() if key not in own} | own
     inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))  # a part before what is inside it
     return [*(word for file in files for word in ("--config", file)), *(argument(*each) for each in inside_last)]
@@ -218,42 +222,6 @@ def _measures(study: Study, combination: Combination) -> dict[str, dict[str, Any
     return found
 
 
-def _check_files(settings: Mapping[str, Any], levels: Mapping[str, Level]) -> None:
-    """See that no file of an axis silently wins over another axis' file, or loses to ``set``."""
-    said: dict[str, tuple[str, str, Any]] = {}  # axis, file, value
-    for axis, level in levels.items():
-        own = {key: (axis, file, value) for file in level.files for key, value in _leaves(_read(file))}
-        for key, (_, file, value) in own.items():
-            if key in said and said[key][2] != value:
-                raise ValueError(
-                    f"{key} is given by {said[key][1]} (axis {said[key][0]}) and by {file} (axis {axis}): leave it to "
-                    "one of them"
-                )
-        said |= own
-    for name, (key, (axis, file, value)) in itertools.product(settings, said.items()):
-        if (key == name and value != settings[name]) or key.startswith(f"{name}."):
-            raise ValueError(
-                f"set gives {name}, and so does {file} (axis {axis}): put it into a file under fit, over which levels "
-                "win, or into the levels, beside their files"
-            )
-
-
-def _read(file: str) -> Any:
-    """A config file as data, references unresolved."""
-    return OmegaConf.to_container(read_yaml(file), resolve=False)
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys as on a command line: those of a part's file belong to the part, ``init_args`` is left out."""
-    if isinstance(value, str) and key and value.endswith((".yaml", ".yml")):
-        value = _read(value)
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, child in value.items():
-        yield from _leaves(child, key if name == "init_args" else f"{key}.{name}" if key else str(name))
-
-
 # parsing
 
 
@@ -262,7 +230,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     cli = _parsed(arguments(study, combination))
     full = cli.full()
     config = {key: value for key, value in full.items() if key not in NOT_KEPT}
-    module, data, trainer = cli.model, cli.datamodule, full["trainer"]
+    module, data = cli.model, cli.datamodule
     model = _skeleton(module.target_source)
     design = drafter_config(module, model)
     positions = model.config.get_text_config(decoder=True).max_position_embeddings
@@ -270,21 +238,11 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     with torch.device("meta"):
         drafter = Drafter(design, torch.arange(design.draft_vocab_size, device="cpu"))
     dry_run(drafter)
-    try:
-        size = (data.batch_size, data.seq_len, 1, "one", trainer["precision"], trainer["accumulate_grad_batches"])
-        needs = plan(module, *size, model)
-        memory = needs.memory_bytes_per_process.total
-        training: tuple[int | None, int | None] = (needs.drafter_trainable_parameters, memory)
-    except ValueError:  # a precision that the arithmetic does not know
-        training = (None, None)
-    return Arm(
-        name, dict(combination), config, _measures(study, combination), module.target_source, data, design,
-        (_parameters(model), _parameters(drafter)), *training,
-    )  # fmt: skip
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())
+    trained = sum(weight.numel() for weight in drafter.parameters())
+    trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
+    trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
+    measures = _measures(study, combination)
+    return Arm(name, dict(combination), config, measures, module.target_source, data, design, trained)
 
 
 def _parsed(given: list[str]) -> Configured:
@@ -298,3 +256,53 @@ def _parsed(given: list[str]) -> Configured:
 @functools.lru_cache(maxsize=8)
 def _skeleton(source: TargetSource) -> PreTrainedModel:
     return skeleton(source.directory(), source.revision, source.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What an arm is measured with, parsed: the same for all of its seeds.
+
+    Args:
+        config: of the command, defaults included, so that one that changes is noticed; without prompts, drafter and
+            ``out``.
+        decisive: the same without the target, and with what draft shapes come to, whose trees may lie in files.
+        target: as the measure runs it.
+    """
+
+    config: Mapping[str, Any]
+    decisive: Mapping[str, Any]
+    target: TargetSource
+
+
+def parse_measure(arm: Arm, kind: str) -> Measure:
+    """Check an arm's arguments of a measure by its command's own parser.
+
+    Raises:
+        ValueError: they are wrong; the message has the arm's name.
+    """
+    module, _, name = COMMANDS[kind].partition(":")
+    parser = parser_of(getattr(importlib.import_module(module), name), kind)
+    given: dict[str, Any] = {"target.source": arm.target.source, "target.revision": arm.target.revision}
+    given |= {"target.trust_remote_code": True} if arm.target.trust_remote_code else {}
+    given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arm.measures[kind].items() if key not in OF_PROMPTS}
+    given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
+    several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}
+    argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
+    try:
+        built = parse(parser, argv)
+        for text in as_list(getattr(built, "baselines", [])):  # the commands themselves check these when they begin
+            parse_baseline(text)
+        if kind == "robustness":
+            parse_conditions(built.conditions)
+        trees = [parse_shape(text).describe() for text in as_list(built.shape if "shape" in built else [])]
+    except ValueError as error:
+        raise ValueError(f"arm {arm.name}: {kind}: {error}") from error
+    full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
+    config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
+    decisive = {name: value for name, value in config.items() if name != "target"} | {"trees": trees}
+    return Measure(config, decisive, built.target)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list of one for what is none."""
+    return value if isinstance(value, list) else [value]

@@ -53,7 +53,6 @@ class Job:
         needs: keys of the jobs that must be done before.
         resumes: the same command goes on with what a killed one has left; otherwise that is removed first.
         threads: CPU threads that it asks of the machine.
-        memory_bytes: memory that it is expected to need, where that is known.
         config: what ``jobs/KEY/config.yaml`` holds.
     """
 
@@ -66,7 +65,6 @@ class Job:
     needs: tuple[str, ...] = ()
     resumes: bool = False
     threads: int = 1
-    memory_bytes: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +97,7 @@ class Attempt(NamedTuple):
     end: str | None = None
     """One of :data:`End`, or ``killed``; None: it runs, or was killed and nobody has noted that yet."""
     seconds: float | None = None
-    """That the command ran; of a killed one until it last wrote to its log."""
+    """That the command ran; None of a killed one."""
     message: str | None = None
     """Why it failed, in one line."""
 
@@ -118,20 +116,9 @@ class JobFolder:
         """Whether somebody works on it, or what is left of a killed attempt still lives."""
         return is_being_written(self.path / ATTEMPTS)
 
-    def output(self, job: Job) -> Path:
-        """What the job makes.
-
-        Raises:
-            ValueError: it does not lie in the study.
-        """
-        out = self.study / job.directory
-        if self.study.resolve() not in out.resolve().parents:
-            raise ValueError(f"{job.label}: directory {job.directory} does not lie in the study")
-        return out
-
     def is_done(self, job: Job) -> bool:
         """Whether its work is there."""
-        return (self.output(job) / job.done).exists()
+        return (self.study / job.directory / job.done).exists()
 
 
 class Worker:
@@ -177,10 +164,7 @@ class Worker:
         before = _attempts(self._journal.entries)
         log = self.folder.path / LOG
         if before and before[-1].end is None:  # it was killed
-            begun = datetime.datetime.fromisoformat(before[-1].begun).timestamp()
-            seconds = max(0.0, log.stat().st_mtime - begun) if log.exists() else 0.0
-            end = "done" if self.folder.is_done(self.job) else "killed"
-            self._journal.append({"end": end, "seconds": round(seconds, 3)})
+            self._journal.append({"end": "done" if self.folder.is_done(self.job) else "killed"})
         if self.folder.is_done(self.job):
             self.end = "done"
             self._held.close()
@@ -189,7 +173,7 @@ class Worker:
         self._start = time.monotonic()
         self._journal.append({"begun": begun_at, "host": socket.gethostname()})
         if before and not self.job.resumes:
-            shutil.rmtree(self.folder.output(self.job), ignore_errors=True)  # what a killed attempt has left
+            shutil.rmtree(self.folder.study / self.job.directory, ignore_errors=True)  # what was left
         keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
         command = [sys.executable, "-m", self.launch.module, *self.job.command]
         try:

@@ -9,6 +9,7 @@ import yaml
 
 from specdec.studies.plan import StudyPlan, make_plan
 from specdec.studies.study import Study, read_study
+from specdec.studies.sweep import Outcome, Phase
 from specdec.studies.worker import Job, Launch
 from tests.engines.conftest import LONG, soon
 from tests.engines.conftest import end as end  # a fixture
@@ -56,6 +57,10 @@ def go(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "go"
     yield path
     path.touch()
+
+
+def phases(outcome: Outcome) -> dict[str, Phase]:
+    return {key: entry.phase for key, entry in outcome.jobs.items()}
 
 
 def pids(study: Path, key: str) -> list[int]:
@@ -117,7 +122,7 @@ def planned(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ma
     monkeypatch.setattr("sys.argv", ["specdec"])
 
     def planned(**changes: Any) -> StudyPlan:
-        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal", "alone") if name in changes}
+        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal") if name in changes}
         return make_plan(read_study(write(**changes), allow_few_seeds=True), tmp_path / "runs", **flags)
 
     return planned
