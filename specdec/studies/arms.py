@@ -136,17 +136,21 @@ def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) 
     of_data = [axis.name for axis in study.axes if _is_of_data(axis)]
     told = []
     for arm in arms:
-        early = "trainer.max_time" if arm.config["trainer"]["max_time"] is not None else None
-        if early or "EarlyStopping" in arm.callbacks:
+        if arm.config["trainer"]["max_time"] is not None or "EarlyStopping" in arm.callbacks:
             raise ValueError(
-                f"arm {arm.name}: {early or 'EarlyStopping, of trainer.callbacks,'} may end it early: remove it, so "
-                "that all train alike"
+                f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
         like = next(other for other in arms if all(other.levels[axis] == arm.levels[axis] for axis in of_data))
-        found = _other_length(baseline, arm)
-        found += [f"{key} is {words(b)}, that of arm {like.name} {words(a)}" for key, a, b in _other_data(like, arm)]
-        if of_data and arm.tokens is None:
-            found.append("the data is an axis, and epochs of other data are other budgets: set trainer.max_steps")
+        found = [
+            f"{key} is {words(b)}, that of arm {like.name} {words(a)}" for key, a, b in pairs(_data(like), _data(arm))
+        ]
+        if arm.tokens is None or baseline.tokens is None:
+            lengths = pairs(_length(baseline), _length(arm))
+            found += [f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths]
+            if of_data:
+                found.append("the data is an axis, and epochs of other data are other budgets: set trainer.max_steps")
+        elif arm.tokens != baseline.tokens:
+            found.append(f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}")
         if found and not allow_unequal:
             raise ValueError(
                 f"arm {arm.name}: {'; '.join(found)}: give all arms the same budget and data, make the data an axis, "
@@ -156,28 +160,17 @@ def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) 
     return told
 
 
-def _other_length(baseline: Arm, arm: Arm) -> list[str]:
-    one, two = baseline.tokens, arm.tokens
-    if one is not None and one == two:
-        return []
-    a, b = (
-        {**{f"trainer.{name}": each.config["trainer"][name] for name in LENGTH},
-         "data.batch_size": each.data.batch_size, "data.seq_len": each.data.seq_len}
-        for each in (baseline, arm)
-    )  # fmt: skip
-    found = [f"{key} is {words(theirs)}, the baseline's {words(own)}" for key, own, theirs in pairs(a, b)]
-    if one is None or two is None:
-        return found
-    return [f"it trains on {two:,} tokens, the baseline, {baseline.name}, on {one:,} ({', '.join(found)})"]
+def _length(arm: Arm) -> dict[str, Any]:
+    """What decides how long it trains, by dotted keys."""
+    sizes = {"data.batch_size": arm.data.batch_size, "data.seq_len": arm.data.seq_len}
+    return {f"trainer.{name}": arm.config["trainer"][name] for name in LENGTH} | sizes
 
 
-def _other_data(one: Arm, two: Arm) -> list[tuple[str, Any, Any]]:
-    def of(arm: Arm) -> dict[str, Any]:
-        data = canonical(arm.config["data"])
-        given = {f"data.{name}": value for name, value in data["init_args"].items() if name not in OF_A_BATCH}
-        return {"data": data["class_path"], **given}
-
-    return list(pairs(of(one), of(two)))
+def _data(arm: Arm) -> dict[str, Any]:
+    """What decides which rows it sees, and in which order, by dotted keys."""
+    data = canonical(arm.config["data"])
+    given = {f"data.{name}": value for name, value in data["init_args"].items() if name not in OF_A_BATCH}
+    return {"data": data["class_path"], **given}
 
 
 def _is_of_data(axis: Axis) -> bool:

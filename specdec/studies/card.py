@@ -111,7 +111,9 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
         yield from ("", "To be kept in mind:", "", *(f"- {_plain(line)}" for line in points))
     yield from ("", "## Arms", "", *_arms(found))
     sections = [(family, family.capitalize(), list(_family(found, family))) for family in FAMILIES]
-    sections += [("curves", "By draft position and draft step", list(_curve_tables(found)))]
+    sections += [
+        ("curves", "By draft position and draft step", [f"The numbers are in {CARD}.", ""] if found["curves"] else [])
+    ]
     sections += [("training", "Training", list(_training(found)))]
     for about, title, lines in sections:
         if lines:
@@ -157,15 +159,6 @@ def _family(found: Json, family: str) -> Iterator[str]:
 
 def _tested(row: Json) -> list[str]:
     return [_p(row["p_value"]), _p(row["p_holm"]), row["verdict"]]
-
-
-def _curve_tables(found: Json) -> Iterator[str]:
-    for curve in found["curves"]:
-        deepest = max((len(own) for own in curve["arms"].values()), default=0)
-        rows = [[name, *(_interval(each, 3) for each in own), *[""] * (deepest - len(own))]
-                for name, own in curve["arms"].items()]  # fmt: skip
-        yield from (_plain(f"{curve['title']} ({curve['unit']}), by {curve['axis']}"), "")
-        yield from _table(["Arm", *map(str, range(1, deepest + 1))], rows)
 
 
 def _training(found: Json) -> Iterator[str]:

@@ -1,18 +1,20 @@
 """Where the jobs of a sweep run: processes of this machine, tasks of Ray, jobs of SLURM.
 
-All of them run :func:`specdec.studies.worker.work` or its :class:`~specdec.studies.worker.Worker`; Ray and SLURM want
-the study's folder, the working folder and the Python environment under the same paths on all nodes.
+All of them run :func:`specdec.studies.worker.work`. Ray and SLURM want the study's folder, the working folder and the
+Python environment under the same paths on all nodes.
 """
 
 import abc
 import logging
 import os
+import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from specdec.studies.worker import JOBS, PATIENCE, Job, JobFolder, Launch, Worker, work
+from specdec.studies.worker import JOBS, PATIENCE, Job, Launch, work
 from specdec.utils import machine
 
 RETRIES = 3  # how often a job is begun anew in a sweep after attempts that were lost
@@ -112,22 +114,33 @@ class Local(Engine):
         most = self.workers or len(self.gpus) or by_cores
         return len(self.running) < min(most, len(self.gpus) or most)
 
-    def submit(self, job: Job) -> Worker:
-        """Start its processes."""
+    def submit(self, job: Job) -> Any:
+        """Start a thread that works at it."""
         environment = {}
         if self.gpus:
             taken = [self._gpu_of[key] for key in self.running]
             self._gpu_of[job.key] = next(gpu for gpu in self.gpus if gpu not in taken)
             environment["CUDA_VISIBLE_DEVICES"] = self._gpu_of[job.key]
-        return Worker(JobFolder(self.study, job.key), job, self.launch, environment)
+        future, stop = Future[Ended](), threading.Event()
 
-    def result(self, handle: Worker) -> Ended | None:
+        def attempt() -> None:
+            try:
+                future.set_result(Ended(*work(self.study, job, self.launch, environment, stop)))
+            except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+                future.set_exception(error)
+
+        threading.Thread(target=attempt, daemon=True).start()
+        return future, stop
+
+    def result(self, handle: Any) -> Ended | None:
         """As :meth:`Engine.result`."""
-        return None if (end := handle.poll()) is None else Ended(end, handle.message)
+        future, _ = handle
+        return future.result() if future.done() else None
 
-    def cancel(self, handle: Worker) -> None:
+    def cancel(self, handle: Any) -> None:
         """As :meth:`Engine.cancel`."""
-        handle.stop()
+        _, stop = handle
+        stop.set()
 
 
 @dataclass

@@ -70,9 +70,13 @@ def pids(study: Path, key: str) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
+    """Of all of its threads."""
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
 
 def base(target: Path, text: Path, prompts: Path) -> dict[str, Any]:

@@ -11,11 +11,7 @@ from specdec.studies.engines import Ray, Slurm, Task
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
 from tests.engines.conftest import alive
-from tests.studies.conftest import LAUNCH, MakeJob, Runs, phases, pids
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+from tests.studies.conftest import LAUNCH, MakeJob, Runs, parent, phases, pids
 
 
 @pytest.mark.slow

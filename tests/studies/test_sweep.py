@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -12,15 +13,24 @@ import pytest
 
 from specdec.studies.engines import Local
 from specdec.studies.sweep import Phase, SweepJob, run
-from specdec.studies.worker import Job, JobFolder, Worker, work
+from specdec.studies.worker import Job, JobFolder, work
 from specdec.utils.files import write_json
 from specdec.utils.journal import Journal
 from tests.engines.conftest import LONG, alive, soon
-from tests.studies.conftest import LAUNCH, MakeJob, Runs, children, phases, pids
+from tests.studies.conftest import LAUNCH, MakeJob, Runs, children, parent, phases, pids
 
 
-def worker(study: Path, job: Job) -> Worker:
-    return Worker(JobFolder(study, job.key), job, LAUNCH)
+class Worker:
+    """Works at a job in a thread."""
+
+    def __init__(self, study: Path, job: Job) -> None:
+        self.stop, self.found = threading.Event(), list[tuple[str, str | None]]()
+        self.thread = threading.Thread(target=lambda: self.found.append(work(study, job, LAUNCH, {}, self.stop)))
+        self.thread.start()
+
+    def end(self) -> str:
+        self.thread.join(LONG)
+        return self.found[0][0]
 
 
 def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
@@ -40,11 +50,11 @@ def test_an_error_is_told(study: Path, job: MakeJob) -> None:
 
 def test_two_workers_at_one_job(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
     one = job("a", "wait", go)
-    first = worker(study, one)
+    first = Worker(study, one)
     pids(study, "a")
     assert JobFolder(study, "a").is_held() and work(study, one, LAUNCH) == ("busy", None)
     go.touch()
-    assert first.wait(LONG) == "done" and len(runs("a")) == 1
+    assert first.end() == "done" and len(runs("a")) == 1
 
 
 VICTIMS = [pytest.param("supervisor"), pytest.param("command", marks=pytest.mark.slow), "worker"]
@@ -54,16 +64,15 @@ VICTIMS = [pytest.param("supervisor"), pytest.param("command", marks=pytest.mark
 def test_nothing_outlives_a_killed_process(study: Path, job: MakeJob, runs: Runs, go: Path, victim: str) -> None:
     """The next worker has the job as soon as all of the killed one is gone, and not before."""
     one = job("a", "wait", go)
-    first = worker(study, one)
+    first = Worker(study, one)
     command, child = pids(study, "a")
-    assert first._supervisor is not None
-    supervisor = first._supervisor.pid
+    supervisor = parent(command)
     assert children(supervisor) == [command] and child in children(command)
     if victim == "worker":
-        first.stop()  # the kernel closes what it held
+        first.stop.set()
     else:
         os.kill({"supervisor": supervisor, "command": command}[victim], signal.SIGKILL)
-    assert first.wait(LONG) == ("stopped" if victim == "worker" else "died")
+    assert first.end() == ("stopped" if victim == "worker" else "died")
     assert soon(lambda: not any(map(alive, [supervisor, command, child])), LONG)
     assert not JobFolder(study, "a").is_held()
     assert (study / "fits" / "a" / "saved").exists() == (victim != "command")
@@ -157,7 +166,7 @@ def test_ctrl_c_leaves_every_job_to_go_on_with(
 
 def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
     jobs = [job("a", "wait", go), job("b")]
-    other = worker(study, jobs[0])
+    other = Worker(study, jobs[0])
     pids(study, "a")
     seen: list[Phase] = []
 
@@ -166,10 +175,9 @@ def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: R
         seen.append(first.phase)
         if second.phase is Phase.DONE:
             go.touch()
-        other.poll()
 
     assert run(study, jobs, Local(), launch=LAUNCH, watch=watch).status == 0
-    assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1 and other.end == "done"
+    assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1 and other.end() == "done"
 
 
 SWEEP = """
