@@ -24,13 +24,12 @@ from specdec.drafter.dry_run import dry_run
 from specdec.evaluation.baselines import parse_baseline
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
-from specdec.studies.study import Axis, Combination, Study, arm_name, measure_of
+from specdec.studies.study import Combination, Study, arm_name, measure_of
 from specdec.target import TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import parse, parser_of
-from specdec.utils.config import read_yaml
 from specdec.utils.config_diff import canonical, is_part, pairs, words
 
 COMMANDS = {
@@ -45,7 +44,6 @@ LENGTH = (
     "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
     "accumulate_grad_batches", "devices", "num_nodes",
 )  # fmt: skip
-OF_A_BATCH = ("batch_size", "num_workers", "cache")  # of the data: neither which rows there are, nor their order
 
 
 @dataclass(frozen=True)
@@ -125,59 +123,39 @@ def differences(baseline: Arm, arm: Arm) -> list[str]:
 
 
 def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
-    """What of budget and data differs between arms; nothing where they are equal.
+    """What of the budget differs between arms; nothing where they are equal.
 
-    Data may differ along axes that are of the data.
+    Data differs only along axes that give its keys: along others it is the same by construction.
 
     Raises:
-        ValueError: they differ and may not, or an arm may end early; the message has its name, and what differs.
+        ValueError: budgets differ and may not, or an arm may end early; the message has its name, and what differs.
     """
     baseline = next(arm for arm in arms if arm.levels == study.baseline)
-    of_data = [axis.name for axis in study.axes if _is_of_data(axis)]
     told = []
     for arm in arms:
         if arm.config["trainer"]["max_time"] is not None or "EarlyStopping" in arm.callbacks:
             raise ValueError(
                 f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
-        like = next(other for other in arms if all(other.levels[axis] == arm.levels[axis] for axis in of_data))
-        found = [
-            f"{key} is {words(b)}, that of arm {like.name} {words(a)}" for key, a, b in pairs(_data(like), _data(arm))
-        ]
+        found = ""
         if arm.tokens is None or baseline.tokens is None:
             lengths = pairs(_length(baseline), _length(arm))
-            found += [f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths]
-            if of_data:
-                found.append("the data is an axis, and epochs of other data are other budgets: set trainer.max_steps")
+            found = "; ".join(f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths)
         elif arm.tokens != baseline.tokens:
-            found.append(f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}")
+            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
         if found and not allow_unequal:
             raise ValueError(
-                f"arm {arm.name}: {'; '.join(found)}: give all arms the same budget and data, make the data an axis, "
-                "or say --allow_unequal"
+                f"arm {arm.name}: {found}: give all arms the same budget, by trainer.max_steps where data differ, or "
+                "say --allow_unequal"
             )
-        told += [f"arm {arm.name}: {line}" for line in found]
+        told += [f"arm {arm.name}: {found}"] if found else []
     return told
 
 
 def _length(arm: Arm) -> dict[str, Any]:
-    """What decides how long it trains, by dotted keys."""
-    sizes = {"data.batch_size": arm.data.batch_size, "data.seq_len": arm.data.seq_len}
-    return {f"trainer.{name}": arm.config["trainer"][name] for name in LENGTH} | sizes
-
-
-def _data(arm: Arm) -> dict[str, Any]:
-    """What decides which rows it sees, and in which order, by dotted keys."""
-    data = canonical(arm.config["data"])
-    given = {f"data.{name}": value for name, value in data["init_args"].items() if name not in OF_A_BATCH}
-    return {"data": data["class_path"], **given}
-
-
-def _is_of_data(axis: Axis) -> bool:
-    """Whether a level gives a key of ``data``, itself or in a file."""
-    files = [read_yaml(file) for level in axis.levels for file in level.files]
-    keys = [key for level in axis.levels for key in level.settings]
-    return any("data" in file for file in files) or any(key.partition(".")[0] == "data" for key in keys)
+    """What decides how long it trains where that is not in steps, by dotted keys: data too, whose epochs differ."""
+    data = {f"data.{name}": value for name, value in canonical(arm.config["data"])["init_args"].items()}
+    return {f"trainer.{name}": arm.config["trainer"][name] for name in LENGTH} | data
 
 
 # composing

@@ -133,12 +133,10 @@ class Local(Engine):
         return future, stop
 
     def result(self, handle: Any) -> Ended | None:
-        """As :meth:`Engine.result`."""
         future, _ = handle
         return future.result() if future.done() else None
 
     def cancel(self, handle: Any) -> None:
-        """As :meth:`Engine.cancel`."""
         _, stop = handle
         stop.set()
 
@@ -188,7 +186,6 @@ class Ray(Engine):
         return task.remote(self.study, job, self.launch)
 
     def result(self, handle: Any) -> Ended | None:
-        """As :meth:`Engine.result`."""
         if not self._ray.wait([handle], timeout=0)[0]:
             return None
         try:
@@ -197,7 +194,6 @@ class Ray(Engine):
             return Ended(None, f"Ray: {_last_line(error)}")
 
     def cancel(self, handle: Any) -> None:
-        """As :meth:`Engine.cancel`."""
         self._ray.cancel(handle)
 
     def close(self) -> None:
@@ -264,7 +260,6 @@ class Slurm(Engine):
             raise ValueError(f"SLURM does not take {job.label}: {_last_line(error)}") from error
 
     def result(self, handle: Any) -> Ended | None:
-        """As :meth:`Engine.result`."""
         if not handle.done(force_check=self._cancelling):
             return None
         if self._cancelling:  # a cancelled job leaves no result to wait for
@@ -274,7 +269,6 @@ class Slurm(Engine):
         return Ended(*handle.result())
 
     def cancel(self, handle: Any) -> None:
-        """As :meth:`Engine.cancel`."""
         self._cancelling = True  # SLURM is asked at every look, not once a minute
         handle.cancel(check=False)
 

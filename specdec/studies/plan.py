@@ -47,6 +47,7 @@ from specdec.utils.provenance import provenance
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
 DONE = {"fit": "DONE.json", "evaluate": "metrics.json", "drift": "drift.json", "robustness": "robustness.json"}
+FOLDERS = {"cache": "features", "fit": "fits"}  # of what measures leave: measures
 FEWEST_PROMPTS, PROMPTS, PROMPT_TOKENS = 2, 40, 64
 
 
@@ -148,10 +149,8 @@ class StudyPlan:
             if prompts.text is not None:
                 write_text(Path(prompts.files[0]), prompts.text)
         for job in self.jobs.values():
-            path = Path(_config(self.directory, job.key))
             text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                write_text(path, text)
+            write_text(self.directory / JOBS / job.key / CONFIG, text)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
     def show(self, console: Console) -> None:
@@ -168,10 +167,8 @@ class StudyPlan:
 
     def summary(self) -> list[str]:
         """The plan in sentences, the arms aside."""
-        study = self.study
-        lines = [
-            f"{study.design}: {len(self.arms)} arms, {len(study.seeds)} seeds; baseline {arm_name(study.baseline)}"
-        ]
+        about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
+        lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
         budgets = {arm.tokens for arm in self.arms}
         if len(budgets) == 1 and (budget := budgets.pop()) is not None:
             lines.append(f"every fit trains on {budget:,} tokens, padding included")
@@ -216,7 +213,8 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
         jobs, cache_of = _cache_jobs(arms, directory, threads)
     taken = [{kind: parse_measure(arm, kind) for kind in arm.measures} for arm in arms]
     for arm, measures in zip(arms, taken, strict=True):
-        if len({str(target_contents(each["evaluate"].target)) for each in (measures, taken[base]) if each}) > 1:
+        both = [each["evaluate"].target for each in (measures, taken[base]) if "evaluate" in each]
+        if len({str(target_contents(target)) for target in both}) > 1:
             raise ValueError(
                 f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
                 "their acceptance cannot be compared: make a study of each"
@@ -240,34 +238,31 @@ def _run(
         if cache is not None:
             where = {"directory": str(directory / "features" / cache), "verify": False}
             model["features"] = {"class_path": "Cached", "init_args": where}
-        jobs[fit] = Job(
-            key=fit, kind="fit", label=f"{label}: fit", directory=f"fits/{fit}", done=DONE["fit"], resumes=True,
-            command=(*_command("fit", fit, directory), "--ckpt_path", "auto"),
-            needs=() if cache is None else (cache,), threads=threads,
-            config={"seed_everything": seed, **arm.config, "model": model},
-        )  # fmt: skip
+        config = {"seed_everything": seed, **arm.config, "model": model}
+        needs = () if cache is None else (cache,)
+        jobs[fit] = _job(directory, "fit", fit, f"{label}: fit", config, threads, needs, "--ckpt_path", "auto")
     run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(COMMANDS)}
+    drafter = ("--drafter", str(directory / "fits" / fit / "drafter"))
     for kind, measure in measures.items():
         asked = prompts[kind]
-        decisive = [fit, measure.decisive, target_contents(measure.target), asked.sha256]
-        key = run[kind] = key_of(kind, decisive)
-        drafter = ("--drafter", str(directory / "fits" / fit / "drafter"))
-        jobs.setdefault(key, Job(
-            key=key, kind=kind, label=f"{label}: {kind}", command=(*_command(kind, key, directory), *drafter),
-            directory=f"measures/{key}", done=DONE[kind], needs=(fit,), threads=threads,
-            config={**measure.config, "prompts": list(asked.files)},
-        ))  # fmt: skip
+        key = key_of(kind, [fit, measure.decisive, target_contents(measure.target), asked.sha256])
+        config = {**measure.config, "prompts": list(asked.files)}
+        jobs.setdefault(key, _job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter))
+        run[kind] = key
     return run
 
 
-def _command(kind: str, key: str, directory: Path) -> tuple[str, ...]:
-    place = directory / {"fit": "fits", "cache": "features"}.get(kind, "measures") / key
-    return (kind, *flags(), "--config", _config(directory, key), "--out", str(place))
-
-
-def _config(directory: Path, key: str) -> str:
-    """Where a job's config file is."""
-    return str(directory / JOBS / key / CONFIG)
+def _job(
+    study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
+    *more: str,
+) -> Job:  # fmt: skip
+    """The job of a command, with further arguments beside its config file and ``--out``."""
+    directory = f"{FOLDERS.get(kind, 'measures')}/{key}"
+    given = ("--config", str(study / JOBS / key / CONFIG), "--out", str(study / directory))
+    return Job(
+        key=key, kind=kind, label=label, command=(kind, *flags(), *given, *more), directory=directory,
+        done=DONE.get(kind, INDEX), needs=needs, resumes=kind in ("cache", "fit"), threads=threads, config=config,
+    )  # fmt: skip
 
 
 # features
@@ -298,13 +293,9 @@ def _cache_job(same: str, arms: Sequence[Arm], directory: Path, threads: int) ->
     layers = sorted({b for d in designs for b in d.aux_layers if b < d.num_target_layers or not d.fusion.final_norm})
     key = key_of("cache", [same, layers, rows])
     model = first.config["model"]
-    return Job(
-        key=key, kind="cache", label=f"features of {len(arms)} arms",
-        command=_command("cache", key, directory), directory=f"features/{key}", done=INDEX, resumes=True,
-        threads=threads,
-        config={"model": {"target": model["target"], "drafter": model["drafter"]}, "data": first.config["data"],
-                "layers": layers, "first_rows": rows},
-    )  # fmt: skip
+    parts = {"target": model["target"], "drafter": model["drafter"]}
+    config = {"model": parts, "data": first.config["data"], "layers": layers, "first_rows": rows}
+    return _job(directory, "cache", key, f"features of {len(arms)} arms", config, threads, ())
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
-from specdec.studies.plan import DONE, PLAN, VERSION
+from specdec.studies.plan import DONE, FOLDERS, PLAN, VERSION
 from specdec.studies.worker import JobFolder
 from specdec.utils.files import read_json
 
@@ -50,7 +50,7 @@ class RecordedRun:
 
     def place(self, kind: str) -> Path:
         """Where the job of a kind leaves what it makes."""
-        return self.directory / ("fits" if kind == "fit" else "measures") / str(self.keys[kind])
+        return self.directory / FOLDERS.get(kind, "measures") / str(self.keys[kind])
 
     def done(self, kind: str) -> bool:
         """Whether there is a job of this kind and it is done."""
