@@ -68,7 +68,7 @@ class StudyPlan:
         directory: the study's.
         runs: of every arm, one for each seed: its ``seed`` and, by kind, the keys of its jobs.
         jobs: by key; a job comes after those that it needs.
-        unequal: what of budget and data differs between arms, where that was allowed.
+        unequal: what of the budget differs between arms, where that was allowed.
     """
 
     study: Study
@@ -197,10 +197,10 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
 
     Args:
         threads: that a job asks for.
-        allow_unequal: whether budget and data may differ between arms.
+        allow_unequal: whether budgets may differ between arms.
 
     Raises:
-        ValueError: an arm is illegal, or not equal to others in budget and data, or a measure cannot be taken; the
+        ValueError: an arm is illegal, or not equal to others in its budget, or a measure cannot be taken; the
             message has the arm's name.
     """
     arms = read_arms(study)

@@ -57,7 +57,7 @@ def sweep(
         engine: where jobs run
         threads: CPU threads of a job
         allow_few_seeds: fewer than three seeds, from which no effect can be told
-        allow_unequal: arms of other token budgets or data than the baseline's
+        allow_unequal: arms of other token budgets than the baseline's
         local: this machine
         ray: a cluster of Ray, or one that is started here
         slurm: a cluster of SLURM
