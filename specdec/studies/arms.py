@@ -1,40 +1,49 @@
-"""From combinations of levels to trainings: each composed and parsed as ``specdec fit`` would, before any begins.
+"""From combinations of levels to trainings and measures, each parsed as its command would before any begins.
 
 Arms must be comparable: the same tokens, the same data in the same order, one change apart where one is meant.
 """
 
 import functools
+import importlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 import torch
-from omegaconf import OmegaConf
-from torch import nn
+import yaml
 from transformers import PreTrainedModel
 
 from specdec.data import TokenData
+from specdec.decoding import parse_shape
+from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
+from specdec.evaluation.baselines import parse_baseline
 from specdec.fit import Configured, configured
-from specdec.plan import drafter_config, plan
-from specdec.studies.study import Axis, Combination, Level, Study, arm_name, measure_of
+from specdec.plan import drafter_config
+from specdec.studies.study import Combination, Study, arm_name, measure_of
 from specdec.target import TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.config import read_yaml
+from specdec.utils.command import parse, parser_of
 from specdec.utils.config_diff import canonical, is_part, pairs, words
 
+COMMANDS = {
+    "evaluate": "specdec.evaluation.run:evaluate_command",
+    "drift": "specdec.diagnostics.drift:drift",
+    "robustness": "specdec.diagnostics.robustness:robustness",
+}
+DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
+OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
 LENGTH = (
     "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
     "accumulate_grad_batches", "devices", "num_nodes",
 )  # fmt: skip
-OF_A_BATCH = ("batch_size", "cache")  # of the data: neither which rows there are, nor their order
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,7 @@ class Arm:
         measures: by name the arguments of what is measured.
         data: not read yet.
         drafter: its architecture, with the target's dimensions.
-        parameters: numbers of the target's and of the drafter's.
-        trained: parameters of the drafter that are trained; as the next, None where its precision is not known.
-        memory_bytes: estimated for one process of training.
+        trained_parameters: of the drafter.
     """
 
     name: str
@@ -58,9 +65,7 @@ class Arm:
     target: TargetSource
     data: TokenData
     drafter: DrafterConfig
-    parameters: tuple[int, int]
-    trained: int | None
-    memory_bytes: int | None
+    trained_parameters: int
 
     @property
     def tokens(self) -> int | None:
@@ -118,79 +123,49 @@ def differences(baseline: Arm, arm: Arm) -> list[str]:
 
 
 def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
-    """What of budget and data differs between arms; nothing where they are equal.
+    """What of the budget differs between arms; nothing where they are equal.
 
-    Data may differ along axes that are of the data.
+    Data differs only along axes that give its keys: along others it is the same by construction.
 
     Raises:
-        ValueError: they differ and may not, or an arm may end early; the message has its name, and what differs.
+        ValueError: budgets differ and may not, or an arm may end early; the message has its name, and what differs.
     """
     baseline = next(arm for arm in arms if arm.levels == study.baseline)
-    of_data = [axis.name for axis in study.axes if _is_of_data(axis)]
     told = []
     for arm in arms:
-        early = "trainer.max_time" if arm.config["trainer"]["max_time"] is not None else None
-        if early or "EarlyStopping" in arm.callbacks:
+        if arm.config["trainer"]["max_time"] is not None or "EarlyStopping" in arm.callbacks:
             raise ValueError(
-                f"arm {arm.name}: {early or 'EarlyStopping, of trainer.callbacks,'} may end it early: remove it, so "
-                "that all train alike"
+                f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
-        like = next(other for other in arms if all(other.levels[axis] == arm.levels[axis] for axis in of_data))
-        found = _other_length(baseline, arm)
-        found += [f"{key} is {words(b)}, that of arm {like.name} {words(a)}" for key, a, b in _other_data(like, arm)]
-        if of_data and arm.tokens is None:
-            found.append("the data is an axis, and epochs of other data are other budgets: set trainer.max_steps")
+        found = ""
+        if arm.tokens is None or baseline.tokens is None:
+            lengths = pairs(_length(baseline), _length(arm))
+            found = "; ".join(f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths)
+        elif arm.tokens != baseline.tokens:
+            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
         if found and not allow_unequal:
             raise ValueError(
-                f"arm {arm.name}: {'; '.join(found)}: give all arms the same budget and data, make the data an axis, "
-                "or say --allow_unequal"
+                f"arm {arm.name}: {found}: give all arms the same budget, by trainer.max_steps where data differ, or "
+                "say --allow_unequal"
             )
-        told += [f"arm {arm.name}: {line}" for line in found]
+        told += [f"arm {arm.name}: {found}"] if found else []
     return told
 
 
-def _other_length(baseline: Arm, arm: Arm) -> list[str]:
-    one, two = baseline.tokens, arm.tokens
-    if one is not None and one == two:
-        return []
-    a, b = (
-        {**{f"trainer.{name}": each.config["trainer"][name] for name in LENGTH},
-         "data.batch_size": each.data.batch_size, "data.seq_len": each.data.seq_len}
-        for each in (baseline, arm)
-    )  # fmt: skip
-    found = [f"{key} is {words(theirs)}, the baseline's {words(own)}" for key, own, theirs in pairs(a, b)]
-    if one is None or two is None:
-        return found
-    return [f"it trains on {two:,} tokens, the baseline, {baseline.name}, on {one:,} ({', '.join(found)})"]
-
-
-def _other_data(one: Arm, two: Arm) -> list[tuple[str, Any, Any]]:
-    def of(arm: Arm) -> dict[str, Any]:
-        data = canonical(arm.config["data"])
-        given = {f"data.{name}": value for name, value in data["init_args"].items() if name not in OF_A_BATCH}
-        return {"data": data["class_path"], **given}
-
-    return list(pairs(of(one), of(two)))
-
-
-def _is_of_data(axis: Axis) -> bool:
-    given = {key for level in axis.levels for key in (*level.settings, *(key for file in level.files for key in _read(file)))}  # fmt: skip # noqa: E501
-    return "data" in {key.partition(".")[0] for key in given}
+def _length(arm: Arm) -> dict[str, Any]:
+    """What decides how long it trains where that is not in steps, by dotted keys: data too, whose epochs differ."""
+    data = {f"data.{name}": value for name, value in canonical(arm.config["data"])["init_args"].items()}
+    return {f"trainer.{name}": arm.config["trainer"][name] for name in LENGTH} | data
 
 
 # composing
 
 
 def arguments(study: Study, combination: Combination) -> list[str]:
-    """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last.
-
-    Raises:
-        ValueError: files of two axes, or such a file and a key of ``set``, say different things.
-    """
-    levels = {axis.name: axis.level(combination[axis.name]) for axis in study.axes}
-    _check_files(study.settings, levels)
-    files = [*study.files, *(file for level in levels.values() for file in level.files)]
-    own = {key: value for level in levels.values() for key, value in level.settings.items() if not measure_of(key)}
+    """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last."""
+    levels = [axis.level(combination[axis.name]) for axis in study.axes]
+    files = [*study.files, *(file for level in levels for file in level.files)]
+    own = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
     settings = {key: value for key, value in study.settings.items() if key not in own} | own
     inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))  # a part before what is inside it
     return [*(word for file in files for word in ("--config", file)), *(argument(*each) for each in inside_last)]
@@ -218,42 +193,6 @@ def _measures(study: Study, combination: Combination) -> dict[str, dict[str, Any
     return found
 
 
-def _check_files(settings: Mapping[str, Any], levels: Mapping[str, Level]) -> None:
-    """See that no file of an axis silently wins over another axis' file, or loses to ``set``."""
-    said: dict[str, tuple[str, str, Any]] = {}  # axis, file, value
-    for axis, level in levels.items():
-        own = {key: (axis, file, value) for file in level.files for key, value in _leaves(_read(file))}
-        for key, (_, file, value) in own.items():
-            if key in said and said[key][2] != value:
-                raise ValueError(
-                    f"{key} is given by {said[key][1]} (axis {said[key][0]}) and by {file} (axis {axis}): leave it to "
-                    "one of them"
-                )
-        said |= own
-    for name, (key, (axis, file, value)) in itertools.product(settings, said.items()):
-        if (key == name and value != settings[name]) or key.startswith(f"{name}."):
-            raise ValueError(
-                f"set gives {name}, and so does {file} (axis {axis}): put it into a file under fit, over which levels "
-                "win, or into the levels, beside their files"
-            )
-
-
-def _read(file: str) -> Any:
-    """A config file as data, references unresolved."""
-    return OmegaConf.to_container(read_yaml(file), resolve=False)
-
-
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys as on a command line: those of a part's file belong to the part, ``init_args`` is left out."""
-    if isinstance(value, str) and key and value.endswith((".yaml", ".yml")):
-        value = _read(value)
-    if not isinstance(value, dict):
-        yield key, value
-        return
-    for name, child in value.items():
-        yield from _leaves(child, key if name == "init_args" else f"{key}.{name}" if key else str(name))
-
-
 # parsing
 
 
@@ -262,7 +201,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     cli = _parsed(arguments(study, combination))
     full = cli.full()
     config = {key: value for key, value in full.items() if key not in NOT_KEPT}
-    module, data, trainer = cli.model, cli.datamodule, full["trainer"]
+    module, data = cli.model, cli.datamodule
     model = _skeleton(module.target_source)
     design = drafter_config(module, model)
     positions = model.config.get_text_config(decoder=True).max_position_embeddings
@@ -270,21 +209,11 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     with torch.device("meta"):
         drafter = Drafter(design, torch.arange(design.draft_vocab_size, device="cpu"))
     dry_run(drafter)
-    try:
-        size = (data.batch_size, data.seq_len, 1, "one", trainer["precision"], trainer["accumulate_grad_batches"])
-        needs = plan(module, *size, model)
-        memory = needs.memory_bytes_per_process.total
-        training: tuple[int | None, int | None] = (needs.drafter_trainable_parameters, memory)
-    except ValueError:  # a precision that the arithmetic does not know
-        training = (None, None)
-    return Arm(
-        name, dict(combination), config, _measures(study, combination), module.target_source, data, design,
-        (_parameters(model), _parameters(drafter)), *training,
-    )  # fmt: skip
-
-
-def _parameters(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())
+    trained = sum(weight.numel() for weight in drafter.parameters())
+    trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
+    trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
+    measures = _measures(study, combination)
+    return Arm(name, dict(combination), config, measures, module.target_source, data, design, trained)
 
 
 def _parsed(given: list[str]) -> Configured:
@@ -298,3 +227,53 @@ def _parsed(given: list[str]) -> Configured:
 @functools.lru_cache(maxsize=8)
 def _skeleton(source: TargetSource) -> PreTrainedModel:
     return skeleton(source.directory(), source.revision, source.trust_remote_code)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What an arm is measured with, parsed: the same for all of its seeds.
+
+    Args:
+        config: of the command, defaults included, so that one that changes is noticed; without prompts, drafter and
+            ``out``.
+        decisive: the same without the target, and with what draft shapes come to, whose trees may lie in files.
+        target: as the measure runs it.
+    """
+
+    config: Mapping[str, Any]
+    decisive: Mapping[str, Any]
+    target: TargetSource
+
+
+def parse_measure(arm: Arm, kind: str) -> Measure:
+    """Check an arm's arguments of a measure by its command's own parser.
+
+    Raises:
+        ValueError: they are wrong; the message has the arm's name.
+    """
+    module, _, name = COMMANDS[kind].partition(":")
+    parser = parser_of(getattr(importlib.import_module(module), name), kind)
+    given: dict[str, Any] = {"target.source": arm.target.source, "target.revision": arm.target.revision}
+    given |= {"target.trust_remote_code": True} if arm.target.trust_remote_code else {}
+    given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arm.measures[kind].items() if key not in OF_PROMPTS}
+    given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
+    several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}
+    argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
+    try:
+        built = parse(parser, argv)
+        for text in as_list(getattr(built, "baselines", [])):  # the commands themselves check these when they begin
+            parse_baseline(text)
+        if kind == "robustness":
+            parse_conditions(built.conditions)
+        trees = [parse_shape(text).describe() for text in as_list(built.shape if "shape" in built else [])]
+    except ValueError as error:
+        raise ValueError(f"arm {arm.name}: {kind}: {error}") from error
+    full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
+    config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
+    decisive = {name: value for name, value in config.items() if name != "target"} | {"trees": trees}
+    return Measure(config, decisive, built.target)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list of one for what is none."""
+    return value if isinstance(value, list) else [value]

@@ -4,9 +4,8 @@ Arms are told apart by marker and line as well as by colour, so that a print in 
 in all figures.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,47 +13,34 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from specdec.evaluation.style import GREY, LINES, label, short, style
+from specdec.studies.record import Json
 from specdec.studies.results import ACCEPTANCE, DRIFT, ROBUSTNESS
 from specdec.utils.files import staged
 
-Json = dict[str, Any]
 MOST_TOGETHER = 6  # lines of one panel that have error bars
 
 
-class Drawn(NamedTuple):
-    """A figure that lies in the card's folder."""
-
-    file: str
-    about: str
-    """Which section it belongs to."""
-    caption: str
-
-
-def draw(card: Json, folder: Path) -> list[Drawn]:
-    """Draw all that the card has numbers for."""
-    names, out = [arm["name"] for arm in card["arms"]], list[Drawn]()
+def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """Draw all that the card has numbers for; files and captions by the section of the card that they belong to."""
+    names = [arm["name"] for arm in card["arms"]]
     looks = {name: style(number) | {"linestyle": LINES[number % len(LINES)]} for number, name in enumerate(names)}
     depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
-
-    def add(panels: Sequence[Json], how: Callable[..., None], file: str, about: str, caption: str) -> None:
-        if panels:
-            how(panels, looks, depths, folder / file)
-            out.append(Drawn(file, about, caption))
-
-    values = {family: _values(card, names, family) for family in (ACCEPTANCE, DRIFT, ROBUSTNESS)}
-    add(values[ACCEPTANCE], _dots, "acceptance_length.png", ACCEPTANCE, "Acceptance length with 95 % intervals over "
-        "seeds and prompts; the small strokes are the seeds' own.")  # fmt: skip
-    add(_differences(card, names), _dots, "differences.png", ACCEPTANCE, "Acceptance length less the baseline's, of "
-        "the same seeds and prompts. Filled: told apart from no difference after Holm's correction.")  # fmt: skip
-    for family, file in ((DRIFT, "drift_outcomes.png"), (ROBUSTNESS, "robustness.png")):
-        add(values[family], _dots, file, family, f"{family.capitalize()} of each arm; dashed: none.")
-    for axis, file in (("draft position", "positions.png"), ("draft step", "drift.png")):
+    out: dict[str, list[tuple[str, str]]] = {}
+    for family, file in ((ACCEPTANCE, "acceptance.png"), (DRIFT, "drift.png"), (ROBUSTNESS, "robustness.png")):
+        if panels := _values(card, names, family):
+            _dots(panels, looks, folder / file)
+            caption = "with 95 % intervals over seeds and prompts; the small strokes are the seeds' own."
+            out[family] = [(file, f"{family.capitalize()} {caption}{'' if family == ACCEPTANCE else ' Dashed: none.'}")]
+    for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
-        add(curves, _curves, file, "curves", f"By {axis}, of all prompts and seeds.")
+        if curves:
+            _curves(curves, looks, depths, folder / file)
+            out.setdefault("curves", []).append((file, f"By {axis}, of all prompts and seeds."))
     losses = {name: [*runs.values()] for name, runs in card["loss_curves"].items() if any(runs.values())}
-    curve = {"title": "", "unit": "training loss (nats)", "axis": "optimizer step", "arms": losses}
-    add([curve] if losses else [], _losses, "losses.png", "training", "Training loss; a line a seed. Arms with another "
-        "loss or depth are not comparable by it.")  # fmt: skip
+    if losses:
+        _losses(losses, looks, folder / "losses.png")
+        more = "Arms with another loss or depth are not comparable by it."
+        out["training"] = [("losses.png", f"Training loss; a line a seed. {more}")]
     return out
 
 
@@ -67,25 +53,22 @@ def _values(card: Json, names: Sequence[str], family: str) -> list[Json]:
     return [{"title": title, **panel} for title, panel in panels.items()]
 
 
-def _differences(card: Json, names: Sequence[str]) -> list[Json]:
-    rows: dict[str, Json] = {}
-    for row in (each for each in card["comparisons"] if each["family"] == ACCEPTANCE):
-        others = [name for name in names if name != row["baseline"]]
-        rows.setdefault(row["quantity"], dict.fromkeys(others))[row["arm"]] = row
-    return [
-        {"title": title.removeprefix(f"{ACCEPTANCE}, "), "unit": "difference (tokens per target pass)", "at": 0.0,
-         "rows": own} for title, own in rows.items()
-    ]  # fmt: skip
-
-
-def _dots(panels: Sequence[Json], looks: Mapping[str, Json], depths: object, path: Path) -> None:
+def _dots(panels: Sequence[Json], looks: Mapping[str, Json], path: Path) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows."""
     names = [label(name, 34, 4) for name in panels[0]["rows"]]
     tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
     figure, grid = _grid(len(panels), 3.4, tall, 3.2)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         for place, (name, row) in enumerate(panel["rows"].items()):
-            _dot(axes, place, row, looks[name])
+            if row is None:
+                axes.annotate(
+                    "not measured", (0.5, place), xycoords=("axes fraction", "data"), ha="center", va="center"
+                )
+                continue
+            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8,
+                          **looks[name] | {"linestyle": ""})  # fmt: skip
+            seeds = [*row["by_seed"].values()]
+            axes.plot(seeds, [place + 0.28] * len(seeds), linestyle="", marker="|", markersize=6, color="#404040")
         if panel["at"] is not None:
             axes.axvline(panel["at"], color=GREY, linestyle="--", linewidth=1, zorder=0)
         axes.set_title(label(panel["title"], 44, 2), fontsize=10)
@@ -97,24 +80,15 @@ def _dots(panels: Sequence[Json], looks: Mapping[str, Json], depths: object, pat
     _save(figure, path)
 
 
-def _dot(axes: Axes, place: int, row: Json | None, look: Json) -> None:
-    if row is None:
-        where: Json = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
-        axes.annotate("not measured", (0.5, place), **where)
-        return
-    value, seeds = row["value"], [*row.get("by_seed", {}).values()]
-    bar = None if row["low"] is None else [[value - row["low"]], [row["high"] - value]]
-    filled = row.get("verdict") in (None, "higher", "lower")
-    plain = look | {"linestyle": "", "markerfacecolor": look["color"] if filled else "white"}
-    axes.errorbar([value], [place], xerr=bar, capsize=4, markersize=7, elinewidth=1.8, **plain)
-    axes.plot(seeds, [place + 0.28] * len(seeds), linestyle="", marker="|", markersize=6, color="#404040")
+def _ends(row: Json) -> list[list[float]] | None:
+    """An interval as error bars."""
+    return None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
 
 
-def _curves(panels: Sequence[Json], looks: Mapping[str, Json], depths: Mapping[str, int | None], path: Path) -> None:
+def _curves(panels: Sequence[Json], looks: Mapping[str, Json], depths: Mapping[str, int], path: Path) -> None:
     """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
     arms = list(dict.fromkeys(name for panel in panels for name in panel["arms"]))
     figure, grid = _grid(len(panels), 3.9 if len(panels) > 1 else 7.0, 2.9, 0.4, 0.22 * (len(arms) + 1))
-    hollow = False
     for axes, panel in zip(grid, panels, strict=True):
         bars = len(panel["arms"]) <= MOST_TOGETHER
         for number, (name, points) in enumerate(panel["arms"].items()):
@@ -122,36 +96,30 @@ def _curves(panels: Sequence[Json], looks: Mapping[str, Json], depths: Mapping[s
             known = [(at, each) for at, each in enumerate(points, start=1) if each is not None]
             axes.plot([at + shift for at, _ in known], [e["value"] for _, e in known], **looks[name] | {"marker": ""})
             for at, each in known:
-                beyond = (depth := depths[name]) is not None and at > depth
-                ends = (
-                    [[each["value"] - each["low"]], [each["high"] - each["value"]]] if each["low"] is not None else None
-                )
-                plain = looks[name] | {"linestyle": "", "markerfacecolor": "white" if beyond else looks[name]["color"]}
-                axes.errorbar(at + shift, each["value"], yerr=ends if bars else None, capsize=2, markersize=5, **plain)
-                hollow |= beyond
-        _titled(axes, panel)
-    more = [Line2D([], [], label="beyond the trained depth", color="#404040", marker="o", markerfacecolor="white",
-                   linestyle="")]  # fmt: skip
-    _legend(figure, looks, arms, more if hollow else [])
+                colour = "white" if at > depths[name] else looks[name]["color"]
+                axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
+                              **looks[name] | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
+        _titled(axes, label(panel["title"], 44, 2), label(panel["unit"], 32, 2), panel["axis"])
+    hollow: Json = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+    _legend(figure, looks, arms, [Line2D([], [], label="beyond the trained depth", **hollow)])
     _save(figure, path)
 
 
-def _losses(panels: Sequence[Json], looks: Mapping[str, Json], depths: object, path: Path) -> None:
+def _losses(losses: Mapping[str, Sequence[Sequence[tuple[int, float]]]], looks: Mapping[str, Json], path: Path) -> None:
     """Every seed a line."""
-    (panel,) = panels
-    figure, (axes,) = _grid(1, 7.0, 3.2, 0.4, 0.22 * (len(panel["arms"]) + 1))
-    for name, seeds in panel["arms"].items():
-        for points in (each for each in seeds if each):
+    figure, (axes,) = _grid(1, 7.0, 3.2, 0.4, 0.22 * (len(losses) + 1))
+    for name, seeds in losses.items():
+        for points in filter(None, seeds):
             axes.plot(*zip(*points, strict=True), linewidth=1.1, **looks[name] | {"marker": ""})
-    _titled(axes, panel)
-    _legend(figure, looks, list(panel["arms"]), [])
+    _titled(axes, "", "training loss (nats)", "optimizer step")
+    _legend(figure, looks, list(losses), [])
     _save(figure, path)
 
 
-def _titled(axes: Axes, panel: Json) -> None:
-    axes.set_title(label(panel["title"], 44, 2), fontsize=9)
-    axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
-    axes.set_xlabel(panel["axis"], fontsize=9)
+def _titled(axes: Axes, title: str, unit: str, axis: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.set_xlabel(axis, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 

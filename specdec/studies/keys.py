@@ -3,8 +3,8 @@
 A fit's key has its whole config but the settings that have no say in numbers (logging, validation, checkpoints, where
 things lie; :func:`specdec.training.checkpoint.changes_numbers`), what the names in it stand for (target, data, a
 drafter to start from), the seed, and the code. A measure's key has its fit's, its settings, the prompts and the code.
-The code is specdec's version and git commit, and the libraries' versions; a checkout with changes counts as code of its
-own, whatever the changes are. Neither has an arm's name, threads, or the machine.
+The code is specdec's version and git commit, and the versions of Python and the libraries; a checkout with changes
+counts as code of its own, whatever the changes are. Neither has an arm's name, threads, or the machine.
 """
 
 import functools
@@ -18,14 +18,12 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from specdec.data.rows import HUB, hub_fingerprint
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import corpus
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.target.loading import TOKENIZER_FILES
 from specdec.training.checkpoint import changes_numbers
 from specdec.utils import imports
-from specdec.utils.config_diff import canonical, is_part
+from specdec.utils.config_diff import canonical
 from specdec.utils.files import sha256
 from specdec.utils.provenance import provenance
 
@@ -44,10 +42,10 @@ def key_of(kind: str, decisive: Any) -> str:
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Which code runs: ``git_commit``, ``git_dirty`` and ``versions``."""
+    """Which code runs, Python included, of whose library the embedded data is."""
     found = provenance()
     versions = {name: found["versions"][name] for name in LIBRARIES}
-    return {"git_commit": found["git_commit"], "git_dirty": found["git_dirty"], "versions": versions}
+    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {"versions": versions}
 
 
 def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
@@ -97,8 +95,6 @@ def contents(value: Any) -> Any:
     Raises:
         ValueError: a file cannot be read.
     """
-    if is_part(value) and value["class_path"].rpartition(".")[2] == "EmbeddedData":
-        return {**value, "corpus": _corpus()}
     if isinstance(value, dict):
         return {key: contents(child) for key, child in value.items()}
     if isinstance(value, list):
@@ -136,11 +132,6 @@ def _place(module: str) -> str:
     assert found is not None and found.origin is not None, f"{module} has been imported"
     file = Path(found.origin)
     return str(file.parent if file.name == "__init__.py" else file)
-
-
-@functools.cache
-def _corpus() -> str:
-    return corpus(EmbeddedConfig().seed).sha256
 
 
 def _file_hash(path: Path) -> str:

@@ -6,40 +6,57 @@ It stores the union of the layer boundaries that its arms tap; a row is found by
 
 import dataclasses
 import hashlib
+import json
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 from rich.table import Table
 
+from specdec.embedded.build import EmbeddedConfig
+from specdec.embedded.data import held_out_prompts
+from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL, INDEX
-from specdec.studies.arms import Arm, check_equal, differences, read_arms
-from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
-from specdec.studies.measures import (
+from specdec.studies.arms import (
     COMMANDS,
-    DONE,
-    PROCESS_BYTES,
+    OF_PROMPTS,
+    Arm,
     Measure,
-    StudyPrompts,
+    as_list,
+    check_equal,
+    differences,
     parse_measure,
-    read_prompts,
-    weights_bytes,
+    read_arms,
 )
+from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
 from specdec.studies.study import Study, arm_name, read_strictly
 from specdec.studies.worker import CONFIG, JOBS, Job
+from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config_diff import canonical
-from specdec.utils.files import read_json, write_json, write_text
+from specdec.utils.files import write_json, write_text
 from specdec.utils.imports import flags
 from specdec.utils.provenance import provenance
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
-ON_THE_FLY, CACHED = "OnTheFly", "Cached"
+DONE = {"fit": "DONE.json", "evaluate": "metrics.json", "drift": "drift.json", "robustness": "robustness.json"}
+FOLDERS = {"cache": "features", "fit": "fits"}  # of what measures leave: measures
+FEWEST_PROMPTS, PROMPTS, PROMPT_TOKENS = 2, 40, 64
+
+
+class StudyPrompts(NamedTuple):
+    """The files that a measure reads, and the hash of what it asks."""
+
+    files: tuple[str, ...]
+    sha256: str
+    text: str | None = None
+    """Of the one file, in the study's directory, where the prompts are embedded ones and it has to be written."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,7 @@ class StudyPlan:
         directory: the study's.
         runs: of every arm, one for each seed: its ``seed`` and, by kind, the keys of its jobs.
         jobs: by key; a job comes after those that it needs.
-        unequal: what of budget and data differs between arms, where that was allowed.
+        unequal: what of the budget differs between arms, where that was allowed.
     """
 
     study: Study
@@ -107,7 +124,7 @@ class StudyPlan:
                     "levels": arm.levels,
                     "is_baseline": arm.levels == self.study.baseline,
                     "differences": differences(self.baseline, arm),
-                    "trained_parameters": arm.trained,
+                    "trained_parameters": arm.trained_parameters,
                     "trained_depth": arm.config["model"]["ttt_steps"],
                     "tokens": arm.tokens,
                     "runs": [dict(run) for run in runs],
@@ -128,13 +145,11 @@ class StudyPlan:
         """
         write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
-            if prompts.name is not None:
-                write_text(self.directory / prompts.name, prompts.text)
+            if prompts.text is not None:
+                write_text(Path(prompts.files[0]), prompts.text)
         for job in self.jobs.values():
-            path = Path(_config(self.directory, job.key))
             text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                write_text(path, text)
+            write_text(self.directory / JOBS / job.key / CONFIG, text)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
     def show(self, console: Console) -> None:
@@ -151,10 +166,8 @@ class StudyPlan:
 
     def summary(self) -> list[str]:
         """The plan in sentences, the arms aside."""
-        study = self.study
-        lines = [
-            f"{study.design}: {len(self.arms)} arms, {len(study.seeds)} seeds; baseline {arm_name(study.baseline)}"
-        ]
+        about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
+        lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
         budgets = {arm.tokens for arm in self.arms}
         if len(budgets) == 1 and (budget := budgets.pop()) is not None:
             lines.append(f"every fit trains on {budget:,} tokens, padding included")
@@ -172,28 +185,21 @@ def claim(directory: Path, name: str) -> None:
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if (directory / PLAN).is_file():
-        given = read_json(directory / PLAN)
-    elif (directory / STUDY).is_file():  # whoever wrote it was killed before its plan was whole
-        given = read_strictly(directory / STUDY)
-    else:
+    if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
-    if (found := given.get("name") if isinstance(given, dict) else None) != name:
+    if (found := read_strictly(directory / STUDY).get("name")) != name:
         raise ValueError(f"{directory} holds the study {found}, not {name}: choose another --out")
 
 
-def make_plan(
-    study: Study, directory: Path, threads: int = 1, allow_unequal: bool = False, alone: int | None = None
-) -> StudyPlan:
+def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bool = False) -> StudyPlan:
     """Work out a study's plan; nothing is written.
 
     Args:
         threads: that a job asks for.
-        allow_unequal: whether budget and data may differ between arms.
-        alone: threads of a job that all others wait for, the only one of features; by default as many as of any other.
+        allow_unequal: whether budgets may differ between arms.
 
     Raises:
-        ValueError: an arm is illegal, or not equal to others in budget and data, or a measure cannot be taken; the
+        ValueError: an arm is illegal, or not equal to others in its budget, or a measure cannot be taken; the
             message has the arm's name.
     """
     arms = read_arms(study)
@@ -203,24 +209,25 @@ def make_plan(
     jobs: dict[str, Job] = {}
     cache_of: Sequence[str | None] = [None] * len(arms)
     if study.features == "cached":
-        jobs, cache_of = _cache_jobs(arms, directory, threads, alone or threads)
-    taken = [{kind: parse_measure(arm, kind, prompts[kind]) for kind in arm.measures} for arm in arms]
+        jobs, cache_of = _cache_jobs(arms, directory, threads)
+    taken = [{kind: parse_measure(arm, kind) for kind in arm.measures} for arm in arms]
     for arm, measures in zip(arms, taken, strict=True):
-        if "evaluate" in measures and measures["evaluate"].target != taken[base]["evaluate"].target:
+        both = [each["evaluate"].target for each in (measures, taken[base]) if "evaluate" in each]
+        if len({str(target_contents(target)) for target in both}) > 1:
             raise ValueError(
                 f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
                 "their acceptance cannot be compared: make a study of each"
             )
     runs = [
-        tuple(_run(arm, seed, cache, measures, directory, threads, jobs) for seed in study.seeds)
+        tuple(_run(arm, seed, cache, measures, prompts, directory, threads, jobs) for seed in study.seeds)
         for arm, cache, measures in zip(arms, cache_of, taken, strict=True)
     ]
     return StudyPlan(study, directory, tuple(arms), tuple(runs), jobs, prompts, tuple(unequal))
 
 
 def _run(
-    arm: Arm, seed: int, cache: str | None, measures: Mapping[str, Measure], directory: Path, threads: int,
-    jobs: dict[str, Job],
+    arm: Arm, seed: int, cache: str | None, measures: Mapping[str, Measure], prompts: Mapping[str, StudyPrompts],
+    directory: Path, threads: int, jobs: dict[str, Job],
 ) -> dict[str, Any]:  # fmt: skip
     """The keys of an arm's jobs with one seed; jobs that no other arm has asked for are added to ``jobs``."""
     fit = key_of("fit", fit_decisive(arm, "on_the_fly" if cache is None else "cached", seed))
@@ -229,44 +236,40 @@ def _run(
         model = dict(arm.config["model"])
         if cache is not None:
             where = {"directory": str(directory / "features" / cache), "verify": False}
-            model["features"] = {"class_path": CACHED, "init_args": where}
-        jobs[fit] = Job(
-            key=fit, kind="fit", label=f"{label}: fit", directory=f"fits/{fit}", done="DONE.json", resumes=True,
-            command=(*_command("fit", fit, directory), "--ckpt_path", "auto"),
-            needs=() if cache is None else (cache,), threads=threads,
-            memory_bytes=None if arm.memory_bytes is None else arm.memory_bytes + PROCESS_BYTES,
-            config={"seed_everything": seed, **arm.config, "model": model},
-        )  # fmt: skip
+            model["features"] = {"class_path": "Cached", "init_args": where}
+        config = {"seed_everything": seed, **arm.config, "model": model}
+        needs = () if cache is None else (cache,)
+        jobs[fit] = _job(directory, "fit", fit, f"{label}: fit", config, threads, needs, "--ckpt_path", "auto")
     run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(COMMANDS)}
+    drafter = ("--drafter", str(directory / "fits" / fit / "drafter"))
     for kind, measure in measures.items():
-        key = run[kind] = key_of(kind, [fit, dict(measure.settings), measure.target, measure.prompts.sha256])
-        drafter = ("--drafter", str(directory / "fits" / fit / "drafter"))
-        jobs.setdefault(key, Job(
-            key=key, kind=kind, label=f"{label}: {kind}", command=(*_command(kind, key, directory), *drafter),
-            directory=f"measures/{key}", done=DONE[kind], needs=(fit,), threads=threads,
-            memory_bytes=measure.memory_bytes, config=measure.config,
-        ))  # fmt: skip
+        asked = prompts[kind]
+        key = key_of(kind, [fit, measure.decisive, target_contents(measure.target), asked.sha256])
+        config = {**measure.config, "prompts": list(asked.files)}
+        jobs.setdefault(key, _job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter))
+        run[kind] = key
     return run
 
 
-def _command(kind: str, key: str, directory: Path) -> tuple[str, ...]:
-    place = directory / {"fit": "fits", "cache": "features"}.get(kind, "measures") / key
-    return (kind, *flags(), "--config", _config(directory, key), "--out", str(place))
-
-
-def _config(directory: Path, key: str) -> str:
-    """Where a job's config file is."""
-    return str(directory / JOBS / key / CONFIG)
+def _job(
+    study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
+    *more: str,
+) -> Job:  # fmt: skip
+    """The job of a command, with further arguments beside its config file and ``--out``."""
+    directory = f"{FOLDERS.get(kind, 'measures')}/{key}"
+    given = ("--config", str(study / JOBS / key / CONFIG), "--out", str(study / directory))
+    return Job(
+        key=key, kind=kind, label=label, command=(kind, *flags(), *given, *more), directory=directory,
+        done=DONE.get(kind, INDEX), needs=needs, resumes=kind in ("cache", "fit"), threads=threads, config=config,
+    )  # fmt: skip
 
 
 # features
 
 
-def _cache_jobs(
-    arms: Sequence[Arm], directory: Path, threads: int, alone: int
-) -> tuple[dict[str, Job], list[str | None]]:
+def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dict[str, Job], list[str | None]]:
     """One job for all arms of the same target and rows; and of every arm the key of its own."""
-    on_the_fly = {"class_path": ON_THE_FLY, "init_args": {"rows": OnTheFly().rows}}
+    on_the_fly = {"class_path": "OnTheFly", "init_args": {"rows": OnTheFly().rows}}
     groups: dict[str, list[Arm]] = {}
     of_arm = []
     for arm in arms:
@@ -280,8 +283,7 @@ def _cache_jobs(
         same = digest([target_contents(arm.target), contents({"class_path": data["class_path"], "init_args": rows})])
         of_arm.append(same)
         groups.setdefault(same, []).append(arm)
-    made = {same: _cache_job(same, group, directory, alone if len(groups) == 1 else threads)
-            for same, group in groups.items()}  # fmt: skip
+    made = {same: _cache_job(same, group, directory, threads) for same, group in groups.items()}
     return {job.key: job for job in made.values()}, [made[same].key for same in of_arm]
 
 
@@ -290,14 +292,9 @@ def _cache_job(same: str, arms: Sequence[Arm], directory: Path, threads: int) ->
     layers = sorted({b for d in designs for b in d.aux_layers if b < d.num_target_layers or not d.fusion.final_norm})
     key = key_of("cache", [same, layers, rows])
     model = first.config["model"]
-    states = f"{len(layers)} boundaries" if len(layers) != 1 else "1 boundary"
-    return Job(
-        key=key, kind="cache", label=f"features of {len(arms)} arms, {states}",
-        command=_command("cache", key, directory), directory=f"features/{key}", done=INDEX, resumes=True,
-        threads=threads, memory_bytes=weights_bytes(first.target, first.parameters[0]),
-        config={"model": {"target": model["target"], "drafter": model["drafter"]}, "data": first.config["data"],
-                "layers": layers, "first_rows": rows},
-    )  # fmt: skip
+    parts = {"target": model["target"], "drafter": model["drafter"]}
+    config = {"model": parts, "data": first.config["data"], "layers": layers, "first_rows": rows}
+    return _job(directory, "cache", key, f"features of {len(arms)} arms", config, threads, ())
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:
@@ -312,3 +309,48 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
             return None
         most = max(most, drawn // arm.data.seq_len)
     return most
+
+
+# prompts
+
+
+def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[str, StudyPrompts]:
+    """The prompts of every measure; one that does not name any has those of ``evaluate``.
+
+    Args:
+        source: whose tokenizer cuts embedded prompts to ``prompt_tokens``.
+        directory: the study's, in which embedded prompts get a file named after what it holds: a sweep of a study that
+            was changed meanwhile does not write over what another one is about to ask.
+
+    Raises:
+        ValueError: files that cannot be read, or numbers that are out of range.
+    """
+    common = {
+        key: value for key, value in study.measures.get("evaluate", {}).items() if key in (*OF_PROMPTS, "layouts")
+    }
+    return {
+        kind: _prompts(kind, given if set(OF_PROMPTS) & set(given) else {**common, **given}, source, directory)
+        for kind, given in study.measures.items()
+    }
+
+
+def _prompts(measure: str, given: Mapping[str, Any], source: TargetSource, directory: Path) -> StudyPrompts:
+    asked, limit, layouts = given.get("prompts", EMBEDDED), given.get("limit"), as_list(given.get("layouts") or [])
+    if asked != EMBEDDED:
+        if more := [name for name in OF_PROMPTS[1:] if name in given]:
+            raise ValueError(f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: {EMBEDDED}")
+        files = [str(file) for file in as_list(asked)]
+        return StudyPrompts(tuple(files), fingerprint(load_prompts(files, limit, layouts)))
+    count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
+    if type(count) is not int or type(tokens) is not int or count < FEWEST_PROMPTS or tokens < 2:
+        raise ValueError(
+            f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: at least {FEWEST_PROMPTS} and 2 are needed"
+        )
+    rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
+    text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        sha256 = fingerprint(load_prompts([file.name], limit, layouts))
+    name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    return StudyPrompts((str(directory / name),), sha256, text)

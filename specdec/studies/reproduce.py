@@ -16,101 +16,70 @@ from typing import Any, NamedTuple
 import yaml
 
 from specdec.evaluation.compare import read_evaluation
-from specdec.studies.record import KINDS, RecordedRun, RecordedStudy
-from specdec.studies.worker import ATTEMPTS, CONFIG, JOBS, THREADS
+from specdec.studies.record import Json, RecordedRun, RecordedStudy
+from specdec.studies.worker import CONFIG, JOBS, THREADS
 from specdec.training.callbacks import LOSSES, read_lines
 from specdec.utils.config import new_run
-from specdec.utils.files import read_json, sha256, write_json, write_text
+from specdec.utils.files import read_json, write_json, write_text
 from specdec.utils.imports import flags
 from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
-Json = dict[str, Any]
-
-CARD, VERSION = "card.json", 2
-READ = {
-    "fit": ("DONE.json", "config.yaml", "provenance.json", LOSSES, "drafter/config.json", "csv/version_*/metrics.csv"),
-    "evaluate": ("metrics.json", "answers.jsonl"),
-    "drift": ("drift.json",),
-    "robustness": ("robustness.json",),
-}
+CARD, VERSION = "card.json", 3
 ELSEWHERE = ("out", "ckpt_path", "allow_changes")  # of a fit's config: where it ran, and how it went on
 MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "git_dirty")
 
 
-def inputs(study: RecordedStudy) -> dict[str, str]:
-    """The SHA-256 of every file that a card reads, by its path below the study's directory."""
-    paths = [study.directory / "plan.json"]
-    for run, kind in itertools.product((run for arm in study.arms for run in arm.runs), KINDS):
-        if (key := run.keys[kind]) is not None:
-            paths += [study.directory / JOBS / key / name for name in (ATTEMPTS, CONFIG)]
-            if run.done(kind):
-                paths += [path for name in READ[kind] for path in run.place(kind).glob(name)]
-    found = {path.relative_to(study.directory).as_posix(): sha256(path) for path in paths if path.is_file()}
-    return dict(sorted(found.items()))
-
-
-def manifest(study: RecordedStudy, read: dict[str, str]) -> Json:
+def manifest(study: RecordedStudy) -> Json:
     """Where a card comes from, and of every finished run what it takes to make it again."""
-    runs = {
-        arm.name: {str(run.seed): _remake(study, run) for run in done}
-        for arm in study.arms
-        if (done := arm.done("fit"))
-    }
+    runs = {arm.name: {str(run.seed): _remake(study, run) for run in arm.done("fit")} for arm in study.arms}
     return {
         "study_sha256": study.plan.get("study_sha256"),
         "prompts_sha256": study.plan.get("prompts_sha256"),
         "plan_provenance": study.plan.get("provenance"),
-        "inputs": read,
-        "runs": runs,
+        "runs": {name: own for name, own in runs.items() if own},
         "provenance": provenance(),
     }
 
 
 def _remake(study: RecordedStudy, run: RecordedRun) -> Json:
-    fit, losses = run.place("fit"), None
+    fit = run.place("fit")
     config = yaml.safe_load((fit / "config.yaml").read_text(encoding="utf-8"))
-    if (fit / LOSSES).is_file():
-        text = (fit / LOSSES).read_bytes()
-        packed = base64.b64encode(zlib.compress(text, 9)).decode()
-        losses = {"encoding": f"base64 of zlib of {LOSSES}", "lines": text.count(b"\n"), "data": packed}
     out: Json = {
         "fit": {
             "config": {key: value for key, value in config.items() if key not in ELSEWHERE},
-            "provenance": read_json(fit / "provenance.json") if (fit / "provenance.json").is_file() else None,
-            "losses": losses,
-            "weights_sha256": read_json(fit / "drafter" / "config.json")["weights_sha256"],
+            "provenance": read_json(fit / "provenance.json"),
+            "losses": base64.b64encode(zlib.compress((fit / LOSSES).read_bytes(), 9)).decode(),
+            "weights_sha256": _weights(fit),
         },
         "evaluate": None,
     }
-    path = study.directory / JOBS / str(run.keys["evaluate"]) / CONFIG
-    if run.done("evaluate") and path.is_file():
-        out["evaluate"] = {
-            "config": yaml.safe_load(path.read_text(encoding="utf-8")),
-            "prompts_sha256": run.evaluation.settings.get("prompts_sha256"),
-            **_accepted(run.place("evaluate")),
-        }
+    if run.done("evaluate"):
+        path = study.directory / JOBS / str(run.keys["evaluate"]) / CONFIG
+        asked = yaml.safe_load(path.read_text(encoding="utf-8"))
+        out["evaluate"] = {"config": asked, **_accepted(run.place("evaluate"))}
     return out
 
 
+def _weights(fit: Path) -> str:
+    return read_json(fit / "drafter" / "config.json")["weights_sha256"]
+
+
 def _accepted(directory: Path) -> Json:
-    """Of an evaluation: what every target pass accepted, hashed, and the mean acceptance length, by draft shape."""
-    answers = read_evaluation(directory).answers
-    digests, lengths = {}, {}
-    for shape, own in answers.items():
+    """Of an evaluation: its prompts' hash, and by draft shape a hash of what every target pass accepted."""
+    evaluation = read_evaluation(directory)
+    digests = {}
+    for shape, own in evaluation.answers.items():
         accepted = [[one.prompt_id, list(one.accepted)] for one in own]
         digests[shape] = hashlib.sha256(json.dumps(accepted).encode()).hexdigest()
-        passes = [count for one in own for count in one.accepted]
-        lengths[shape] = sum(passes) / len(passes) + 1 if passes else None
-    return {"accepted_sha256": digests, "acceptance_length": lengths}
+    return {"prompts_sha256": evaluation.settings.get("prompts_sha256"), "accepted_sha256": digests}
 
 
 class Check(NamedTuple):
     """One thing that was compared with the card."""
 
     what: str
-    equal: bool | None
-    """None where the card has nothing to compare with."""
+    equal: bool
     told: str
 
 
@@ -138,20 +107,23 @@ def reproduce(card: Path, *, arm: str, seed: int, out: Path | None = None, evalu
     if out.exists():
         raise ValueError(f"{out} exists already and is never overwritten: choose another --out")
     fit = recorded["fit"]
-    for line in _elsewhere(fit["provenance"] or {}):
+    for line in _elsewhere(fit["provenance"]):
         log.warning("%s", line)
-    threads = (fit["provenance"] or {}).get("torch_threads")
+    threads = fit["provenance"].get("torch_threads")
     _run(out, "fit", fit["config"], threads)
-    checks = [_losses(fit["losses"], out / "fit" / LOSSES), _weights(fit["weights_sha256"], out / "fit")]
-    if evaluation and recorded["evaluate"]:
-        _run(out, "evaluate", recorded["evaluate"]["config"] | {"drafter": str(out / "fit" / "drafter")}, threads)
-        checks += _evaluation(recorded["evaluate"], out / "evaluate")
+    checks = [_losses(unpacked(fit["losses"]), read_lines(out / "fit" / LOSSES)),
+              _same("weights", fit["weights_sha256"], _weights(out / "fit"))]  # fmt: skip
+    if evaluation and (known := recorded["evaluate"]):
+        _run(out, "evaluate", known["config"] | {"drafter": str(out / "fit" / "drafter")}, threads)
+        now = _accepted(out / "evaluate")
+        checks.append(_same("prompts", known["prompts_sha256"], now["prompts_sha256"]))
+        checks += [_same(f"accepted drafts, {shape}", then, now["accepted_sha256"].get(shape))
+                   for shape, then in known["accepted_sha256"].items()]  # fmt: skip
     record = {"card": str(card), "arm": arm, "seed": seed, "checks": [check._asdict() for check in checks]}
     write_json(out / "reproduction.json", {**record, "provenance": provenance(seed=seed)})
-    words = {True: "equal", False: "differs", None: "not compared"}
     for check in checks:
-        sys.stdout.write(f"{check.what}: {words[check.equal]}, {check.told}\n")
-    return 0 if all(check.equal is not False for check in checks) and checks[0].equal else 1
+        sys.stdout.write(f"{check.what}: {'equal' if check.equal else 'differs'}, {check.told}\n")
+    return 0 if all(check.equal for check in checks) else 1
 
 
 def _recorded(found: Any, arm: str, seed: int, where: Path) -> Json:
@@ -184,22 +156,17 @@ def _elsewhere(known: Json) -> list[str]:
     return [f"{what}: {then} then, {now} now" for what, then, now in rows if then != now]
 
 
-def unpacked(losses: Json) -> list[str]:
-    """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal.
-
-    Raises:
-        ValueError: they are damaged.
-    """
-    try:
-        return zlib.decompress(base64.b64decode(losses["data"], validate=True)).decode("ascii").splitlines()
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"the card's losses are damaged ({error}): write the card again") from error
+def unpacked(losses: str) -> list[str]:
+    """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal."""
+    return zlib.decompress(base64.b64decode(losses)).decode("ascii").splitlines()
 
 
-def _losses(known: Json | None, path: Path) -> Check:
-    if known is None:
-        return Check("losses", None, "the card has none of this run")
-    then, now = unpacked(known), read_lines(path)
+def _same(what: str, then: str, now: str | None) -> Check:
+    return Check(what, then == now, f"SHA-256 {then[:12]}" + ("" if then == now else f" then, {str(now)[:12]} now"))
+
+
+def _losses(then: list[str], now: list[str]) -> Check:
+    """Line by line, to the first that differs."""
     for one, two in itertools.zip_longest(then, now):
         if one is None or two is None:
             longer = "goes on" if one is None else "ends"
@@ -210,20 +177,3 @@ def _losses(known: Json | None, path: Path) -> Check:
             told = f"first at optimizer step {step} (batch {part}), of {len(then)}: {values}"
             return Check("losses", False, told)
     return Check("losses", True, f"{len(then)} of {len(then)}, bit by bit")
-
-
-def _weights(known: str, directory: Path) -> Check:
-    now = read_json(directory / "drafter" / "config.json")["weights_sha256"]
-    return Check("weights", now == known, f"SHA-256 {known[:12]}" + ("" if now == known else f" then, {now[:12]} now"))
-
-
-def _evaluation(known: Json, directory: Path) -> list[Check]:
-    now, checks = _accepted(directory), []
-    if read_evaluation(directory).settings.get("prompts_sha256") != known["prompts_sha256"]:
-        checks.append(Check("prompts", False, "they are not those of the card"))
-    for shape, then in known["accepted_sha256"].items():
-        equal = now["accepted_sha256"].get(shape) == then
-        was, is_now = known["acceptance_length"][shape], now["acceptance_length"].get(shape)
-        told = f"acceptance length {was}" + ("" if equal else f" then, {is_now} now")
-        checks.append(Check(f"accepted drafts, {shape}", equal, told))
-    return checks

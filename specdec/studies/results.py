@@ -8,17 +8,16 @@ Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft position
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
-from specdec.evaluation.statistics import ALPHA, Array
-from specdec.studies.record import RecordedRun, RecordedStudy, common
+from specdec.evaluation.statistics import Array
+from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.statistics import (
     ANY,
     COSINE,
-    METHOD,
     POSITIVE,
     SHARE,
     Linear,
@@ -27,20 +26,13 @@ from specdec.studies.statistics import (
     estimate,
     judge,
     pooled,
-    prompts_needed,
 )
 
-Json = dict[str, Any]
 Table = Mapping[str, Array]
 """Of a run: by prompt, its sums and weights."""
 
 ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
-SEEDS_TO_PLAN = (3, 5, 10)
-CORRECTIONS = (
-    "Holm (p_holm, which the verdicts go by) and Benjamini-Hochberg (p_bh); all comparisons of acceptance length, of "
-    "drift, and of robustness with the baseline are a family each, and so are the effects on each"
-)
 OF_DRIFT = {
     "state_rms_growth": ("ratio", 1.0, Linear.over),
     "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
@@ -70,57 +62,46 @@ class Quantity(NamedTuple):
 ByArmAndSeed = Mapping[str, Mapping[int, Table]]
 
 
-def results(study: RecordedStudy, detect: float) -> Json:
+def results(study: RecordedStudy) -> Json:
     """Everything that the study measured.
-
-    Args:
-        detect: difference in acceptance length that the plans for further studies are to see.
 
     Raises:
         ValueError: a measurement cannot be read, or two evaluations have other prompts or another target.
     """
-    _check_evaluations(study)
-    training = {arm.name: {str(run.seed): run.training() for run in arm.done("fit")} for arm in study.arms}
-    fields = ("name", "design", "axes", "seeds", "unequal")
+    evaluations = [run.evaluation for arm in study.arms for run in arm.done("evaluate")]
+    for one in evaluations[1:]:
+        first = evaluations[0]
+        for what, own, theirs in (
+            ("target", first.target, one.target),
+            ("prompts", first.settings.get("prompts_sha256"), one.settings.get("prompts_sha256")),
+        ):
+            if own != theirs:
+                raise ValueError(f"{first.name} and {one.name} differ in their {what}: they cannot be compared")
+    states = [[{**planned, "states": run.states} for planned, run in zip(arm.plan["runs"], arm.runs, strict=True)]
+              for arm in study.arms]  # fmt: skip
     out: Json = {
-        "study": {key: study.plan[key] for key in fields} | {"baseline": study.base.name},
-        "statistics": {"intervals": METHOD, "alpha": ALPHA, "detect": detect, "corrections": CORRECTIONS},
-        "arms": [arm.to_json() for arm in study.arms],
+        "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
+        | {"baseline": study.base.name},
+        "arms": [{**arm.plan, "runs": runs} for arm, runs in zip(study.arms, states, strict=True)],
         "quantities": [],
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
-        "training": training,
+        "training": {arm.name: {str(run.seed): run.training() for run in arm.done("fit")} for arm in study.arms},
         "loss_curves": {arm.name: {str(run.seed): run.loss_curve() for run in arm.done("fit")} for arm in study.arms},
     }
-    families: dict[str, tuple[list[Json], list[Json]]] = {family: ([], []) for family in FAMILIES}
     for quantity in _quantities(study):
         tables = _tables(study, quantity)
-        own = {name: _own(quantity, each) for name, each in tables.items()}
-        shown = {"name": quantity.name, "panel": quantity.panel, "family": quantity.family, "unit": quantity.unit,
-                 "null": quantity.null, "arms": {name: each for name, each in own.items() if each}}  # fmt: skip
-        if shown["arms"]:
-            out["quantities"].append(shown)
-            families[quantity.family][0].extend(_comparisons(study, quantity, tables, detect))
-            families[quantity.family][1].extend(_effects(study, quantity, tables))
-    for family in families.values():
-        for key, rows in zip(("comparisons", "effects"), family, strict=True):
-            judge(rows)
-            out[key] += rows
+        own = {name: found for name, each in tables.items() if (found := _own(quantity, each))}
+        shown = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
+        if own:
+            out["quantities"].append({**shown, "arms": own})
+            out["comparisons"] += _comparisons(study, quantity, tables)
+            out["effects"] += _effects(study, quantity, tables)
+    for family in FAMILIES:  # each is corrected for by itself
+        for kind in ("comparisons", "effects"):
+            judge([row for row in out[kind] if row["family"] == family])
     return out
-
-
-def _check_evaluations(study: RecordedStudy) -> None:
-    """See that all evaluations have one target and the same prompts."""
-    runs = [run.evaluation for arm in study.arms for run in arm.done("evaluate")]
-    for run in runs[1:]:
-        if runs[0].target != run.target:
-            raise ValueError(f"{runs[0].name} and {run.name} differ in their target: one study has one")
-        if runs[0].settings.get("prompts_sha256") != run.settings.get("prompts_sha256"):
-            raise ValueError(f"{runs[0].name} and {run.name} differ in their prompts: they cannot be compared")
-
-
-# quantities
 
 
 def _quantities(study: RecordedStudy) -> list[Quantity]:
@@ -139,7 +120,7 @@ def _quantities(study: RecordedStudy) -> list[Quantity]:
             each += [_kept(row["name"], row["title"]) for row in one["conditions"] if row["name"] != one["clean"]]
         for quantity in each:
             found.setdefault(quantity.name, quantity)
-    return list(found.values())
+    return sorted(found.values(), key=lambda quantity: [*FAMILIES].index(quantity.family))
 
 
 def _answers(shape: str, columns: Callable[[Any], Sequence[float]]) -> Callable[[RecordedRun], Table | None]:
@@ -200,8 +181,7 @@ def _tables(study: RecordedStudy, quantity: Quantity) -> dict[str, dict[int, Tab
     """Of every arm that has the quantity with every seed that was measured."""
     out = {}
     for arm in study.arms:
-        runs = arm.done(FAMILIES[quantity.family])
-        tables = {run.seed: quantity.table(run) for run in runs}
+        tables = {run.seed: quantity.table(run) for run in arm.done(FAMILIES[quantity.family])}
         if tables and None not in tables.values():
             out[arm.name] = {seed: table for seed, table in tables.items() if table is not None}
     return out
@@ -234,9 +214,9 @@ def _own(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
     return estimate(found[""], quantity.null).to_json() | {"by_seed": seeds}
 
 
-def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed, detect: float) -> list[Json]:
-    """Every arm less the baseline; of acceptance length with the ratio, and what other studies would see."""
-    base, out = study.base.name, []
+def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
+    """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
+    base = study.base.name
     for name in tables if base in tables else ():
         own = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
         if len(own) < 2:
@@ -244,23 +224,20 @@ def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed,
         found = estimate(own[name].minus(own[base]), null=0.0)
         row = {"quantity": quantity.name, "family": quantity.family, "arm": name, "baseline": base, **found.to_json()}
         if quantity.family == ACCEPTANCE:
-            seeds = sorted({max(2, found.spread.seeds), *SEEDS_TO_PLAN}) if found.spread.seeds > 1 else []
             row["ratio"] = estimate(own[name].over(own[base])).to_json()
             row["detectable"] = detectable(found.spread)
-            row["prompts_needed"] = {str(n): prompts_needed(found.spread, n, detect) for n in seeds}
-        out.append(row)
-    return out
+        yield row
 
 
 def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> list[Json]:
     """Main effects and interactions; none where there is one axis, whose comparisons say the same."""
-    axes = [axis for axis, levels in study.plan["axes"].items() if len(levels) > 1]
-    if study.plan["design"] != "grid" or len(axes) < 2:
+    if study.plan["design"] != "grid" or len(study.plan["axes"]) < 2:
         return []
     known = aligned(quantity, tables)
-    own = {tuple((axis, arm.levels[axis]) for axis in axes): known[arm.name] for arm in study.arms if arm.name in known}
-    found = effects(study.plan["axes"], study.base.levels, [dict(levels) for levels in own])
-    return [{"quantity": quantity.name, "family": quantity.family, **each.measured(own)} for each in found]
+    figures = {frozenset(arm.plan["levels"].items()): known[arm.name] for arm in study.arms if arm.name in known}
+    found = effects(study.plan["axes"], study.plan["baseline"], figures)
+    return [{"quantity": quantity.name, "family": quantity.family, "effect": name, **estimate(each, 0.0).to_json()}
+            for name, each in found.items()]  # fmt: skip
 
 
 # curves
@@ -291,16 +268,15 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
     out: dict[str, Json] = {}
     for arm in study.arms:
         found = [run.measured("drift") for run in arm.done("drift")]
-        prompts = common([list(map(str, one["prompts"])) for one in found])
+        at = [list(map(str, one["prompts"])) for one in found]
+        prompts = common(at)
+        places = [[each.index(prompt) for prompt in prompts] for each in at]
         for name in common([list(one["series"]) for one in found]):
-            first, at = found[0]["series"][name], [list(map(str, one["prompts"])) for one in found]
-            places = [[each.index(prompt) for prompt in prompts] for each in at]
+            unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
             sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
-            depths = min(map(len, sums))
-            sums_KSP2 = np.stack([one[:depths] for one in sums], axis=1)
-            unit = first["unit"]
+            sums_KSP2 = np.stack([one[: min(map(len, sums))] for one in sums], axis=1)
             possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
-            curve = out.setdefault(name, {"title": first["title"], "unit": unit, "axis": "draft step", "arms": {}})
+            curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
             seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
             curve["arms"][arm.name] = [_shown(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
     return out.values()
@@ -308,3 +284,11 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
 
 def _shown(figure: Linear | None, possible: tuple[float, float] = ANY) -> Json | None:
     return None if figure is None else estimate(figure, possible=possible).to_json()
+
+
+Name = TypeVar("Name", int, str)
+
+
+def common(names: Sequence[Sequence[Name]]) -> list[Name]:
+    """What all of them have, in the order of the first."""
+    return [name for name in names[0] if all(name in each for each in names[1:])] if names else []

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import false_discovery_control
 from scipy.stats import t as student
 
 from specdec.evaluation.statistics import ALPHA, POWER, Array
@@ -30,7 +29,6 @@ METHOD = (
     "not differ"
 )
 ANY, SHARE, COSINE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
-MOST_PROMPTS = 100_000
 _LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
 
 
@@ -170,14 +168,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(each) for each in out_N]
 
 
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's: below 0.05, at most 5 % of what was found is false on average.
-
-    Journal of the Royal Statistical Society B 57, 1995.
-    """
-    return [float(each) for each in false_discovery_control(p_values)] if len(p_values) else []
-
-
 def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Rows together that agree in what was measured and in every digit: one training under two names is one test."""
     same: dict[Any, list[Any]] = {}
@@ -188,18 +178,17 @@ def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def judge(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each row ``p_holm`` and ``p_bh``, corrected over all :func:`distinct` tested rows, and a ``verdict``.
+    """Give each row ``p_holm``, corrected over all :func:`distinct` tested rows, and a ``verdict``.
 
     The verdict is ``higher``, ``lower`` or ``not told apart``, by Holm's p-value, or ``not tested``.
     """
     for row in rows:
-        row |= {"p_holm": None, "p_bh": None, "verdict": "not tested"}
+        row |= {"p_holm": None, "verdict": "not tested"}
     tested = distinct([row for row in rows if row["p_value"] is not None])
-    found = [same[0]["p_value"] for same in tested]
-    for same, strict, lenient in zip(tested, holm(found), benjamini_hochberg(found), strict=True):
+    for same, corrected in zip(tested, holm([each[0]["p_value"] for each in tested]), strict=True):
         for row in same:
-            told = ("higher" if row["value"] > 0 else "lower") if strict < ALPHA else "not told apart"
-            row |= {"p_holm": strict, "p_bh": lenient, "verdict": told}
+            told = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
+            row |= {"p_holm": corrected, "verdict": told}
 
 
 # power
@@ -219,97 +208,35 @@ def detectable(found: Spread) -> float | None:
     return half + float(student.ppf(POWER, df)) * error
 
 
-def planned(found: Spread, seeds: int, prompts: int) -> Spread:
-    """The mean squares to be expected of another number of seeds and prompts that vary as these do."""
-    own = max(0.0, found.of_seeds - found.of_rest) / found.prompts  # variance of trainings
-    rest = found.of_rest if found.seeds > 1 else 0.0
-    return Spread(seeds, prompts, rest + prompts * own, rest + seeds * found.beyond / found.seeds, rest)
-
-
-def prompts_needed(found: Spread, seeds: int, detect: float) -> int | None:
-    """Prompts with which so many seeds see a true difference of ``detect``; None where no number of prompts does.
-
-    Raises:
-        ValueError: ``detect`` is not above zero.
-    """
-    if not 0 < detect < math.inf:
-        raise ValueError(f"detect is {detect}: it must be a difference above 0, in tokens per target pass")
-
-    def seen(prompts: int) -> bool:
-        least = detectable(planned(found, seeds, prompts))
-        return least is not None and least <= detect
-
-    if not seen(MOST_PROMPTS):
-        return None
-    low, high = 1, MOST_PROMPTS  # low does not see it
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if seen(middle) else (middle, high)
-    return high
-
-
 # effects of a full factorial
-
-Levels = tuple[tuple[str, str], ...]
-"""Axes and levels, in the order of the axes."""
-
-
-class Effect(NamedTuple):
-    """A contrast of arms: one axis with its level for a main effect, two for an interaction."""
-
-    terms: Levels
-    weights: dict[Levels, float]
-    """Of the arms."""
-
-    @property
-    def name(self) -> str:
-        """The levels, and their axes."""
-        return " x ".join(f"{axis}={level}" for axis, level in self.terms)
-
-    def measured(self, figures: Mapping[Levels, Linear]) -> dict[str, Any]:
-        """The effect with its interval, from the arms' figures of the same seeds and prompts."""
-        found = estimate(weighted([figures[arm] for arm in self.weights], list(self.weights.values())), null=0.0)
-        kind = "main" if len(self.terms) == 1 else "interaction"
-        return {"effect": self.name, "kind": kind, "arms": len(self.weights), **found.to_json()}
 
 
 def effects(
-    axes: Mapping[str, Sequence[str]], baseline: Mapping[str, str], arms: Sequence[Mapping[str, str]]
-) -> list[Effect]:
-    """All main effects and two-way interactions that these arms support.
+    axes: Mapping[str, Sequence[str]], baseline: Mapping[str, str], figures: Mapping[frozenset[tuple[str, str]], Linear]
+) -> dict[str, Linear]:
+    """All main effects (``norm=on``) and two-way interactions (``norm=on x K=4``) that these arms support.
 
     The effect of a level is its figure less that of the axis' level in the baseline, averaged over the other axes. An
     interaction of two levels is a difference of differences: what both together do beyond the sum of what each does.
-    With combinations left out or missing, an effect is averaged over those levels of the other axes at which all that
-    it needs is there.
+    Where arms are missing, an effect is averaged over those levels of the other axes at which all that it needs is
+    there.
+
+    Args:
+        figures: by the axes and levels of an arm, of the same seeds and prompts.
     """
-    varied = {
-        axis: [baseline[axis], *(level for level in levels if level != baseline[axis])]
-        for axis, levels in axes.items()
-        if len(levels) > 1
-    }
-    present = {tuple((axis, arm[axis]) for axis in varied) for arm in arms}
-    return [
-        effect
-        for size in (1, 2)
-        for chosen in itertools.combinations(varied, size)
-        for terms in itertools.product(*([(axis, level) for level in varied[axis][1:]] for axis in chosen))
-        if (effect := _effect(terms, varied, present))
-    ]
-
-
-def _effect(terms: Levels, varied: Mapping[str, Sequence[str]], present: set[Levels]) -> Effect | None:
-    """From the corners of the terms, at all levels of the other axes where every corner is there."""
-    own = dict(terms)
-    rest = [axis for axis in varied if axis not in own]
-    weights: dict[Levels, float] = {}
-    for others in itertools.product(*(varied[axis] for axis in rest)):
-        corners: dict[Levels, float] = {}
-        for high in itertools.product((False, True), repeat=len(own)):
-            chosen = {axis: own[axis] if up else varied[axis][0] for axis, up in zip(own, high, strict=True)}
-            chosen |= dict(zip(rest, others, strict=True))
-            corners[tuple((axis, chosen[axis]) for axis in varied)] = (-1.0) ** (len(own) - sum(high))
-        if set(corners) <= present:
-            weights |= corners
-    places = len(weights) // 2 ** len(own)
-    return Effect(terms, {arm: weight / places for arm, weight in weights.items()}) if places else None
+    changes = [(axis, level) for axis, levels in axes.items() for level in levels if level != baseline[axis]]
+    out = {}
+    for terms in [*itertools.combinations(changes, 1), *itertools.combinations(changes, 2)]:
+        if len({axis for axis, _ in terms}) < len(terms):
+            continue
+        signs = {reset: (-1.0) ** len(reset) for size in range(3) for reset in itertools.combinations(terms, size)}
+        places: list[Linear] = []
+        for arm in (each for each in figures if each.issuperset(terms)):
+            # the arm, and with one or both of the terms at the baseline's level
+            corners = [arm.difference(reset) | {(axis, baseline[axis]) for axis, _ in reset} for reset in signs]
+            if all(corner in figures for corner in corners):
+                places.append(weighted([figures[corner] for corner in corners], list(signs.values())))
+        if places:
+            name = " x ".join(f"{axis}={level}" for axis, level in terms)
+            out[name] = weighted(places, [1 / len(places)] * len(places))
+    return out

@@ -23,12 +23,12 @@ DESIGNS = ("grid", "one_factor")
 FEATURES = ("cached", "on_the_fly")
 FEWEST_SEEDS = 3
 KEYS = ("name", "fit", "set", "axes", "design", "baseline", "leave_out", "seeds", "features", *MEASURES)
-NOT_AN_AXIS = {
-    "seed_everything": "seeds are the study's own: list them under seeds",
+OF_THE_STUDY = {
+    "seed_everything": "list them under seeds",
     "out": "every fit gets a directory of its own",
     "ckpt_path": "every fit goes on from its newest checkpoint",
 }
-SHARED = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target", "target.source")
+OF_ALL_ARMS = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target.source")
 
 Combination = dict[str, str]
 """Axis to level: one arm."""
@@ -100,30 +100,28 @@ def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
 
 
 def _study(given: dict[str, Any], path: Path, allow_few_seeds: bool) -> Study:
-    beside = path.parent
-    name = given.get("name")
+    name, design, features = given.get("name"), given.get("design", "grid"), given.get("features", "cached")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError("name: a study needs a name of letters, digits and . _ + - alone, which names its directory")
-    axes = _axes(given.get("axes"), beside)
-    fit = [given["fit"]] if isinstance(given.get("fit"), str) else given.get("fit", [])
-    if not isinstance(fit, list) or not all(isinstance(each, str) for each in fit):
-        raise ValueError(f"fit: must be a list of config files, not {fit!r}")
-    files = tuple(_config_file(each, "fit", beside) for each in fit)
+    for where, value, known in (("design", design, DESIGNS), ("features", features, FEATURES)):
+        if value not in known:
+            raise ValueError(f"{where}: must be {' or '.join(known)}, not {value}")
+    axes = _axes(given.get("axes"), path.parent)
+    files = _level("fit", given.get("fit", []), "fit", path.parent)
+    if files.settings:
+        raise ValueError("fit: must be a list of config files; dotted keys belong in set")
     settings = _settings(given.get("set") or {}, "set")
     if wrong := next((key for key in settings if measure_of(key)), None):
         raise ValueError(f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}")
-    design = given.get("design", "grid")
-    if design not in DESIGNS:
-        raise ValueError(f"design: no such design: {design}{nearest(str(design), DESIGNS)}")
     baseline = _baseline(given.get("baseline") or {}, axes, design)
-    features = given.get("features", "cached")
-    if features not in FEATURES:
-        raise ValueError(f"features: must be {' or '.join(FEATURES)}, not {features}")
+    left_out = given.get("leave_out") or []
+    if not isinstance(left_out, list) or not all(left_out):
+        raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
+    arms = combinations(design, axes, baseline, [_levels(each, axes, "leave_out") for each in left_out])
     seeds = _seeds(given.get("seeds", list(range(FEWEST_SEEDS))), allow_few_seeds)
     measures = {measure: _measure(given[measure], measure) for measure in MEASURES if measure in given}
-    arms = combinations(design, axes, baseline, _left_out(given.get("leave_out") or [], axes))
     text = path.read_text(encoding="utf-8")
-    return Study(name, files, settings, axes, design, arms, baseline, seeds, features, measures, text)
+    return Study(name, files.files, settings, axes, design, arms, baseline, seeds, features, measures, text)
 
 
 def combinations(
@@ -135,7 +133,7 @@ def combinations(
         left_out: levels of some axes; an arm that has all of them is not run.
 
     Raises:
-        ValueError: what is left out leaves nothing, takes the baseline away, or is in no arm.
+        ValueError: what is left out takes the baseline away, or is in no arm.
     """
     if design == "grid":
         product = itertools.product(*(axis.names for axis in axes))
@@ -146,12 +144,9 @@ def combinations(
     for each in left_out:
         if not any(each.items() <= arm.items() for arm in found):
             raise ValueError(f"leave_out: {arm_name(each)} is in no arm of this design: remove it")
-    kept = tuple(arm for arm in found if not any(each.items() <= arm.items() for each in left_out))
-    if not kept:
-        raise ValueError(f"leave_out: nothing is left of {len(found)} arms")
-    if baseline not in kept:
-        raise ValueError(f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline")
-    return kept
+        if each.items() <= baseline.items():
+            raise ValueError(f"the baseline, arm {arm_name(baseline)}, is left out: choose another baseline")
+    return tuple(arm for arm in found if not any(each.items() <= arm.items() for each in left_out))
 
 
 def arm_name(combination: Combination) -> str:
@@ -169,22 +164,18 @@ def _axes(given: Any, beside: Path) -> tuple[Axis, ...]:
     if not isinstance(given, Mapping) or not given:
         raise ValueError("axes: a study needs at least one axis with its levels")
     axes = tuple(_axis(name, what, beside) for name, what in given.items())
-    owner: dict[str, str] = {}
-    for axis in axes:
-        for key in sorted({key for level in axis.levels for key in level.settings if not key.endswith("+")}):
-            if key in owner:
-                raise ValueError(
-                    f"axes {owner[key]} and {axis.name} both give {key}: their effects could not be told apart"
-                )
-            owner[key] = axis.name
+    for one, two in itertools.combinations(axes, 2):
+        keys = [{key for level in axis.levels for key in level.settings} for axis in (one, two)]
+        if both := keys[0] & keys[1]:
+            raise ValueError(
+                f"axes {one.name} and {two.name} both give {min(both)}: their effects could not be told apart"
+            )
     return axes
 
 
 def _axis(name: str, given: Any, beside: Path) -> Axis:
     """From a mapping of levels, or the short form: one dotted key and its values, which name the levels."""
     where = f"axes.{name}"
-    if not re.fullmatch(r"[\w.+-]+", name):
-        raise ValueError(f"{where}: an axis's name has letters, digits and . _ + - alone")
     if not isinstance(given, Mapping):
         raise ValueError(f"{where}: must be levels with their dotted keys, or one key with a list of values")
     if len(given) == 1 and "." in (key := next(iter(given))) and isinstance(given[key], list):
@@ -196,20 +187,23 @@ def _axis(name: str, given: Any, beside: Path) -> Axis:
         raise ValueError(f"{where}: an axis needs at least two levels; what holds for all arms belongs in set")
     if twice := next((level for level in names if names.count(level) > 1), None):
         raise ValueError(f"{where}: {twice} stands twice")
+    if odd := next((word for word in (name, *names) if not re.fullmatch(r"\S+", word)), None):
+        raise ValueError(f"{where}: the name of an axis or a level must be one word, not {odd!r}")
     return Axis(name, tuple(levels))
 
 
 def _level(name: str, given: Any, where: str, beside: Path) -> Level:
-    if not name or re.search(r"\s", name):
-        raise ValueError(f"{where}: a level's name must be one word, not {name!r}")
     files, settings = list[str](), dict[str, Any]()
     for each in given if isinstance(given, list) else [given]:
-        if isinstance(each, str):
+        if isinstance(each, str) and each.endswith((".yaml", ".yml")):
             files.append(_config_file(each, where, beside))
         elif isinstance(each, Mapping):
             settings |= _settings(each, where)
         else:
-            raise ValueError(f"{where}: must be dotted keys, a config file or a list of both, not {each!r}")
+            raise ValueError(
+                f"{where}: must be dotted keys, as model.ttt_steps: 4, a config file (.yaml) or a list of both, not "
+                f"{each!r}"
+            )
     return Level(name, tuple(files), settings)
 
 
@@ -217,23 +211,19 @@ def _settings(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ValueError(f"{where}: must be dotted keys with their values, not {given!r}")
     for key in given:
-        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*\+?", key):
+        if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
             raise ValueError(f"{where}: {key!r} is no dotted key, such as model.ttt_steps")
-        if reason := NOT_AN_AXIS.get(key):
+        if reason := OF_THE_STUDY.get(key):
             raise ValueError(f"{where}: {key} cannot be set: {reason}")
         if key in MEASURES:
             raise ValueError(f"{where}: give {key}'s settings by dotted keys, such as {key}.max_new_tokens")
-        if measure_of(key) and key.partition(".")[2] in SHARED:
+        if measure_of(key) and key.partition(".")[2] in OF_ALL_ARMS:
             raise ValueError(f"{where}: {key} cannot differ between arms, which are compared prompt by prompt")
     return dict(given)
 
 
 def _config_file(name: str, where: str, beside: Path) -> str:
     """Where a config file is: beside the study, in the working folder, or in the package."""
-    if not name.endswith((".yaml", ".yml")):
-        raise ValueError(
-            f"{where}: {name!r} is neither a config file (.yaml) nor dotted keys such as model.ttt_steps: 4"
-        )
     found = next((str(path) for path in (beside / name, Path(shipped(name))) if path.is_file()), None)
     if found is None:
         raise ValueError(f"{where}: {name}: no such file beside the study, in the working folder or in the package")
@@ -245,8 +235,7 @@ def _value_name(value: Any, where: str) -> str:
     if is_part(value) and not value.get("init_args"):
         value = value["class_path"]
     if isinstance(value, str):
-        value = value.rpartition("/")[2].removesuffix(".yaml") if value.endswith(".yaml") else value
-        return value.replace(" ", "")
+        return Path(value).stem if value.endswith(".yaml") else value.replace(" ", "")
     if isinstance(value, Mapping):
         raise ValueError(f"{where}: a mapping gives a level no name: write the levels out, name: {{key: value}}")
     return json.dumps(value, separators=(",", ":"))
@@ -257,10 +246,9 @@ def _levels(given: Any, axes: Sequence[Axis], where: str) -> Combination:
     known = {axis.name: axis for axis in axes}
     found = {}
     for name, level in _known(given, known, where).items():
-        text = level if isinstance(level, str) else _value_name(level, where)
-        if text not in known[name].names:
-            raise ValueError(f"{where}: axis {name} has no level {text}; it has: {', '.join(known[name].names)}")
-        found[name] = text
+        found[name] = _value_name(level, where)
+        if found[name] not in known[name].names:
+            raise ValueError(f"{where}: axis {name} has no level {found[name]}; it has: {', '.join(known[name].names)}")
     return found
 
 
@@ -270,15 +258,6 @@ def _baseline(given: Any, axes: Sequence[Axis], design: str) -> Combination:
         if axis.name not in found and (given or design == "one_factor"):
             raise ValueError(f"baseline: give a level of {axis.name} too; it has: {', '.join(axis.names)}")
     return {axis.name: found.get(axis.name, axis.names[0]) for axis in axes}
-
-
-def _left_out(given: Any, axes: Sequence[Axis]) -> list[Combination]:
-    if not isinstance(given, list):
-        raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
-    found = [_levels(each, axes, "leave_out") for each in given]
-    if not all(found):
-        raise ValueError("leave_out: an entry without a level would leave all arms out")
-    return found
 
 
 def _measure(given: Any, name: str) -> dict[str, Any]:
@@ -296,9 +275,9 @@ def _seeds(given: Any, allow_few: bool) -> tuple[int, ...]:
     if len(set(given)) != len(given):
         raise ValueError(f"seeds: {given} names one twice")
     if not given or (len(given) < FEWEST_SEEDS and not allow_few):
-        hint = ", or --allow_few_seeds" if given else ""
         raise ValueError(
-            f"seeds: {len(given)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}{hint}"
+            f"seeds: {len(given)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
+            "--allow_few_seeds to try a study with one or two"
         )
     return tuple(given)
 
@@ -306,22 +285,22 @@ def _seeds(given: Any, allow_few: bool) -> tuple[int, ...]:
 class _StrictLoader(yaml.SafeLoader):
     """YAML in which only ``true`` and ``false`` are truth values, as in YAML 1.2, and a key may not stand twice."""
 
+    yaml_implicit_resolvers = {  # noqa: RUF012  as its base has it
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:bool"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # type: ignore[override]
-        """Refuses a key that stands twice, of which YAML would silently keep the last."""
+        """With keys as they are written, whatever they look like."""
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in found:
-                problem = f"{key.value!r} stands twice" if isinstance(key, yaml.ScalarNode) else "a key must be a word"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
             found[key.value] = self.construct_object(value, deep=True)
         return found
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _StrictLoader.construct_mapping)
-_StrictLoader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0] not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp")]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
 
 
@@ -344,15 +323,13 @@ def read_strictly(path: Path | str) -> Any:
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; did you mean ...?``, or which there are."""
     known = list(known)
-    by_lower = {name.lower(): name for name in known}
-    if close := difflib.get_close_matches(word.lower(), by_lower, 1):
-        return f"; did you mean {by_lower[close[0]]}?"
-    return f"; there are: {', '.join(known)}" if len(known) <= 12 else ""
+    if close := difflib.get_close_matches(word, known, 1):
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(known)}"
 
 
 def _known(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
     """A mapping with no other keys."""
-    known = list(known)
     if not isinstance(given, dict):
         raise ValueError(f"{where}: must be a mapping of keys, not {given!r}")
     for key in given:

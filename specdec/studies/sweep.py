@@ -1,24 +1,30 @@
-"""``specdec sweep``: every arm of a study trained and measured, each once, and the card of what came of it."""
+"""``specdec sweep``: every arm of a study trained and measured, each once, and the card of what came of it.
 
+The loop starts each job once what it needs is done, until all are done or cannot be.
+"""
+
+import enum
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 
 from specdec.studies.card import write_card
-from specdec.studies.local import Local
-from specdec.studies.plan import StudyPlan, claim, make_plan
-from specdec.studies.ray import Ray
-from specdec.studies.run import SETTLED, Engine, SweepJob, failures, run
-from specdec.studies.slurm import Slurm
+from specdec.studies.engines import RETRIES, Ended, Engine, Local, Ray, Slurm
+from specdec.studies.plan import claim, make_plan
 from specdec.studies.study import nearest, read_study
+from specdec.studies.worker import Job, JobFolder, Launch
 from specdec.utils.config import runs_folder
 from specdec.utils.progress import progress
+from specdec.utils.signals import Asked, noted
 
 log = logging.getLogger(__name__)
+
+POLL = 1.0  # seconds between looks at what nobody tells of: another sweep's jobs
 
 
 def sweep(
@@ -51,7 +57,7 @@ def sweep(
         engine: where jobs run
         threads: CPU threads of a job
         allow_few_seeds: fewer than three seeds, from which no effect can be told
-        allow_unequal: arms of other token budgets or data than the baseline's
+        allow_unequal: arms of other token budgets than the baseline's
         local: this machine
         ray: a cluster of Ray, or one that is started here
         slurm: a cluster of SLURM
@@ -64,8 +70,7 @@ def sweep(
     given = read_study(study, allow_few_seeds)
     directory = out or runs_folder() / "studies" / given.name
     claim(directory, given.name)
-    alone = max(threads, local.shared_cores) if engine == "local" else None
-    plan = make_plan(given, directory, threads, allow_unequal, alone)
+    plan = make_plan(given, directory, threads, allow_unequal)
     known = [arm.name for arm in plan.arms]
     if wrong := next((name for name in only if name not in known), None):
         raise ValueError(f"--only {wrong!r}: no such arm{nearest(wrong, known)}")
@@ -76,23 +81,161 @@ def sweep(
         log.info("%s", line)
     plan.write()
     engines: dict[str, Engine] = {"local": local, "ray": ray, "slurm": slurm}
-    return _run(plan, only, engines[engine])
-
-
-def _run(plan: StudyPlan, only: list[str], engine: Engine) -> int:
     jobs = plan.left(only or None)
     done = sum(map(plan.is_done, jobs))
-    with progress(f"study {plan.study.name}", "jobs", len(jobs), done) as advance:
+    with progress(f"study {given.name}", "jobs", len(jobs), done) as advance:
 
-        def watch(entries: Sequence[SweepJob]) -> None:
+        def watch(entries: Collection[SweepJob]) -> None:
             nonlocal done
             settled = sum(entry.phase in SETTLED for entry in entries)
             advance(settled - done)
             done = settled
 
-        outcome = run(plan.directory, jobs.values(), engine, watch=watch)
-    for line in failures(outcome, plan.jobs):
+        outcome = run(directory, jobs.values(), engines[engine], watch=watch)
+    for line in outcome.failures():
         log.error("%s", line)
     if outcome.signal is None:
-        log.info("the card is in %s", write_card(plan.directory))
+        log.info("the card is in %s", write_card(directory))
     return outcome.status
+
+
+class Phase(enum.Enum):
+    """Where a job stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ELSEWHERE = "elsewhere"  # another sweep works on it, or what is left of a killed attempt still lives
+    DONE = "done"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+SETTLED = (Phase.DONE, Phase.FAILED, Phase.NOT_RUN)
+
+
+@dataclass
+class SweepJob:
+    """A job in a sweep, and where it stands."""
+
+    job: Job
+    folder: JobFolder
+    phase: Phase = Phase.WAITING
+    message: str = ""
+    """Why it failed or was not run, in one line."""
+    lost: int = 0
+    """Attempts of this sweep that ended by a signal, or with their machine."""
+
+    def settle(self, phase: Phase, message: str = "") -> None:
+        """Note that it came to an end, and tell."""
+        self.phase, self.message = phase, message
+        log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
+
+
+class Outcome(NamedTuple):
+    """What became of a sweep's jobs."""
+
+    jobs: Mapping[str, SweepJob]
+    """By key; one that is not settled was left to go on with, where somebody asked the sweep to end."""
+    signal: int | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.signal if self.signal else int(bool(self.failures()))
+
+    def failures(self) -> list[str]:
+        """A line for every job that failed, then for those that need one."""
+        bad = [(phase, one) for phase in (Phase.FAILED, Phase.NOT_RUN) for one in self.jobs.values()
+               if one.phase is phase]  # fmt: skip
+        return [f"{one.job.label}: {phase.value}: {one.message}" for phase, one in bad]
+
+
+Watch = Callable[[Collection[SweepJob]], None]
+"""Called with all jobs about every second, and when one of them has come to an end."""
+
+
+def run(
+    study: Path, jobs: Iterable[Job], engine: Engine, *, launch: Launch | None = None,
+    watch: Watch = lambda entries: None,
+) -> Outcome:  # fmt: skip
+    """Run all jobs of a study that are not done, in the order of their needs; call it in the main thread.
+
+    What is done is never run again, what was interrupted goes on, and what failed before is tried once more. Several
+    sweeps may work on one study at a time, also from several machines that share its folder. Ctrl-C and SIGTERM stop
+    the workers, which save what they have; a second one does not wait for that.
+
+    Args:
+        study: its folder; ``jobs/`` is made in it.
+        jobs: all that any of them needs among them; they are started in this order where several can be.
+        launch: how commands are run; by default in the working folder.
+
+    Raises:
+        ValueError: the engine cannot be had, or the study cannot be written.
+    """
+    entries = {job.key: SweepJob(job, JobFolder(study, job.key)) for job in jobs}
+    for entry in entries.values():
+        if entry.folder.is_done(entry.job):
+            entry.phase = Phase.DONE
+    with noted() as note:
+        try:
+            engine.open(study, launch or Launch(Path.cwd()))
+            try:
+                while True:
+                    _start(entries, engine)
+                    watch(entries.values())
+                    if note.number is not None or all(entry.phase in SETTLED for entry in entries.values()):
+                        break
+                    for key, ended in engine.ended(POLL).items():
+                        _after(entries[key], ended)
+                if note.number is not None:
+                    log.warning("stopping: what runs saves and ends; once more does not wait for it")
+            finally:
+                engine.close()
+        except Asked:
+            pass
+        except SystemError as error:  # Ray makes this of it
+            if not isinstance(error.__cause__, Asked):
+                raise
+    for entry in entries.values():  # some have ended well when they were asked to stop
+        if entry.phase is Phase.RUNNING and entry.folder.is_done(entry.job):
+            entry.phase = Phase.DONE
+    return Outcome(entries, note.number)
+
+
+def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
+    """Begin what can be begun, and settle what never can."""
+    for entry in entries.values():
+        if entry.phase is Phase.ELSEWHERE and not entry.folder.is_held():
+            entry.phase = Phase.WAITING
+        if entry.phase is not Phase.WAITING:
+            continue
+        needs = [entries[need] for need in entry.job.needs]
+        if bad := next((need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)), None):
+            why = f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
+            entry.settle(Phase.NOT_RUN, why)
+        elif all(need.phase is Phase.DONE for need in needs):
+            if entry.folder.is_done(entry.job):
+                entry.settle(Phase.DONE)
+            elif entry.folder.is_held():
+                entry.phase = Phase.ELSEWHERE
+            elif engine.has_room(entry.job):
+                entry.phase = Phase.RUNNING
+                log.info("%s: begins", entry.job.label)
+                engine.start(entry.job)
+
+
+def _after(entry: SweepJob, ended: Ended) -> None:
+    """What a worker's end means for its job."""
+    if ended.end == "done":
+        entry.settle(Phase.DONE)
+    elif ended.end == "failed":
+        entry.settle(Phase.FAILED, ended.message or "")
+    elif ended.end == "busy":
+        entry.phase = Phase.ELSEWHERE
+    else:
+        entry.lost += 1
+        if entry.lost > RETRIES:
+            entry.settle(Phase.FAILED, f"{ended.message}, {entry.lost} times in this sweep")
+        else:
+            log.warning("%s: %s; it is begun anew", entry.job.label, ended.message)
+            entry.phase = Phase.ELSEWHERE if entry.folder.is_held() else Phase.WAITING

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,7 +54,6 @@ class Job:
         needs: keys of the jobs that must be done before.
         resumes: the same command goes on with what a killed one has left; otherwise that is removed first.
         threads: CPU threads that it asks of the machine.
-        memory_bytes: memory that it is expected to need, where that is known.
         config: what ``jobs/KEY/config.yaml`` holds.
     """
 
@@ -66,13 +66,11 @@ class Job:
     needs: tuple[str, ...] = ()
     resumes: bool = False
     threads: int = 1
-    memory_bytes: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able data, without the config."""
-        data = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "config"}
-        return data | {"command": list(self.command), "needs": list(self.needs)}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "config"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Attempt(NamedTuple):
     end: str | None = None
     """One of :data:`End`, or ``killed``; None: it runs, or was killed and nobody has noted that yet."""
     seconds: float | None = None
-    """That the command ran; of a killed one until it last wrote to its log."""
+    """That the command ran; None of a killed one."""
     message: str | None = None
     """Why it failed, in one line."""
 
@@ -118,150 +116,106 @@ class JobFolder:
         """Whether somebody works on it, or what is left of a killed attempt still lives."""
         return is_being_written(self.path / ATTEMPTS)
 
-    def output(self, job: Job) -> Path:
-        """What the job makes.
-
-        Raises:
-            ValueError: it does not lie in the study.
-        """
-        out = self.study / job.directory
-        if self.study.resolve() not in out.resolve().parents:
-            raise ValueError(f"{job.label}: directory {job.directory} does not lie in the study")
-        return out
-
     def is_done(self, job: Job) -> bool:
         """Whether its work is there."""
-        return (self.output(job) / job.done).exists()
+        return (self.study / job.directory / job.done).exists()
 
 
-class Worker:
-    """Starts an attempt at a job unless its work is there or somebody has it; call :meth:`poll` until it ends.
+def work(
+    study: Path,
+    job: Job,
+    launch: Launch,
+    environment: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> tuple[End, str | None]:
+    """Attempt a job unless its work is there or somebody has it, and wait for it; the end, and why it failed.
+
+    Whatever ends this call ends the command, and waits for that.
 
     Args:
         environment: variables besides this process's own.
+        stop: set by another thread to end the command.
 
     Raises:
         ValueError: the job's folder cannot be written.
     """
-
-    def __init__(
-        self, folder: JobFolder, job: Job, launch: Launch, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.folder, self.job, self.launch = folder, job, launch
-        self.end: End | None = None
-        self.message: str | None = None
-        self._stopped = False
-        self._supervisor: subprocess.Popen | None = None
-        self._held = contextlib.ExitStack()
-        try:
-            self._journal = self._enter()
-        except JournalBusyError:
-            self.end = "busy"
-            return
-        try:
-            self._begin(environment or {})
-        except BaseException:
-            self._held.close()
-            raise
-
-    def _enter(self) -> Journal:
-        """Whoever only looks whether the journal is locked lets go at once: that is waited for."""
-        journal = Journal(self.folder.path / ATTEMPTS, "specdec.job", {"key": self.job.key})
-        for _ in range(20):
-            with contextlib.suppress(JournalBusyError):
-                return self._held.enter_context(journal)
-            time.sleep(0.05)
-        return self._held.enter_context(journal)
-
-    def _begin(self, environment: Mapping[str, str]) -> None:
-        before = _attempts(self._journal.entries)
-        log = self.folder.path / LOG
-        if before and before[-1].end is None:  # it was killed
-            begun = datetime.datetime.fromisoformat(before[-1].begun).timestamp()
-            seconds = max(0.0, log.stat().st_mtime - begun) if log.exists() else 0.0
-            end = "done" if self.folder.is_done(self.job) else "killed"
-            self._journal.append({"end": end, "seconds": round(seconds, 3)})
-        if self.folder.is_done(self.job):
-            self.end = "done"
-            self._held.close()
-            return
-        begun_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self._start = time.monotonic()
-        self._journal.append({"begun": begun_at, "host": socket.gethostname()})
-        if before and not self.job.resumes:
-            shutil.rmtree(self.folder.output(self.job), ignore_errors=True)  # what a killed attempt has left
-        keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
-        command = [sys.executable, "-m", self.launch.module, *self.job.command]
-        try:
-            with log.open("ab") as stream:
-                shown = f"{self.launch.module} {shlex.join(self.job.command)}"
-                stream.write(f"--- attempt {len(before) + 1}, {begun_at}: {shown}\n".encode())
-                stream.flush()
-                self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", supervise.__file__, str(self.launch.grace), *command],
-                    cwd=self.launch.cwd,
-                    stdin=subprocess.PIPE,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                    pass_fds=[self._journal.fileno()],
-                    env=keep | dict.fromkeys(THREADS, str(self.job.threads)) | dict(environment),
-                )
-        except OSError as error:
-            raise explain(error, error.filename or log) from error
-
-    def poll(self) -> End | None:
-        """How the attempt ended; None while it runs."""
-        if self.end is not None or self._supervisor is None or (status := self._supervisor.poll()) is None:
-            return self.end
-        assert self._supervisor.stdin is not None
-        self._supervisor.stdin.close()
-        if status < 0:  # the supervisor itself was killed
-            _end_session(self._supervisor.pid, self.launch.grace)
-        number = -status if status < 0 else status - 128
-        if self.folder.is_done(self.job):
-            self._finish("done", None)
-        elif self._stopped:
-            self._finish("stopped", None)
-        elif number > 0:
-            name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-            self._finish("died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}")
-        elif status == 0:
-            self._finish("failed", f"ended well, but made no {self.job.directory}/{self.job.done}")
-        else:
-            self._finish("failed", _last_line(self.folder.path / LOG))
-        return self.end
-
-    def _finish(self, end: End, message: str | None) -> None:
-        self.end, self.message = end, message
-        self._journal.append({"end": end, "seconds": round(time.monotonic() - self._start, 3), "message": message})
-        self._held.close()
-
-    def stop(self) -> None:
-        """Ask the command to end, and do not wait for it; nothing happens if it has ended."""
-        self._stopped = True
-        if self._supervisor is not None and self._supervisor.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._supervisor.stdin.close()
-
-    def wait(self, seconds: float) -> End | None:
-        """As :meth:`poll`, after so many seconds at most."""
-        until = time.monotonic() + seconds
-        while (end := self.poll()) is None and time.monotonic() < until:
-            time.sleep(POLL)
-        return end
+    folder = JobFolder(study, job.key)
+    for _ in range(20):  # whoever only looks whether the journal is locked lets go at once
+        with (
+            contextlib.suppress(JournalBusyError),
+            Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key}) as one,
+        ):
+            return _attempt(folder, job, launch, one, environment or {}, stop or threading.Event())
+        time.sleep(0.05)
+    return "busy", None
 
 
-def work(study: Path, job: Job, launch: Launch) -> tuple[End, str | None]:
-    """Attempt a job, and wait for it; whatever ends this call ends the command. The end, and why it failed."""
-    worker = Worker(JobFolder(study, job.key), job, launch)
+def _attempt(
+    folder: JobFolder, job: Job, launch: Launch, journal: Journal, environment: Mapping[str, str], stop: threading.Event
+) -> tuple[End, str | None]:
+    """The attempt itself, under the journal's lock."""
+    before = _attempts(journal.entries)
+    if before and before[-1].end is None:  # it was killed
+        journal.append({"end": "done" if folder.is_done(job) else "killed"})
+    if folder.is_done(job):
+        return "done", None
+    if before and not job.resumes:
+        shutil.rmtree(folder.study / job.directory, ignore_errors=True)
+    begun, start = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), time.monotonic()
+    journal.append({"begun": begun, "host": socket.gethostname()})
+    supervisor = _start(folder, job, launch, f"attempt {len(before) + 1}, {begun}", journal.fileno(), environment)
     try:
-        while (end := worker.poll()) is None:
-            time.sleep(POLL)
-        return end, worker.message
+        while supervisor.poll() is None and not stop.wait(POLL):
+            pass
     finally:
-        worker.stop()
-        worker.wait(launch.grace + PATIENCE)
+        stopped = supervisor.poll() is None
+        assert supervisor.stdin is not None
+        supervisor.stdin.close()  # upon which it ends the command
+        status = supervisor.wait(launch.grace + PATIENCE)
+        if status < 0:  # the supervisor itself was killed
+            _end_session(supervisor.pid, launch.grace)
+        end, message = _judged(folder, job, status, stopped)
+        journal.append({"end": end, "seconds": round(time.monotonic() - start, 3), "message": message})
+    return end, message
+
+
+def _start(
+    folder: JobFolder, job: Job, launch: Launch, what: str, lock: int, environment: Mapping[str, str]
+) -> subprocess.Popen:
+    """The supervisor of the job's command, which holds the lock too."""
+    keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
+    command = [sys.executable, "-m", launch.module, *job.command]
+    try:
+        with (folder.path / LOG).open("ab") as stream:
+            stream.write(f"--- {what}: {launch.module} {shlex.join(job.command)}\n".encode())
+            stream.flush()
+            return subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(launch.grace), *command],
+                cwd=launch.cwd,
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                pass_fds=[lock],
+                env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
+            )
+    except OSError as error:
+        raise explain(error, error.filename or folder.path) from error
+
+
+def _judged(folder: JobFolder, job: Job, status: int, stopped: bool) -> tuple[End, str | None]:
+    """What a supervisor's exit status means."""
+    number = -status if status < 0 else status - 128
+    if folder.is_done(job):
+        return "done", None
+    if stopped:
+        return "stopped", None
+    if number > 0:
+        name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+        return "died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}"
+    if status == 0:
+        return "failed", f"ended well, but made no {job.directory}/{job.done}"
+    return "failed", _last_line(folder.path / LOG)
 
 
 def _attempts(entries: list[dict[str, Any]]) -> list[Attempt]:

@@ -9,6 +9,7 @@ import yaml
 
 from specdec.studies.plan import StudyPlan, make_plan
 from specdec.studies.study import Study, read_study
+from specdec.studies.sweep import Outcome, Phase
 from specdec.studies.worker import Job, Launch
 from tests.engines.conftest import LONG, soon
 from tests.engines.conftest import end as end  # a fixture
@@ -58,6 +59,10 @@ def go(tmp_path: Path) -> Iterator[Path]:
     path.touch()
 
 
+def phases(outcome: Outcome) -> dict[str, Phase]:
+    return {key: entry.phase for key, entry in outcome.jobs.items()}
+
+
 def pids(study: Path, key: str) -> list[int]:
     """Of a command that waits, and of its child."""
     path = study / "fits" / key / "pids"
@@ -65,9 +70,13 @@ def pids(study: Path, key: str) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def children(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
+    """Of all of its threads."""
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
 
 def base(target: Path, text: Path, prompts: Path) -> dict[str, Any]:
@@ -117,7 +126,7 @@ def planned(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ma
     monkeypatch.setattr("sys.argv", ["specdec"])
 
     def planned(**changes: Any) -> StudyPlan:
-        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal", "alone") if name in changes}
+        flags = {name: changes.pop(name) for name in ("threads", "allow_unequal") if name in changes}
         return make_plan(read_study(write(**changes), allow_few_seeds=True), tmp_path / "runs", **flags)
 
     return planned

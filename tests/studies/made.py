@@ -79,6 +79,7 @@ def attempt(directory: Path, key: str, **end: Any) -> None:
         journal.append({"begun": "2026-01-01T00:00:00.000+00:00", "host": "h"})
         if end:
             journal.append(end)
+    (path.parent / "config.yaml").write_text("{}\n")
 
 
 def lose(directory: Path, run: dict[str, Any], kind: str) -> None:

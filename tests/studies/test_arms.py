@@ -25,7 +25,7 @@ def test_an_arm_is_what_fit_makes_of_the_same_arguments(
     monkeypatch.setattr("sys.argv", ["specdec"])
     full = configured(Configured, "fit", given, RunDirectory()).full()
     assert arm.config == {key: value for key, value in full.items() if key not in NOT_KEPT}
-    assert arm.drafter.norms.aux == "each" and arm.memory_bytes is not None and arm.memory_bytes > 0
+    assert arm.drafter.norms.aux == "each" and arm.trained_parameters > 0
 
 
 def test_what_an_arm_changes_is_told_in_the_parts_own_terms(tiny: tuple[Study, StudyPlan]) -> None:
@@ -78,11 +78,11 @@ def axes(**levels: Any) -> dict[str, Any]:
         (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
         (
             axes(**{"trainer.max_steps": 3}),
-            "arm x=b: it trains on 192 tokens, the baseline, x=a, on 128 .trainer.max_st",
+            "arm x=b: it trains on 192 tokens, the baseline, x=a, on 128:",
         ),
         (
             axes(**{"trainer.callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]}),
-            "arm x=b: EarlyStopping, of trainer.callbacks, may end it early",
+            "arm x=b: trainer.max_time or EarlyStopping may end it early",
         ),
         ({"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
         ({"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
@@ -93,20 +93,6 @@ def test_refused_with_the_arms_name(planned: MakePlan, changes: dict[str, Any], 
     with pytest.raises(ValueError, match=message) as found:
         planned(**changes, seeds=[0])
     assert "\n" not in str(found.value)
-
-
-def test_what_contradicts_itself_is_refused(planned: MakePlan, tmp_path: Path) -> None:
-    (tmp_path / "one.yaml").write_text("model: {ttt_steps: 3, drafter: conf/drafter/eagle3.yaml}\n")
-    (tmp_path / "two.yaml").write_text("model: {drafter: conf/drafter/eagle3_1.yaml}\n")
-    files = {"x": {"a": {}, "b": "one.yaml"}, "y": {"a": {}, "b": "two.yaml"}}
-    message = r"arm x=b y=b: model.drafter.norms.aux is given by .*one.yaml \(axis x\) and by .*two.yaml \(axis y\)"
-    alone: dict[str, Any] = {"set": {"model.drafter.draft_vocab_size": 32000}, "baseline": {"x": "b", "y": "b"}}
-    with pytest.raises(ValueError, match=message):
-        planned(axes=files, leave_out=[{"x": "a"}, {"y": "a"}], **alone)
-    for key in ("model.ttt_steps", "model.drafter.norms"):
-        given = {"model.ttt_steps": 1} if "ttt" in key else {key: {"aux": "each"}}
-        with pytest.raises(ValueError, match=rf"arm x=b: set gives {key}, and so does .*one.yaml \(axis x\)"):
-            planned(axes={"x": files["x"]}, baseline=None, set={**alone["set"], **given})
 
 
 def test_one_study_has_one_target(planned: MakePlan, target_directory: Path, tmp_path: Path) -> None:
@@ -127,15 +113,13 @@ def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_fil
     other.write_text(text_file.read_text().replace("add", "sub"))
     assert planned(**axes(**{"data.batch_size": 4, "trainer.max_steps": 1}), seeds=[0]).unequal == ()  # as many tokens
     levels = {"data": {"a": {}, "b": {"data.train": str(other)}}, "K": {"model.ttt_steps": [1, 2]}}
-    plan = planned(axes=levels, baseline=None, seeds=[0], alone=8)
-    assert plan.unequal == () and [job.threads for job in plan.jobs.values() if job.kind == "cache"] == [1, 1]
+    plan = planned(axes=levels, baseline=None, seeds=[0])
+    assert plan.unequal == () and [job.kind for job in plan.jobs.values()].count("cache") == 2
     levels["data"]["b"] = {"data.seq_len": 16}
-    with pytest.raises(
-        ValueError, match=r"arm data=b K=1: it trains on 64 tokens, .*data.seq_len is 16.*--allow_unequal"
-    ):
+    with pytest.raises(ValueError, match=r"arm data=b K=1: it trains on 64 tokens, .*--allow_unequal"):
         planned(axes=levels, baseline=None, seeds=[0], leave_out=[{"data": "b", "K": 2}])
     told = planned(axes=levels, baseline=None, seeds=[0], allow_unequal=True).unequal
     assert len(told) == 2 and told[0].startswith("arm data=b K=1: it trains on 64 tokens")
     levels["data"]["b"] = {"data.seed": 1}
-    with pytest.raises(ValueError, match=r"the data is an axis, and epochs .* set trainer.max_steps"):
+    with pytest.raises(ValueError, match=r"arm data=b K=1: data.seed is 1, the baseline's 0: .* by trainer.max_steps"):
         planned(axes=levels, baseline=None, seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})

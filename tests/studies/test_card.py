@@ -13,12 +13,13 @@ from matplotlib.figure import Figure
 
 from specdec.cli import main
 from specdec.studies import figures
-from specdec.studies.card import latex, write_card
+from specdec.studies.card import write_card
 from specdec.studies.record import read_record
 from specdec.studies.results import results
 from specdec.utils.locks import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
+DRAWN = {"acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png", "losses.png"}
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
 
 
@@ -49,14 +50,9 @@ def numbers(card: Path) -> dict[str, Any]:
 
 def test_all_forms_and_the_figures_are_there(card: Path) -> None:
     names = {path.name for path in card.iterdir()}
-    assert names == {"card.md", "card.json", "card.tex", "card.html", "figures", "SHA256SUMS"}
-    drawn = {path.name for path in (card / "figures").glob("*.png")}
-    assert drawn == {
-        "acceptance_length.png", "differences.png", "positions.png", "drift_outcomes.png", "robustness.png",
-        "drift.png", "losses.png",
-    }  # fmt: skip
+    assert names == {"card.md", "card.json", "card.html", "SHA256SUMS", *DRAWN}
     markdown = (card / "card.md").read_text()
-    assert all(f"](figures/{name})" in markdown for name in drawn)
+    assert all(f"]({name})" in markdown for name in DRAWN)
 
 
 def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
@@ -75,7 +71,7 @@ def test_a_job_runs_while_its_lock_is_held(study: Path, tmp_path: Path) -> None:
     attempt(own, str(key))
 
     def name() -> str:
-        return read_record(own).arms[-1].runs[2].states["evaluate"].name
+        return read_record(own).arms[-1].runs[2].states["evaluate"]["name"]
 
     assert name() == "killed"
     with (own / "jobs" / str(key) / "attempts.jsonl").open("rb") as stream:
@@ -100,40 +96,27 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
                 self.open.append(tag)
 
         def handle_endtag(self, tag: str) -> None:
-            assert self.open.pop() == tag
+            assert tag == "img" or self.open.pop() == tag
 
     reader = Reader()
     reader.feed(text)
     assert not reader.open
-    assert len(reader.sources) == 7 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert len(reader.sources) == 6 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
 
 
-def test_latex_is_escaped(card: Path) -> None:
-    found = numbers(card)
-    found["quantities"] = [found["quantities"][0] | {"panel": "50%_of & $x^2 {#1} \\end"}]
-    text = latex(found)
-    assert "50\\%\\_of \\& \\$x\\textasciicircum{}2 \\{\\#1\\} \\textbackslash{}end" in text
-    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
-    assert len(body.splitlines()) == 1 + 4 and all(line.count(" & ") == 4 for line in body.splitlines()[1:])
-
-
-def test_a_card_is_written_again_only_for_a_reason(
-    study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_an_edited_card_is_not_written_over(
+    study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = copied(study, tmp_path)
     before = (own / "card" / "card.json").stat().st_mtime_ns
     assert main(["card", str(own)]) == 0
     assert capsys.readouterr().out == f"{own / 'card' / 'card.html'}\n"
-    assert (own / "card" / "card.json").stat().st_mtime_ns == before
-    plan = json.loads((own / "plan.json").read_text())
-    shutil.rmtree(own / "measures" / plan["arms"][2]["runs"][0]["drift"])  # something changed
+    assert (own / "card" / "card.json").stat().st_mtime_ns > before
     (own / "card" / "card.md").write_text("my own remarks")
     assert main(["card", str(own)]) == 2
     assert "card.md: its SHA-256 is not that" in capsys.readouterr().err
     assert (own / "card" / "card.md").read_text() == "my own remarks"
-    assert main(["card", str(own), "--force", "--detect", "0.2"]) == 0
-    found = numbers(own / "card")
-    assert found["statistics"]["detect"] == 0.2
+    assert main(["card", str(own), "--force"]) == 0
     assert not (own / "card" / "card.md").read_text().startswith("my own")
 
 
@@ -150,9 +133,7 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     shutil.rmtree(directory / "fits")
     shutil.rmtree(directory / "measures")
     text = (write_card(directory) / "card.md").read_text()
-    assert (
-        "No comparison could be made." in text and "norm=on is not compared: evaluations of it and the baseline" in text
-    )
+    assert "No comparison could be made." in text and "norm=on is not compared: it and the baseline have" in text
 
 
 def test_evaluations_of_other_prompts_are_refused(study: Path, tmp_path: Path) -> None:
@@ -160,7 +141,7 @@ def test_evaluations_of_other_prompts_are_refused(study: Path, tmp_path: Path) -
     place = next((own / "measures").glob("e1-*")) / "metrics.json"
     place.write_text(place.read_text().replace('"prompts_sha256": "ab"', '"prompts_sha256": "cd"'))
     with pytest.raises(ValueError, match="differ in their prompts"):
-        results(read_record(own), 0.1)
+        results(read_record(own))
 
 
 @pytest.fixture
@@ -180,8 +161,8 @@ def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[s
     axes = {"recurrence": ["PreNorm", "PostNorm"], "a_long_name_of_an_axis": ["0", "1"], "loss": ["LKLambda", "SoftKL"]}
     own = arms_of(axes)[:arms]
     directory = make_study(tmp_path, axes, arms=own, seeds=[0, 1], prompts=5, shapes=SHAPES[1:])
-    figures.draw(results(read_record(directory), 0.1), tmp_path)
-    assert len(drawn) == 7
+    figures.draw(results(read_record(directory)), tmp_path)
+    assert set(drawn) == DRAWN
     for name, figure in drawn.items():
         boxes = [(text, box) for text, box in _texts(figure) if text.strip()]
         assert boxes, name

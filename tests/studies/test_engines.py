@@ -2,21 +2,16 @@
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 
-from specdec.studies.ray import Ray, last_line
-from specdec.studies.run import Phase, SweepJob, run
-from specdec.studies.slurm import Slurm, Task
+from specdec.studies.engines import Ray, Slurm, Task
+from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
 from tests.engines.conftest import alive
-from tests.studies.conftest import LAUNCH, MakeJob, Runs, pids
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+from tests.studies.conftest import LAUNCH, MakeJob, Runs, parent, phases, pids
 
 
 @pytest.mark.slow
@@ -27,11 +22,11 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
     pytest.importorskip("ray")
     jobs = [
         job("a", "wait", go, resumes=False), job("b", "fail"), job("c", needs=("a",)), job("d", needs=("b",)),
-        job("big", memory_bytes=10**16), job("long", "wait", tmp_path / "never"),
+        job("long", "wait", tmp_path / "never"),
     ]  # fmt: skip
     killed: list[int] = []
 
-    def watch(entries: Sequence[SweepJob]) -> None:
+    def watch(entries: Collection[SweepJob]) -> None:
         if not killed and (study / "fits" / "a" / "pids").exists():
             command, child = pids(study, "a")
             supervisor = parent(command)
@@ -47,22 +42,12 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
 
     outcome = run(study, jobs, Ray(cores=2), launch=LAUNCH, watch=watch)
     assert killed and not any(map(alive, killed))
-    assert (outcome.status, outcome.left, set(outcome.done)) == (130, ("long",), {"a", "c"})
-    assert outcome.failed == {
-        "b": "specdec fit: error: the data is wrong",
-        "big": "needs 10000000.0 GB of memory, which no node of the Ray cluster has",
-    }
+    told = {"a": Phase.DONE, "b": Phase.FAILED, "c": Phase.DONE, "d": Phase.NOT_RUN, "long": Phase.RUNNING}
+    assert outcome.status == 130 and phases(outcome) == told
+    assert outcome.jobs["b"].message == "specdec fit: error: the data is wrong"
     assert [one.end for one in JobFolder(study, "a").attempts()] == ["killed", "done"]
-    assert len(runs("a")) == 2 and len(runs("c")) == 1 and set(outcome.not_run) == {"d"}
+    assert len(runs("a")) == 2 and len(runs("c")) == 1
     assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
-
-
-def test_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match="leave them or the address out"):
-        Ray(address="auto", cores=2)
-    with pytest.raises(ValueError, match="at_once of the SLURM engine must be above 0"):
-        Slurm(at_once=0)
-    assert last_line(OSError("one\ntwo\n")) == "two" and last_line(TimeoutError()) == "TimeoutError"
 
 
 @pytest.mark.slow
@@ -73,18 +58,19 @@ def test_jobs_are_submitted_and_ended(
     jobs, engine = [job("a", threads=2), job("b", "wait", go, needs=("a",))], Slurm(cluster="local", minutes=10)
     end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
     outcome = run(study, jobs, engine, launch=LAUNCH)
-    assert outcome.status == 143 and outcome.done == ("a",) and outcome.left == ("b",)
+    assert outcome.status == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
     assert not any(map(alive, pids(study, "b"))) and (study / "fits" / "b" / "saved").exists()
     go.touch()
     again = run(study, [*jobs, job("c", "fail")], engine, launch=LAUNCH)
-    assert again.done == ("a", "b") and again.failed == {"c": "specdec fit: error: the data is wrong"}
+    assert phases(again) == {"a": Phase.DONE, "b": Phase.DONE, "c": Phase.FAILED}
+    assert again.failures() == ["arm=c seed=0: fit: failed: specdec fit: error: the data is wrong"]
     assert [len(runs(key)) for key in "abc"] == [1, 2, 1]
 
 
 def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(ValueError, match="there is no sbatch here"):
-        Slurm().open(study, LAUNCH, 0)
+        Slurm().open(study, LAUNCH)
     for name, line in (
         ("srun", ""), ("scancel", f"touch {tmp_path}/cancelled"),
         ("sacct", f"echo 'JobID|State'; [ -e {tmp_path}/cancelled ] && echo '12|CANCELLED' || echo '12|RUNNING'"),
@@ -93,15 +79,14 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    slurm = Slurm(partition="gpu", minutes=60, gpus=1, at_once=1, more={"constraint": "h100"})
-    slurm.open(study, LAUNCH, 3)
-    one = job("a", threads=4, memory_bytes=10**9 + 1)
-    assert slurm.has_room(one)
+    slurm = Slurm(partition="gpu", minutes=60, gpus=1, more={"constraint": "h100", "mem": "2G"})
+    slurm.open(study, LAUNCH)
+    one = job("a", threads=4)
     slurm.start(one)
-    assert not slurm.has_room(one) and slurm.ended(0) == {}
+    assert slurm.ended(0) == {}
     words = (tmp_path / "batch").read_text().split()
     for word in (
-        "--job-name=specdec-a", "--cpus-per-task=4", "--gpus-per-node=1", "--mem=2GB", "--time=60", "--partition=gpu",
+        "--job-name=specdec-a", "--cpus-per-task=4", "--gpus-per-node=1", "--mem=2G", "--time=60", "--partition=gpu",
         "--constraint=h100", "--nodes=1", "--ntasks-per-node=1",
     ):  # fmt: skip
         assert word in words, words

@@ -92,7 +92,7 @@ def test_a_target_is_its_files_and_its_dtype(target_directory: Path, tmp_path: P
 def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its commit, whether the checkout has changes, the libraries' versions, and modules of the user's own."""
     versions = dict.fromkeys(keys.LIBRARIES, "1")
-    found = {"git_commit": "a", "git_dirty": False, "versions": versions}
+    found = {"git_commit": "a", "git_dirty": False, "python": "3", "versions": versions}
 
     def of(**changes: Any) -> str:
         keys.code.cache_clear()

@@ -45,7 +45,7 @@ def study(target_directory: Path, text_file: Path, tmp_path_factory: pytest.Temp
         assert main(["fit", "--config", str(directory / "fit.yaml"), "--out", str(directory / "fits" / "f")]) == 0
         given = ["--config", str(evaluate), "--drafter", drafter, "--out", str(directory / "measures" / "e")]
         assert main(["evaluate", *given]) == 0
-    arm = {"name": "only", "levels": {"a": "0"}, "is_baseline": True, "differences": [], "trained_parameters": None,
+    arm = {"name": "only", "levels": {"a": "0"}, "is_baseline": True, "differences": [], "trained_parameters": 1000,
            "trained_depth": 2, "tokens": None,
            "runs": [{"seed": 5, "fit": "f", "evaluate": "e", "drift": None, "robustness": None}]}  # fmt: skip
     plan = {"version": 2, "name": "real", "design": "grid", "axes": {"a": ["0"]}, "baseline": {"a": "0"}, "seeds": [5],
@@ -70,7 +70,7 @@ def test_the_same_arm_is_equal_to_the_last_bit(study: Path, tmp_path: Path, caps
     assert "losses: equal, 8 of 8, bit by bit" in told
     record = json.loads((tmp_path / "again" / "reproduction.json").read_text())
     assert [(check["what"], check["equal"]) for check in record["checks"]] == [
-        ("losses", True), ("weights", True), ("accepted drafts, chain of 3", True),
+        ("losses", True), ("weights", True), ("prompts", True), ("accepted drafts, chain of 3", True),
     ]  # fmt: skip
     assert reproduce(study / "card", tmp_path / "again") == 2
     assert "never overwritten" in capsys.readouterr().err

@@ -9,9 +9,9 @@ import pytest
 
 from specdec.diagnostics.drift_measure import sums_of
 from specdec.evaluation.metrics import summary
+from specdec.studies.card import statements
 from specdec.studies.record import read_record
 from specdec.studies.results import results
-from specdec.studies.statements import statements
 from specdec.studies.statistics import distinct, holm
 from tests.studies.made import SHAPES, lose, make_study
 
@@ -20,7 +20,7 @@ TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"  # th
 
 
 def all_of(directory: Path) -> dict[str, Any]:
-    return results(read_record(directory), 0.1)
+    return results(read_record(directory))
 
 
 def arms_of(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -114,7 +114,6 @@ def test_differences_are_paired_and_corrected_together(found: dict[str, Any]) ->
     better, same = rows[SYSTEM, "norm=on K=1"], rows[SYSTEM, "norm=off K=4"]
     assert better["verdict"] == "higher" and same["verdict"] == "not told apart"
     assert better["low"] < 0.26 < better["high"]  # a third of what is kept without
-    assert set(rows[LENGTH, "norm=on K=1"]["prompts_needed"]) == {"3", "5", "10"}
     for family in ("acceptance length", "drift", "robustness"):
         own = distinct([row for row in found["comparisons"] if row["family"] == family])
         assert [each[0]["p_holm"] for each in own] == holm([each[0]["p_value"] for each in own])
@@ -169,7 +168,7 @@ def test_what_an_arm_lacks_leaves_the_others_compared(tmp_path: Path) -> None:
 def test_every_find_has_its_sentence_and_the_rest_are_counted(study: Path) -> None:
     found = all_of(study)
     effects = [row for row in found["effects"] if row["family"] != "acceptance length"]
-    row = next(row for row in effects if row["kind"] == "interaction" and row["verdict"] == "not told apart")
+    row = next(row for row in effects if " x " in row["effect"] and row["verdict"] == "not told apart")
     row["verdict"] = "lower"  # a find of the other kind
     finds = [row for row in effects if row["verdict"] != "not told apart"]
     said = statements(found)[3 * len(SHAPES) :]
