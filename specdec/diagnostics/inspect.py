@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.data import ChatData, Document, TokenData
 from specdec.data.chat import MaskError
-from specdec.diagnostics.report import ReportTable, print_report
+from specdec.evaluation.style import ReportTable, print_report
 from specdec.target import TargetSource
 from specdec.utils.command import parse, short, target_shorthand
 from specdec.utils.config import compose

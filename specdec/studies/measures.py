@@ -18,7 +18,7 @@ from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.data import held_out_prompts
-from specdec.evaluation.baselines import parse_baseline
+from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.studies.arms import Arm, argument
 from specdec.studies.keys import target_contents

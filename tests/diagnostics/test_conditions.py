@@ -9,20 +9,17 @@ import torch
 from specdec.decoding import Chain, Sampling, SpeculativeDecoder
 from specdec.diagnostics.conditions import (
     CONDITIONS,
-    CleanRun,
-    Condition,
-    first_words,
-    parse_conditions,
-    with_first_words,
-)
-from specdec.diagnostics.disturbances import (
     EMBEDDING,
     HIDDEN,
     LANGUAGES,
     SYSTEM_PROMPTS,
+    CleanRun,
+    Condition,
     NoisyDrafter,
     blurred,
     gaussian,
+    parse_conditions,
+    with_first_words,
 )
 from specdec.diagnostics.robustness import CLEAN, SAME, plan
 from specdec.evaluation.prompts import Prompt
@@ -151,10 +148,10 @@ def test_the_clean_run(chat: ChatPair, tmp_path: Path) -> None:
 
 
 def test_the_first_words_are_found_and_replaced() -> None:
-    assert [first_words(prompt) for prompt in (RAW, CHAT, OWN)] == ["the grass is", QUESTION, "fine"]
-    for prompt in (RAW, CHAT, OWN):
-        other = with_first_words(prompt, "else")
-        assert first_words(other) == "else" and with_first_words(other, first_words(prompt)) == prompt
+    for prompt, words in ((RAW, "the grass is"), (CHAT, QUESTION), (OWN, "fine")):
+        other = with_first_words(prompt, lambda found: f"else, {found}")
+        assert other != prompt and with_first_words(other, lambda found: found.removeprefix("else, ")) == prompt
+        with_first_words(other, lambda found, words=words: str(found == f"else, {words}" or pytest.fail(found)))
 
 
 def test_names_lead_back_to_the_conditions() -> None:
