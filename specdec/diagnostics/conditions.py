@@ -38,8 +38,6 @@ class CleanRun:
     Args:
         max_new_tokens: of every answer.
         nodes: of the largest draft tree, the root included.
-        system: of all conversations.
-        thinking: the chat template's ``enable_thinking``; None leaves it to the template.
         filler: a file whose text contexts are filled with; by default the standard library's sources that the embedded
             target did not train on.
 
@@ -48,23 +46,10 @@ class CleanRun:
     """
 
     def __init__(
-        self,
-        target: Target,
-        prompts: Sequence[Prompt],
-        max_new_tokens: int,
-        nodes: int,
-        *,
-        system: str | None = None,
-        thinking: bool | None = None,
-        filler: str | None = None,
+        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int, filler: str | None = None
     ) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
-        self.system, self.thinking = system, thinking
         self._filler = None if filler is None else [read_text(Path(filler))]
-
-    def usual(self, prompt: Prompt) -> "Asked":
-        """How a prompt is asked clean."""
-        return Asked(prompt, self.target.tokenizer, self.system, self.thinking)
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """What the target is asked first, or why that cannot be decoded."""
@@ -73,7 +58,7 @@ class CleanRun:
     @cached_property
     def asked(self) -> dict[str, list[int] | Skipped | None]:
         """What the target is asked first, by the prompt's id, or why it cannot be."""
-        return {one.prompt_id: self.first_ids(PromptConversation(*self.usual(one))) for one in self.prompts}
+        return {one.prompt_id: self.first_ids(PromptConversation(one, self.target.tokenizer)) for one in self.prompts}
 
     @cached_property
     def documents(self) -> Sequence[str]:
@@ -93,7 +78,7 @@ class CleanRun:
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
 
-class Asked(NamedTuple):
+class ConversationParts(NamedTuple):
     """What a :class:`PromptConversation` is made of."""
 
     prompt: Prompt
@@ -135,40 +120,36 @@ class OtherTokenizer:
         return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
 
 
-def no_bos(one: Asked, value: None, clean: CleanRun) -> Asked:
+def no_bos(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
     """Without the start token (https://arxiv.org/abs/2605.09992)."""
     return one._replace(tokenizer=OtherTokenizer(one.tokenizer, bos=False))
 
 
-def no_template(one: Asked, value: None, clean: CleanRun) -> Asked:
+def no_template(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
     """The messages' contents alone."""
-    return _templated(one, OtherTokenizer(one.tokenizer, template=""))
+    return _templated(one, "")
 
 
-def bare(one: Asked, value: None, clean: CleanRun) -> Asked:
-    """The same without the start token."""
-    return _templated(one, OtherTokenizer(one.tokenizer, bos=False, template=""))
-
-
-def template(one: Asked, family: str, clean: CleanRun) -> Asked:
+def template(one: ConversationParts, family: str, clean: CleanRun) -> ConversationParts:
     """Another family's chat template."""
-    return _templated(one, OtherTokenizer(one.tokenizer, template=FAMILIES[family]))
+    return _templated(one, FAMILIES[family])
 
 
-def _templated(one: Asked, tokenizer: OtherTokenizer) -> Asked:
-    return one if one.prompt.text is not None else one._replace(tokenizer=tokenizer, thinking=None)
+def _templated(one: ConversationParts, jinja: str) -> ConversationParts:
+    raw = one.prompt.text is not None
+    return one if raw else one._replace(tokenizer=OtherTokenizer(one.tokenizer, template=jinja))
 
 
-def no_system(one: Asked, value: None, clean: CleanRun) -> Asked:
-    """Without a system prompt, the prompt's own included; what a template adds by itself stays."""
+def no_system(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+    """Without the prompt's own system prompt; what a template adds by itself stays."""
     own = one.prompt.messages
     if own is None:
-        return one._replace(system=None)
+        return one
     kept = [message for message in own if message["role"] not in ("system", "developer")]
-    return one._replace(prompt=one.prompt._replace(messages=kept), system=None)
+    return one._replace(prompt=one.prompt._replace(messages=kept))
 
 
-def system(one: Asked, name: str, clean: CleanRun) -> Asked:
+def system(one: ConversationParts, name: str, clean: CleanRun) -> ConversationParts:
     """Another system prompt; raw text, which has no place for one, has it in front."""
     text = SYSTEM_PROMPTS[name]
     if one.prompt.text is not None:
@@ -176,17 +157,17 @@ def system(one: Asked, name: str, clean: CleanRun) -> Asked:
     return no_system(one, None, clean)._replace(system=text)
 
 
-def language(one: Asked, code: str, clean: CleanRun) -> Asked:
+def language(one: ConversationParts, code: str, clean: CleanRun) -> ConversationParts:
     """An instruction to answer in a language, in that language."""
     return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}"))
 
 
-def thinking(one: Asked, on: bool, clean: CleanRun) -> Asked:
+def thinking(one: ConversationParts, on: bool, clean: CleanRun) -> ConversationParts:
     """The template's ``enable_thinking``."""
     return one if one.prompt.text is not None else one._replace(thinking=on)
 
 
-def context(one: Asked, tokens: int, clean: CleanRun) -> Asked:
+def context(one: ConversationParts, tokens: int, clean: CleanRun) -> ConversationParts:
     """Unrelated text first, that does not hold the prompt."""
     filled = with_first_words(one.prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
     return one._replace(prompt=filled)
@@ -211,7 +192,7 @@ class ConditionKind(NamedTuple):
     """Under which they stand in figures."""
     label: str
     """What tables call them."""
-    change: Callable[[Asked, Any, CleanRun], Asked] | None
+    change: Callable[[ConversationParts, Any, CleanRun], ConversationParts] | None
     """What is asked instead of the usual, by the parameter's value; ValueError where a prompt cannot be asked so."""
     parameter: str = ""
     values: tuple[Any, ...] = (None,)
@@ -225,7 +206,6 @@ NOISE = "noise on the drafter's input"
 CONDITIONS = {
     "no_bos": ConditionKind("template", "no BOS", no_bos),
     "no_template": ConditionKind("template", "no template", no_template),
-    "bare": ConditionKind("template", "no template, no BOS", bare),
     "template": ConditionKind("template", "template of {value}", template, "family", tuple(FAMILIES)),
     "no_system": ConditionKind("system prompt", "no system prompt", no_system),
     "system": ConditionKind("system prompt", "system prompt: {value}", system, "text", tuple(SYSTEM_PROMPTS)),
@@ -277,7 +257,7 @@ class Condition:
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        usual = clean.usual(prompt)
+        usual = ConversationParts(prompt, clean.target.tokenizer)
         return PromptConversation(*(self.of.change(usual, self.value, clean) if self.of.change else usual))
 
     def sampling(self, sampling: Sampling) -> Sampling:

@@ -106,7 +106,7 @@ def explain(config: ExplainConfig) -> int:
         told = {
             "version": 1,
             "depth": depth,
-            **waterfall(levels, depth),
+            **waterfall(levels),
             "prompts": [text.prompt_id for text in texts],
             "skipped": [one._asdict() for one in skipped],
             **context,
@@ -228,7 +228,7 @@ def observed(
     return [found[number] for number in range(len(prompts))]
 
 
-def waterfall(levels: Levels, depth: int) -> dict[str, Any]:
+def waterfall(levels: Levels) -> dict[str, Any]:
     """Levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
 
     Args:
@@ -245,7 +245,7 @@ def waterfall(levels: Levels, depth: int) -> dict[str, Any]:
     alike = [pair for pair in zip(own, decoded, strict=True) if len(pair[0]) == len(pair[1])]
 
     return {
-        "levels": [_level(name, accepted, depth) for name, accepted in levels.items()],
+        "levels": [_level(name, accepted) for name, accepted in levels.items()],
         "bars": [
             {"from": upper, "to": lower, "loss": _less(levels[upper], levels[lower])}
             for upper, lower in itertools.pairwise(DOWN)
@@ -259,14 +259,13 @@ def waterfall(levels: Levels, depth: int) -> dict[str, Any]:
     }
 
 
-def _level(name: str, accepted: list[list[int]], depth: int) -> dict[str, Any]:
-    every, length = np.array([count for own in accepted for count in own]), measured(_sums(accepted))
+def _level(name: str, accepted: list[list[int]]) -> dict[str, Any]:
+    length = measured(_sums(accepted))
     if length["mean"] is None:
         raise ValueError(f"{name}: no target pass to measure: give prompts with longer answers")
     return {
         "name": name,
         "acceptance_length": length,
-        "joint": [float((every >= k).mean()) for k in range(1, depth + 1)],
         "committed": [sum(own) + len(own) for own in accepted],
         "passes": [len(own) for own in accepted],
     }
@@ -288,18 +287,15 @@ def _less(upper: list[list[int]], lower: list[list[int]]) -> Measured:
 
 
 def report_tables(told: dict[str, Any]) -> list[ReportTable]:
-    """Levels with what was lost to each, the share of passes that accept at least k drafts, and prompts left out."""
+    """Levels with what was lost to each, and prompts left out."""
     losses = {bar["to"]: bar["loss"] for bar in told["bars"]}
-    levels, joint = [], []
+    levels = []
     for one in told["levels"]:
         title, meaning = SAYS[one["name"]]
         levels.append([title, _figure(one["acceptance_length"]), _figure(losses.get(one["name"])), meaning])
-        joint.append([title, *(f"{share:.3f}" for share in one["joint"])])
     skipped = [[one["prompt_id"], one["reason"]] for one in told["skipped"]]
-    depths = [str(k) for k in range(1, told["depth"] + 1)]
     return [
         ReportTable(f"Chains of {told['depth']}", ["Level", "Acceptance length", "Loss", "What it means"], levels),
-        ReportTable("Share of passes that accept at least k drafts", ["Level", *depths], joint),
         ReportTable("Prompts left out", ["Prompt", "Reason"], skipped, left=2),
     ]
 

@@ -61,8 +61,6 @@ class RobustnessConfig(MeasurementConfig):
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.
-        system: system prompt of all conversations, the clean ones too.
-        thinking: the chat template's enable_thinking, in the clean run too.
         filler: a file of text that contexts are filled with; by default the standard library's sources.
         seed: of noise and temperatures.
         batch_size: sequences decoded side by side; fewer where texts are long.
@@ -71,8 +69,6 @@ class RobustnessConfig(MeasurementConfig):
     drafter: str
     conditions: list[str] = field(default_factory=list)
     shape: str = "chain:depth=5"
-    system: str | None = None
-    thinking: bool | None = None
     filler: str | None = None
     seed: int = 0
     batch_size: int = 8
@@ -94,10 +90,7 @@ def robustness(config: RobustnessConfig) -> None:
     prompts = config.load_prompts()
     filler_sha256 = sha256(config.filler) if config.filler else None
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    clean = CleanRun(
-        pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1,
-        system=config.system, thinking=config.thinking, filler=config.filler,
-    )  # fmt: skip
+    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1, config.filler)
     context = config.context(pair.target, prompts)
     context["drafter"] = drafter_facts(config.drafter, pair)
     context["settings"] |= {"shape_config": shape.describe(), "filler_sha256": filler_sha256}

@@ -66,7 +66,7 @@ def explained(
 
 def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
     """Acceptance lengths, losses and the check."""
-    told = waterfall(levels, DEPTH)
+    told = waterfall(levels)
     lengths = {one["name"]: one["acceptance_length"]["mean"] for one in told["levels"]}
     return lengths, {bar["to"]: bar["loss"]["mean"] for bar in told["bars"]}, told["check"]
 

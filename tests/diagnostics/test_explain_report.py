@@ -23,7 +23,7 @@ COUNTS = st.lists(st.integers(0, DEPTH), min_size=1, max_size=6)
 
 
 def told(down: list[list[list[int]]], observed: list[list[int]]) -> dict[str, Any]:
-    return waterfall(dict(zip(DOWN, down, strict=True)) | {OBSERVED: observed}, DEPTH)
+    return waterfall(dict(zip(DOWN, down, strict=True)) | {OBSERVED: observed})
 
 
 def clustered(prompts: int, rates: tuple[float, ...]) -> list[list[list[int]]]:

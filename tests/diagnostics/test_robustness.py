@@ -23,7 +23,7 @@ from tests.evaluation.made import answer, clustered
 CLEAN: Counts = {"a": (30, 10), "b": (20, 10), "c": (7, 1)}
 PROMPTS = [CHAT, RAW, OWN]
 EVERY = [
-    "no_bos", "no_template", "bare", "template:family=gemma", "no_system", "system:text=short", "language:code=zh",
+    "no_bos", "no_template", "template:family=gemma", "no_system", "system:text=short", "language:code=zh",
     "thinking:on=false", "context:tokens=60", "temperature:value=1.0", "noise_hidden:alpha=1.0",
     "noise_embedding:alpha=1.0",
 ]  # fmt: skip
@@ -171,7 +171,6 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         (["--seed", "-1"], "seed"),
         (["--filler", "nowhere.txt"], "nowhere.txt"),
         (["--max_new_tokens", "999"], "positions"),
-        (["--system", "Be brief."], "raw text takes no system prompt"),
     ],
 )
 def test_wrong_input_leaves_nothing(

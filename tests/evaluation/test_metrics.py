@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from specdec.evaluation import metrics
 from specdec.evaluation.answers import Answer
@@ -48,6 +48,7 @@ def test_passes_without_a_draft_count() -> None:
     assert computed("draft_acceptance_rate", [*nothing_drafted, answer("b", (1,))]) == (1 / 3, None, None)
 
 
+@settings(deadline=None)
 @given(answer_lists())
 def test_identities(found: list[Answer]) -> None:
     """Acceptance length is 1 + Σ joint; joint is the product of the conditionals; positions are what they say."""
@@ -65,6 +66,7 @@ def test_identities(found: list[Answer]) -> None:
         assert math.isclose(product, together, rel_tol=1e-12)
 
 
+@settings(deadline=None)
 @given(answer_lists())
 def test_the_interval_is_within_the_prompts_own_means(found: list[Answer]) -> None:
     interval = computed("acceptance_length", found)
