@@ -11,8 +11,7 @@ from rich.console import Console
 
 from specdec.embedded.build import EmbeddedConfig, embedded_target, native_precision, read_record
 from specdec.embedded.data import held_out_prompts
-from specdec.evaluation.report import print_results
-from specdec.evaluation.run import FILES, EvaluationConfig, evaluate
+from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.target import TargetSource
 from specdec.utils.config import runs_folder

@@ -1,31 +1,35 @@
 """Conditions that acceptance is measured under: other templates, prompts, contexts, temperatures, and noise.
 
 What a condition does to the text, target and drafter both see; noise is on the drafter's input alone. A condition has a
-name, one of :data:`CONDITIONS`, and at most one parameter; :meth:`Condition.conversation` says what each does.
+name, one of :data:`CONDITIONS`, and at most one parameter. Its texts stand in ``disturbances.yaml``.
+
+Legend: B sequences, T nodes, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+import yaml
+from torch import Tensor, nn
+
 from specdec.data.rows import read_text
 from specdec.decoding import Sampling
-from specdec.diagnostics.disturbances import (
-    EMBEDDING,
-    FAMILIES,
-    HIDDEN,
-    LANGUAGES,
-    SYSTEM_PROMPTS,
-    NoisyDrafter,
-    OtherTokenizer,
-)
-from specdec.drafter import Drafter
+from specdec.decoding.noise import coins
+from specdec.drafter import Drafter, Step
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import corpus
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, next_ids
+from specdec.nn.view import View
 from specdec.target import Target
+
+SYSTEM_PROMPTS, LANGUAGES, FAMILIES = yaml.safe_load(
+    Path(__file__).with_name("disturbances.yaml").read_text(encoding="utf-8")
+).values()
+FILLER_CHARACTERS = 32  # of text for every token of filler, more than any tokenizer leaves over
 
 
 class CleanRun:
@@ -34,8 +38,6 @@ class CleanRun:
     Args:
         max_new_tokens: of every answer.
         nodes: of the largest draft tree, the root included.
-        system: of all conversations.
-        thinking: the chat template's ``enable_thinking``; None leaves it to the template.
         filler: a file whose text contexts are filled with; by default the standard library's sources that the embedded
             target did not train on.
 
@@ -44,20 +46,10 @@ class CleanRun:
     """
 
     def __init__(
-        self,
-        target: Target,
-        prompts: Sequence[Prompt],
-        max_new_tokens: int,
-        nodes: int,
-        *,
-        system: str | None = None,
-        thinking: bool | None = None,
-        filler: str | None = None,
+        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int, filler: str | None = None
     ) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
-        self.usual = {"tokenizer": target.tokenizer, "system": system, "thinking": thinking}
         self._filler = None if filler is None else [read_text(Path(filler))]
-        self._encoded = lru_cache(maxsize=4)(self._encode)
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """What the target is asked first, or why that cannot be decoded."""
@@ -66,7 +58,7 @@ class CleanRun:
     @cached_property
     def asked(self) -> dict[str, list[int] | Skipped | None]:
         """What the target is asked first, by the prompt's id, or why it cannot be."""
-        return {one.prompt_id: self.first_ids(PromptConversation(one, **self.usual)) for one in self.prompts}
+        return {one.prompt_id: self.first_ids(PromptConversation(one, self.target.tokenizer)) for one in self.prompts}
 
     @cached_property
     def documents(self) -> Sequence[str]:
@@ -79,15 +71,118 @@ class CleanRun:
         Raises:
             ValueError: they have fewer.
         """
-        whole = "\n\n".join(text for text in self.documents if without not in text)
-        for some in (whole[: 16 * tokens], whole):  # more text than so many tokens take, as a rule
-            if len(ids := self._encoded(some)) >= tokens:
-                text = self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)
-                return str(text).rstrip("\ufffd")
-        raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
+        text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
+        ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        if len(ids) < tokens:
+            raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
+        return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+class ConversationParts(NamedTuple):
+    """What a :class:`PromptConversation` is made of."""
+
+    prompt: Prompt
+    tokenizer: Any
+    system: str | None = None
+    thinking: bool | None = None
+
+
+class OtherTokenizer:
+    """The target's tokenizer, but for how it writes a conversation.
+
+    Args:
+        bos: False leaves out the start token wherever a text begins with it.
+        template: another chat template, in Jinja, behind the start token if the target's own writes one; the empty
+            string for the messages' contents alone, with a blank line between them.
+    """
+
+    def __init__(self, inner: Any, bos: bool = True, template: str | None = None) -> None:
+        self.inner, self.bos, self.template, self.chat_template = inner, bos, template, inner.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ids = list(self.inner.encode(text, add_special_tokens=add_special_tokens))
+        return ids[1:] if not self.bos and ids and ids[0] == self.inner.bos_token_id else ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        return str(self.inner.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **how: Any) -> str:
+        """A conversation as text."""
+        rendered = str(self.inner.apply_chat_template(messages, **how))
+        if self.template is None:
+            return rendered
+        bos = self.inner.bos_token
+        begin = str(bos) if bos and rendered.startswith(bos) else ""
+        if not self.template:
+            return begin + "\n\n".join(message["content"] for message in messages)
+        return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
+
+
+def no_bos(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+    """Without the start token (https://arxiv.org/abs/2605.09992)."""
+    return one._replace(tokenizer=OtherTokenizer(one.tokenizer, bos=False))
+
+
+def no_template(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+    """The messages' contents alone."""
+    return _templated(one, "")
+
+
+def template(one: ConversationParts, family: str, clean: CleanRun) -> ConversationParts:
+    """Another family's chat template."""
+    return _templated(one, FAMILIES[family])
+
+
+def _templated(one: ConversationParts, jinja: str) -> ConversationParts:
+    raw = one.prompt.text is not None
+    return one if raw else one._replace(tokenizer=OtherTokenizer(one.tokenizer, template=jinja))
+
+
+def no_system(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+    """Without the prompt's own system prompt; what a template adds by itself stays."""
+    own = one.prompt.messages
+    if own is None:
+        return one
+    kept = [message for message in own if message["role"] not in ("system", "developer")]
+    return one._replace(prompt=one.prompt._replace(messages=kept))
+
+
+def system(one: ConversationParts, name: str, clean: CleanRun) -> ConversationParts:
+    """Another system prompt; raw text, which has no place for one, has it in front."""
+    text = SYSTEM_PROMPTS[name]
+    if one.prompt.text is not None:
+        return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{text}\n\n{words}"))
+    return no_system(one, None, clean)._replace(system=text)
+
+
+def language(one: ConversationParts, code: str, clean: CleanRun) -> ConversationParts:
+    """An instruction to answer in a language, in that language."""
+    return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}"))
+
+
+def thinking(one: ConversationParts, on: bool, clean: CleanRun) -> ConversationParts:
+    """The template's ``enable_thinking``."""
+    return one if one.prompt.text is not None else one._replace(thinking=on)
+
+
+def context(one: ConversationParts, tokens: int, clean: CleanRun) -> ConversationParts:
+    """Unrelated text first, that does not hold the prompt."""
+    filled = with_first_words(one.prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
+    return one._replace(prompt=filled)
+
+
+def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
+    """The same prompt with other words of what the user says first, or of the raw text."""
+    if prompt.text is not None:
+        return prompt._replace(text=change(prompt.text))
+    if prompt.turns is not None:
+        return prompt._replace(turns=[change(prompt.turns[0]), *prompt.turns[1:]])
+    messages = [dict(message) for message in prompt.messages or []]
+    for message in [one for one in messages if one["role"] == "user"][:1]:
+        message["content"] = change(message["content"])
+    return prompt._replace(messages=messages)
 
 
 class ConditionKind(NamedTuple):
@@ -97,6 +192,8 @@ class ConditionKind(NamedTuple):
     """Under which they stand in figures."""
     label: str
     """What tables call them."""
+    change: Callable[[ConversationParts, Any, CleanRun], ConversationParts] | None
+    """What is asked instead of the usual, by the parameter's value; ValueError where a prompt cannot be asked so."""
     parameter: str = ""
     values: tuple[Any, ...] = (None,)
     """Those that are measured where none is named; all that there are, unless it is a number."""
@@ -107,20 +204,19 @@ class ConditionKind(NamedTuple):
 
 NOISE = "noise on the drafter's input"
 CONDITIONS = {
-    "no_bos": ConditionKind("template", "no BOS"),
-    "no_template": ConditionKind("template", "no template"),
-    "bare": ConditionKind("template", "no template, no BOS"),
-    "template": ConditionKind("template", "template of {value}", "family", tuple(FAMILIES)),
-    "no_system": ConditionKind("system prompt", "no system prompt"),
-    "system": ConditionKind("system prompt", "system prompt: {value}", "text", tuple(SYSTEM_PROMPTS)),
-    "language": ConditionKind("language", "instruction in {value}", "code", tuple(LANGUAGES)),
-    "thinking": ConditionKind("thinking", "enable_thinking={value}", "on", (True, False)),
+    "no_bos": ConditionKind("template", "no BOS", no_bos),
+    "no_template": ConditionKind("template", "no template", no_template),
+    "template": ConditionKind("template", "template of {value}", template, "family", tuple(FAMILIES)),
+    "no_system": ConditionKind("system prompt", "no system prompt", no_system),
+    "system": ConditionKind("system prompt", "system prompt: {value}", system, "text", tuple(SYSTEM_PROMPTS)),
+    "language": ConditionKind("language", "instruction in {value}", language, "code", tuple(LANGUAGES)),
+    "thinking": ConditionKind("thinking", "enable_thinking={value}", thinking, "on", (True, False)),
     "context": ConditionKind(
-        "context", "{value:,} tokens of context", "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1
+        "context", "{value:,} tokens of context", context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1
     ),
-    "temperature": ConditionKind("temperature", "temperature {value:g}", "value", (0.6, 1.0), float, 0.01),
-    "noise_hidden": ConditionKind(NOISE, "hidden + {value:g} RMS", "alpha", (0.1, 0.5, 1.0), float),
-    "noise_embedding": ConditionKind(NOISE, "embedding + {value:g} RMS", "alpha", (0.1, 0.5, 1.0), float),
+    "temperature": ConditionKind("temperature", "temperature {value:g}", None, "value", (0.6, 1.0), float, 0.01),
+    "noise_hidden": ConditionKind(NOISE, "hidden + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
+    "noise_embedding": ConditionKind(NOISE, "embedding + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
 }
 """By their names on the command line, in the order of tables and figures."""
 
@@ -147,7 +243,7 @@ class Condition:
     @property
     def of(self) -> ConditionKind:
         """What it has in common with others of its name."""
-        return CONDITIONS.get(self.kind, ConditionKind("clean", "clean"))
+        return CONDITIONS.get(self.kind, ConditionKind("clean", "clean", None))
 
     @property
     def name(self) -> str:
@@ -159,37 +255,10 @@ class Condition:
         """For tables and figures."""
         return self.of.label.format(value=self.value)
 
-    @property
-    def rewrites(self) -> bool:
-        """Whether it changes what is asked: a prompt left as it was is not counted then."""
-        return self.of.group not in ("clean", "temperature", NOISE)
-
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        raw, how, tokenizer = prompt.text is not None, dict(clean.usual), clean.target.tokenizer
-        match self.kind:
-            case "no_bos":  # https://arxiv.org/abs/2605.09992
-                how["tokenizer"] = OtherTokenizer(tokenizer, bos=False)
-            case "no_template" | "bare" if not raw:  # the messages' contents alone
-                bos = self.kind == "no_template"
-                how |= {"tokenizer": OtherTokenizer(tokenizer, bos=bos, template=""), "thinking": None}
-            case "template" if not raw:
-                how |= {"tokenizer": OtherTokenizer(tokenizer, template=FAMILIES[self.value]), "thinking": None}
-            case "no_system":
-                prompt, how["system"] = without_system(prompt), None
-            case "system" if raw:  # which has no place for one
-                prompt = prompt._replace(text=f"{SYSTEM_PROMPTS[self.value]}\n\n{prompt.text}")
-            case "system":
-                prompt, how["system"] = without_system(prompt), SYSTEM_PROMPTS[self.value]
-            case "language":
-                prompt = with_first_words(prompt, f"{LANGUAGES[self.value]}\n\n{first_words(prompt)}")
-            case "thinking" if not raw:
-                how["thinking"] = self.value
-            case "context":  # of text that does not hold the prompt
-                words = first_words(prompt)
-                filler = clean.filler(self.value, without=words.strip())
-                prompt = with_first_words(prompt, f"{filler}\n\n{words}")
-        return PromptConversation(prompt, **how)
+        usual = ConversationParts(prompt, clean.target.tokenizer)
+        return PromptConversation(*(self.of.change(usual, self.value, clean) if self.of.change else usual))
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """How tokens are drawn; drafts stay the drafter's most likely."""
@@ -238,28 +307,46 @@ def _spelled(value: object) -> str:
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value).lower()
 
 
-def without_system(prompt: Prompt) -> Prompt:
-    """The same prompt without its own system messages; what a template adds by itself stays."""
-    own = [one for one in prompt.messages or [] if one["role"] not in ("system", "developer")]
-    return prompt if prompt.messages is None else prompt._replace(messages=own)
+HIDDEN, EMBEDDING = 11, 12  # streams of noise of their own beside decoding's
 
 
-def first_words(prompt: Prompt) -> str:
-    """What the user says first, or the raw text."""
-    if prompt.text is not None:
-        return prompt.text
-    if prompt.turns is not None:
-        return prompt.turns[0]
-    return next((message["content"] for message in prompt.messages or [] if message["role"] == "user"), "")
+def gaussian(seed: int, ids_BT: Tensor, place_BT: Tensor, stream: int, width: int) -> Tensor:
+    """Standard normal numbers, float64 (B, T, width), that depend on seed, token and place alone.
+
+    Neither the batch matters nor which pass comes to a place; texts that have the same token at a place share it.
+    """
+    seeds_N = (ids_BT + (seed << 32)).flatten()
+    uniform_N1H = coins(seeds_N, place_BT.flatten()[:, None], stream, width).double() + 2**-25
+    return torch.special.ndtri(uniform_N1H).view(*ids_BT.shape, width)
 
 
-def with_first_words(prompt: Prompt, text: str) -> Prompt:
-    """The same prompt with other words of what :func:`first_words` gives."""
-    if prompt.text is not None:
-        return prompt._replace(text=text)
-    if prompt.turns is not None:
-        return prompt._replace(turns=[text, *prompt.turns[1:]])
-    messages = [dict(message) for message in prompt.messages or []]
-    for message in [one for one in messages if one["role"] == "user"][:1]:
-        message["content"] = text
-    return prompt._replace(messages=messages)
+def blurred(x_BTH: Tensor, alpha: float, z_BTH: Tensor) -> Tensor:
+    """``x + alpha rms(x) z`` with each token's own RMS, in the dtype of x (https://arxiv.org/abs/2605.09992)."""
+    rms_BT1 = x_BTH.double().square().mean(-1, keepdim=True).sqrt()
+    return x_BTH + (alpha * rms_BT1 * z_BTH).to(x_BTH.dtype)
+
+
+class NoisyDrafter(Drafter):
+    """A drafter with all parts and weights of another, whose input is noisy. Inference only.
+
+    Args:
+        stream: HIDDEN, for noise on every feature that enters a step: the fused states of committed tokens and, in
+            drafting, the recurrent state, before the norm and where the residual path starts; or EMBEDDING, for noise
+            on every token embedding, before its norm.
+    """
+
+    def __init__(self, drafter: Drafter, alpha: float, seed: int, stream: int) -> None:
+        nn.Module.__init__(self)
+        for name, part in drafter.named_children():
+            self.add_module(name, part)
+        self.config, self.alpha, self.seed, self.stream = drafter.config, alpha, seed, stream
+
+    def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
+        z_BTH = gaussian(self.seed, ids_BT, view.positions_BT, self.stream, self.config.hidden_size)
+        if self.stream == HIDDEN:
+            return super().step(ids_BT, blurred(h_BTH, self.alpha, z_BTH), view)
+        hook = self.embed_tokens.register_forward_hook(lambda _, __, e_BTH: blurred(e_BTH, self.alpha, z_BTH))
+        try:
+            return super().step(ids_BT, h_BTH, view)
+        finally:
+            hook.remove()

@@ -6,7 +6,7 @@ state back keeps both flat. What is measured stands in :mod:`specdec.diagnostics
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -25,18 +25,25 @@ from specdec.diagnostics.drift_measure import (
     measure,
     summary,
 )
-from specdec.diagnostics.report import ReportTable, measured, print_report, save_figure, shown, whiskers, write_report
-from specdec.drafter import Drafter, DrafterConfig
 from specdec.evaluation.callback import FixedPrompts, ValidationCallback, decoding_copy
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, labelled, load_pairs
 from specdec.evaluation.prompts import first_turns
-from specdec.evaluation.style import LINES, escape, style
-from specdec.training.callbacks import drafter_to_keep
+from specdec.evaluation.statistics import measured
+from specdec.evaluation.style import (
+    LINES,
+    ReportTable,
+    escape,
+    print_report,
+    save_figure,
+    shown,
+    style,
+    whiskers,
+    write_report,
+)
 from specdec.training.module import DrafterModule
 from specdec.utils.config import read_yaml
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 
 RESULT, REPORT, FIGURE = "drift.json", "report.md", "drift.png"
 
@@ -47,7 +54,6 @@ class DriftConfig(MeasurementConfig):
 
     Args:
         drafter: directories of drafters.
-        labels: names of the drafters; by default the ends of their directories.
         depths: draft steps; may exceed the trained ones.
         anchors: chains for each prompt, spread over its answer.
         sink_tokens: first positions of the text that count as the sink.
@@ -56,7 +62,6 @@ class DriftConfig(MeasurementConfig):
     """
 
     drafter: list[str]
-    labels: list[str] = field(default_factory=list)
     depths: int = 8
     anchors: int = 16
     sink_tokens: int = 1
@@ -67,14 +72,14 @@ class DriftConfig(MeasurementConfig):
 def drift(config: DriftConfig) -> None:
     """What a drafter attends to, how its recurrent state changes and how often it is right, draft step by draft step.
 
-    Of one drafter the results' directory has drift.json, of several every drafter's in a folder of its label; always
+    Of one drafter the results' directory has drift.json, of several every drafter's in a folder of its own; always
     report.md and drift.png.
 
     Example: specdec drift --target Qwen/Qwen3-4B --drafter runs/a/drafter runs/b/drafter --prompts mt_bench.jsonl
     """
     settings = DriftSettings(config.depths, config.anchors, config.sink_tokens, config.recent)
     settings.check_length(config.max_new_tokens)
-    names = labelled(config.drafter, config.labels)
+    names = labelled(config.drafter)
     trained = [depth_of_training(Path(directory), config.trained_depth) for directory in config.drafter]
     with staged_directory(config.place("drift")) as folder:
         prompts = config.load_prompts()
@@ -112,10 +117,10 @@ def _without_chain(asked: Sequence[str], found: Document) -> list[dict[str, str]
 
 
 def depth_of_training(directory: Path, given: int | None) -> int | None:
-    """``model.ttt_steps`` of the run that the drafter lies in, as ``specdec fit`` has written it; else what is given.
+    """``model.ttt_steps`` of the run that the drafter lies in, as ``specdec fit`` wrote it; else what is given.
 
     Raises:
-        ValueError: the run's config cannot be read or names no such number, or what is given is another one.
+        ValueError: what is given is below 1, or the run's config cannot be read.
     """
     if given is not None and given < 1:
         raise ValueError(f"trained_depth must be at least 1, not {given}")
@@ -125,9 +130,7 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
     times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}  # config.yaml, resumed config.1.yaml
     path = max(times, key=lambda one: int(times[one]) if times[one].isdigit() else 0)
     found = OmegaConf.select(read_yaml(str(path)), "model.ttt_steps")
-    if not isinstance(found, int) or given not in (None, found):
-        raise ValueError(f"{path}: model.ttt_steps is {found!r}, trained_depth {given}: mend one, or leave it out")
-    return found
+    return found if isinstance(found, int) else given
 
 
 def report_tables(found: Mapping[str, Document]) -> list[ReportTable]:
@@ -183,8 +186,7 @@ class AttentionDrift(ValidationCallback):
     """Measures what ``specdec drift`` measures whenever the drafter is validated, and logs the summary's means.
 
     Logged are ``drift/state_rms_growth``, ``drift/sink_mass_first``, ``drift/sink_mass_last`` and the other figures of
-    :func:`drift_figures`. When training ends, ``drift.json`` and ``drift.png`` of the drafter that is kept are written
-    into the run directory. Weights, gradients, modes and random state of the training are left alone; several processes
+    :func:`drift_figures`. Weights, gradients, modes and random state of the training are left alone; several processes
     share the prompts.
 
     Args:
@@ -193,7 +195,7 @@ class AttentionDrift(ValidationCallback):
         max_new_tokens: tokens of the target's answers, which chains begin at places of.
         count: prompts at most.
         prompt_tokens: length of a prompt cut from plain text; a conversation is cut where its first answer begins.
-        every_n_validations: measure at every n-th validation of a fit; 0 measures at the end of training alone.
+        every_n_validations: measure at every n-th validation of a fit.
         depths, anchors, sink_tokens, recent: see :class:`DriftSettings`.
 
     Raises:
@@ -236,47 +238,22 @@ class AttentionDrift(ValidationCallback):
 
     def look(self, trainer: pl.Trainer, module: DrafterModule, asked: FixedPrompts) -> None:
         """Measure, and log the summary's means."""
-        assert module.drafter is not None
-        _, sums = self._measured(trainer, module, module.drafter)
-        series = dict(zip(SERIES, torch.stack(sums, 2).numpy(), strict=True))
+        series = dict(zip(SERIES, torch.stack(self._measured(trainer, module), 2).numpy(), strict=True))
         for one in drift_figures(self.settings.depths, module.ttt_steps):
             total = one.columns(series[one.series]).sum(0, keepdims=True)
             if (mean := measured(total, one.of)["mean"]) is not None:
                 module.log(f"drift/{one.name}", mean, sync_dist=True, batch_size=1)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure the drafter that is kept, and write what was found into the run directory."""
-        assert isinstance(pl_module, DrafterModule)
-        drafter = drafter_to_keep(trainer, pl_module)
-        if drafter is None or trainer.global_step == 0 or trainer.interrupted:
-            return
-        config, sums = self._measured(trainer, pl_module, drafter)
-        if not trainer.is_global_zero:
-            return
-        run, names = Path(trainer.default_root_dir), [name for name, _ in self.prepare(trainer, pl_module)]
-        one, label = document(names, sums, pl_module.ttt_steps, self.settings.depths), run.name or "drafter"
-        plot_drift({label: one}, run / FIGURE)
-        facts = {
-            "drafter": {"label": label, "directory": str(run / "drafter"), **config.to_json()},
-            "summary": summary(one),
-            "skipped": _without_chain(names, one),
-            "target": dict(pl_module.target.identity),
-            "settings": {**vars(self.settings), "max_new_tokens": self.max_new_tokens, "steps": trainer.global_step},
-            "provenance": provenance(),
-        }
-        write_json(run / RESULT, {**one, **facts})
-
-    def _measured(
-        self, trainer: pl.Trainer, module: DrafterModule, drafter: Drafter
-    ) -> tuple[DrafterConfig, list[Tensor]]:
-        """The drafter's config and every prompt's sums, on every process; all have to ask."""
-        texts, copy = self._answered(trainer, module), decoding_copy(drafter, module.target).eval()
+    def _measured(self, trainer: pl.Trainer, module: DrafterModule) -> list[Tensor]:
+        """Every prompt's sums, on every process; all have to ask."""
+        assert module.drafter is not None
+        texts, copy = self._answered(trainer, module), decoding_copy(module.drafter, module.target).eval()
         own = {number: measure(module.target, copy, text, self.settings) for number, text in texts.items()}
         empty = torch.zeros(len(SERIES), self.settings.depths, 2, dtype=torch.float64)
         sums = torch.stack([own.get(number, empty) for number in range(len(self.prepare(trainer, module)))])
         if trainer.world_size > 1:  # a prompt is one process's, and zero on the others
             sums = trainer.strategy.reduce(sums.to(module.device), reduce_op="sum").cpu()
-        return copy.config, list(sums)
+        return list(sums)
 
     def _answered(self, trainer: pl.Trainer, module: DrafterModule) -> dict[int, AnsweredText]:
         """This process's share of the prompts by their numbers, with the target's answers, made once."""

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText
-from specdec.diagnostics.report import measured
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import Array, Statistic, ratio
+from specdec.evaluation.statistics import Array, Statistic, measured, ratio
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility

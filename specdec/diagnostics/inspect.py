@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdec.data import ChatData, Document, TokenData
 from specdec.data.chat import MaskError
-from specdec.diagnostics.report import ReportTable, print_report
+from specdec.evaluation.style import ReportTable, print_report
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import target_shorthand

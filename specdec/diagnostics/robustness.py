@@ -10,7 +10,6 @@ Legend: P prompts.
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,37 +20,30 @@ from matplotlib.figure import Figure
 
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
-from specdec.diagnostics.report import (
+from specdec.drafter import Drafter
+from specdec.evaluation.answers import Answer
+from specdec.evaluation.benchmark import benchmark
+from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
+from specdec.evaluation.metrics import committed, passes
+from specdec.evaluation.prompts import Prompt, Skipped
+from specdec.evaluation.statistics import Array, measured, ratio
+from specdec.evaluation.style import (
     ReportTable,
-    measured,
+    few_prompts,
     print_report,
     save_figure,
     shown,
+    style,
     whiskers,
     write_report,
 )
-from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer, answer_of
-from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.prompts import Prompt, Skipped
-from specdec.evaluation.statistics import Array, ratio
-from specdec.evaluation.style import few_prompts, style
 from specdec.utils.files import sha256, staged_directory, write_json
-from specdec.utils.journal import Journal
 from specdec.utils.progress import progress
-
-log = logging.getLogger(__name__)
 
 CLEAN = Condition()
 SAME = "the condition changes no prompt"
 SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
 RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
-FREE = {  # settings that decide no count
-    "source", "prompts", "limit", "layouts", "conditions", "filler", "batch_size", "other_target", "torch_threads",
-    "intervals",
-}  # fmt: skip
-
 Counts = dict[str, tuple[int, int]]
 """Committed tokens and target passes of every prompt, by its id."""
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
@@ -69,8 +61,6 @@ class RobustnessConfig(MeasurementConfig):
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.
-        system: system prompt of all conversations, the clean ones too.
-        thinking: the chat template's enable_thinking, in the clean run too.
         filler: a file of text that contexts are filled with; by default the standard library's sources.
         seed: of noise and temperatures.
         batch_size: sequences decoded side by side; fewer where texts are long.
@@ -79,8 +69,6 @@ class RobustnessConfig(MeasurementConfig):
     drafter: str
     conditions: list[str] = field(default_factory=list)
     shape: str = "chain:depth=5"
-    system: str | None = None
-    thinking: bool | None = None
     filler: str | None = None
     seed: int = 0
     batch_size: int = 8
@@ -90,7 +78,7 @@ def robustness(config: RobustnessConfig) -> None:
     """How much of its acceptance a drafter keeps under other templates, prompts, contexts, temperatures and noise.
 
     Every prompt is decoded clean and under every condition, losslessly: what a condition does to the text, target and
-    drafter both see. A run that ends early leaves what it has measured in OUT.partial; the same command goes on.
+    drafter both see.
 
     Example: specdec robustness --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl
     """
@@ -99,34 +87,21 @@ def robustness(config: RobustnessConfig) -> None:
         raise ValueError(f"batch_size must be at least 1, not {config.batch_size}")
     if not 0 <= config.seed < 2**31:
         raise ValueError(f"seed is {config.seed}: it must lie from 0 to 2**31 - 1")
-    place, prompts = config.place("robustness"), config.load_prompts()
+    prompts = config.load_prompts()
     filler_sha256 = sha256(config.filler) if config.filler else None
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    clean = CleanRun(
-        pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1,
-        system=config.system, thinking=config.thinking, filler=config.filler,
-    )  # fmt: skip
+    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1, config.filler)
     context = config.context(pair.target, prompts)
     context["drafter"] = drafter_facts(config.drafter, pair)
     context["settings"] |= {"shape_config": shape.describe(), "filler_sha256": filler_sha256}
-    deciding = {name: value for name, value in context["settings"].items() if name not in FREE}
-    deciding |= {name: context["provenance"][name] for name in ("versions", "git_commit", "python")}
-    deciding |= {"target": context["target"]["fingerprint"], "weights": context["drafter"]["weights_sha256"]}
-    deciding["design"] = pair.drafter.config.to_json()
-    with staged_directory(place) as folder:
+    with staged_directory(config.place("robustness")) as folder:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
-        with Journal(Path(f"{place}.partial"), "specdec.robustness", deciding) as journal:
-            try:
-                measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed, journal)
-            except BaseException:
-                log.info("%s keeps what was measured: the same command with --out %s goes on", journal.path, place)
-                raise
+        measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         told = record(runs) | context
         tables, notes = report_tables(told), few_prompts(len(told["prompts"]))
         plot_robustness(told, folder / FIGURE)
         write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
         write_json(folder / RECORD, told)
-    journal.path.unlink()
     print_report(tables, notes)
 
 
@@ -165,7 +140,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
             ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
         if not isinstance(ids, list):
             run.left_out[name] = ids.reason if ids else "it has no turn"
-        elif condition.rewrites and ids == usual:
+        elif condition.of.change and ids == usual:
             run.left_out[name] = SAME
         else:
             run.prompts.append(prompt)
@@ -177,27 +152,17 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
 
 
 def measure(
-    clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0,
-    journal: Journal | None = None,
-) -> None:  # fmt: skip
+    clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0
+) -> None:
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out.
 
     Args:
         batch: sequences side by side; fewer where texts are long.
         seed: of temperatures and noise.
-        journal: where answers are kept, and taken from if they are there.
     """
-    known = {entry["condition"]: entry for entry in journal.entries} if journal else {}
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
-        for run in runs:
-            if entry := known.get(run.condition.name):
-                run.answers, run.left_out = [answer_of(each) for each in entry["answers"]], entry["left_out"]
-                advance(len(run.prompts))
-            elif run.prompts:
-                _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
-                if journal:
-                    answers = [each._asdict() for each in run.answers]
-                    journal.append({"condition": run.condition.name, "answers": answers, "left_out": run.left_out})
+        for run in (run for run in runs if run.prompts):
+            _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
 
 
 def _decode(
@@ -218,8 +183,8 @@ def counts(answers: Sequence[Answer]) -> Counts:
     """What every prompt came to, its turns together."""
     found: Counts = {}
     for one in answers:
-        committed, passes = found.get(one.prompt_id, (0, 0))
-        found[one.prompt_id] = (committed + sum(one.accepted) + len(one.accepted), passes + len(one.accepted))
+        tokens, times = found.get(one.prompt_id, (0, 0))
+        found[one.prompt_id] = (tokens + committed(one), times + passes(one))
     return found
 
 

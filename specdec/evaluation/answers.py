@@ -40,21 +40,6 @@ class Answer(NamedTuple):
     """Milliseconds of each target pass with its acceptance."""
 
 
-def answer_of(values: dict[str, Any]) -> Answer:
-    """An answer from JSON; TypeError or ValueError if it is none, or an impossible one."""
-    columns: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    found = Answer(**columns)
-    passes = len(found.accepted)
-    if not all(0 <= got <= depth for got, depth in zip(found.accepted, found.drafted, strict=True)):
-        raise ValueError("a pass accepted more than was drafted, or less than nothing")
-    if any(times and len(times) != passes for times in (found.context, found.draft_ms, found.verify_ms)):
-        raise ValueError(f"context or times are not of {passes} passes")
-    counts = found.tokens, found.seconds, found.plain_seconds, found.plain_tokens
-    if min(*counts, *found.context, *found.draft_ms, *found.verify_ms) < 0:
-        raise ValueError("a count or a time is negative")
-    return found
-
-
 def write_answers(path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
     """Write the answers of every draft shape, one a line, whole or not at all."""
     rows = [
@@ -77,7 +62,10 @@ def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
             continue
         try:
             row = json.loads(line)
-            out[row.pop("result")].append(answer_of({name: row[name] for name in row if name != "shape"}))
+            result = out[row.pop("result")]
+            columns: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            columns.pop("shape", None)
+            result.append(Answer(**columns))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(f"{path}, line {number}: not an answer of specdec evaluate: {error!r}") from error
     return out

@@ -1,19 +1,30 @@
-"""Decode prompts plainly, with every draft shape and with every baseline, side by side in one process."""
+"""Decode prompts plainly, with every draft shape and with every baseline, side by side in one process.
+
+Baselines are what others do without a drafter of ours: our eager plain decoding, and transformers' ways.
+"""
 
 import contextlib
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from specdec.decoding import DraftShape, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder, check_pair
+import torch
+
+from specdec.decoding import (
+    DraftShape,
+    Generation,
+    PlainDecoder,
+    Request,
+    Sampling,
+    SpeculativeDecoder,
+    check_length,
+    check_pair,
+)
 from specdec.drafter import Drafter
 from specdec.evaluation.answers import Answer
-from specdec.evaluation.baselines import Baseline
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
-
-log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
 WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places stay empty at its end
@@ -22,6 +33,14 @@ WAVE = 4  # prompts of a wave for each sequence of a batch, so that few places s
 def cpu_matmul_backend(target: Target) -> contextlib.AbstractContextManager[object]:
     """Inside, all that runs on a CPU takes one library for products, the same as compiled decoders do."""
     return matmul_backend() if target.device.type == "cpu" else contextlib.nullcontext()
+
+
+class Baseline(NamedTuple):
+    """A way to decode that is no drafter of ours."""
+
+    name: str
+    decoder: Callable[[Target, Sampling, int], Any]
+    """Of target, sampling and batch makes what decodes so; raises ValueError where it cannot serve the target."""
 
 
 def benchmark(
@@ -69,11 +88,7 @@ def benchmark(
     dialogues = [_Dialogue(number, converse(prompt, target.tokenizer)) for number, prompt in enumerate(prompts)]
     for dialogue in dialogues:  # the first turns of all before anything is decoded in vain
         dialogue.go_on(target, max_new_tokens, nodes)
-    first = [dialogue for dialogue in dialogues if dialogue.ids]
-    longest = max((len(dialogue.ids) for dialogue in first), default=0) + max_new_tokens
-    thinking = first[0].conversation.thinking if first else None
-    if thinking is not None and not first[0].conversation.heeds_thinking():
-        log.warning("thinking is %s, but the chat template writes the same with and without it", thinking)
+    longest = max((len(dialogue.ids) for dialogue in dialogues), default=0) + max_new_tokens
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
     same = [sampling.repeatable] * len(shapes) + [sampling.temperature == 0] * len(baselines)
     answers: list[list[Answer]] = [[] for _ in same]
@@ -142,3 +157,67 @@ def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatab
         identical=made.ids == plain.ids if plain and repeatable else None,
         context=made.context, draft_ms=made.draft_ms, verify_ms=made.verify_ms,
     )  # fmt: skip
+
+
+def parse_baseline(text: str) -> Baseline:
+    """``plain_eager``, ``transformers``, ``prompt_lookup``, ``prompt_lookup:tokens=5`` or ``assisted:DIR_OR_HUB_ID``.
+
+    Prompt lookup copies drafts from where the last tokens stood in the text before; an assistant is a smaller model
+    with the target's tokenizer.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text == "plain_eager":
+        return Baseline("plain, eager", lambda target, sampling, batch: PlainDecoder(target, sampling, batch=batch))
+    kind, _, rest = text.partition(":")
+    tokens = rest.removeprefix("tokens=") if rest else "3"
+    if text == "transformers":
+        name = "transformers"
+    elif kind == "prompt_lookup" and rest in ("", f"tokens={tokens}") and tokens.isdecimal() and int(tokens):
+        name = f"transformers, prompt lookup of {tokens}"
+    elif kind == "assisted" and rest:
+        name = f"transformers, assisted by {rest}"
+    else:
+        known = "plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5 or assisted:DIR"
+        raise ValueError(f"baseline {text!r}: expected {known}")
+
+    def decoder(target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
+        how: dict[str, Any] = {"prompt_lookup_num_tokens": int(tokens)} if kind == "prompt_lookup" else {}
+        if kind == "assisted":
+            how["assistant_model"] = _assistant(rest, target)
+        return TransformersDecoder(target, sampling, **how)
+
+    return Baseline(f"{name}, one at a time", decoder)
+
+
+def _assistant(source: str, target: Target) -> Any:
+    assistant = Target.load(source, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
+    if assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise ValueError(f"baseline assisted: {source} has another tokenizer than the target")
+    return assistant.model
+
+
+class TransformersDecoder:
+    """``generate`` of Hugging Face transformers, with its dynamic cache; one prompt at a time."""
+
+    def __init__(self, target: Target, sampling: Sampling, **how: Any) -> None:
+        self.target, self.how = target, {**how, "repetition_penalty": sampling.repetition_penalty, "do_sample": False}
+        if sampling.temperature > 0:
+            names = ("temperature", "top_p", "top_k", "min_p")
+            self.how |= {"do_sample": True, **{name: getattr(sampling, name) for name in names}}
+
+    def generate_all(self, requests: Sequence[Request], end: Collection[int]) -> Iterator[tuple[int, Generation]]:
+        """Generate after every prompt, in order."""
+        for number, request in enumerate(requests):
+            check_length(self.target, request.prompt, request.max_new_tokens)
+            begin = time.perf_counter()
+            ids_1T = torch.tensor([request.prompt], device=self.target.device)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(request.seed)
+                out_1T = self.target.model.generate(
+                    input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=request.max_new_tokens,
+                    eos_token_id=sorted(end) or None, pad_token_id=0, **self.how,
+                )  # fmt: skip
+            ids = out_1T[0, len(request.prompt) :].tolist()
+            yield number, Generation(ids, (), time.perf_counter() - begin)

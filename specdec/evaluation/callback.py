@@ -6,16 +6,18 @@ Legend: T tokens of a row.
 import copy
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from specdec.data import Batch
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
 from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import DecodingMetrics
+from specdec.evaluation.metrics import acceptance_length, accepted_per_position
 from specdec.evaluation.prompts import PromptConversation, Skipped, load_prompts, next_ids
 from specdec.target import Target
 from specdec.training.distributed import whole
@@ -147,15 +149,13 @@ class AcceptanceLength(ValidationCallback):
         drafter, target = decoding_copy(module.drafter, module.target), module.target
         for name, shape in self.shapes.items():
             decoder = SpeculativeDecoder(target, drafter, shape)
-            metrics = DecodingMetrics().to(module.device)
             answers = []
             for number in range(trainer.global_rank, len(asked), trainer.world_size):
                 made = decoder.generate(asked[number][1], self.max_new_tokens, target.eos_token_ids)
                 answer = Answer(str(number), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0, 0, None)
                 answers.append(answer)
-            metrics.update(answers)
             end = f"_{name}" if len(self.shapes) > 1 else ""
-            found = {f"val/{key}{end}": value for key, value in logged_figures(metrics).items()}
+            found = {f"val/{key}{end}": value for key, value in logged_figures(of_all_processes(answers)).items()}
             module.log_dict(found, sync_dist=True, batch_size=1)
 
 
@@ -164,9 +164,18 @@ def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
     return copy.deepcopy(whole(drafter)).requires_grad_(False).to(device=target.device, dtype=target.dtype)
 
 
-def logged_figures(metrics: DecodingMetrics) -> dict[str, float]:
+def of_all_processes(answers: list[Answer]) -> list[Answer]:
+    """The answers of every process, in the same order on each; all have to ask, those without an answer too."""
+    if not torch.distributed.is_initialized():
+        return answers
+    shares: list[list[Answer]] = [[] for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather_object(shares, answers)
+    return [answer for share in shares for answer in share]
+
+
+def logged_figures(answers: Sequence[Answer]) -> dict[str, float]:
     """What is logged of one shape; nothing when every answer ended before its first target pass."""
-    length, joint = metrics.compute()
+    length, joint = acceptance_length(answers), accepted_per_position(answers)["joint"]
     if length is None:
         log.warning("no acceptance length: the target ended every answer at its first token")
         return {}

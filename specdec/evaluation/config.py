@@ -62,7 +62,7 @@ class MeasurementConfig:
         options = asdict(self)
         settings = {
             **options.pop("target"),
-            **{name: value for name, value in options.items() if name not in ("drafter", "labels", "out")},
+            **{name: value for name, value in options.items() if name not in ("drafter", "out")},
             "prompts_sha256": fingerprint(prompts),
             "chat_template_sha256": template_sha256(target.tokenizer, prompts),
             "intervals": HOW,
@@ -113,18 +113,8 @@ def load_pairs(
     return pairs
 
 
-def labelled(directories: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """A name for every drafter: those given, or the shortest ends of their directories that differ.
-
-    Raises:
-        ValueError: names or directories that are not as many, not different, or no names of folders.
-    """
-    if labels:
-        if len(labels) != len(directories) or len(set(labels)) < len(labels):
-            raise ValueError(f"--labels: {len(labels)} names for {len(directories)} drafters: give each one of its own")
-        if wrong := [label for label in labels if label.strip(".") == "" or "/" in label]:
-            raise ValueError(f"--labels {wrong[0]!r}: a folder is named so: give a name without a slash")
-        return list(labels)
+def labelled(directories: Sequence[str]) -> list[str]:
+    """A name for every drafter: the shortest ends of their directories that differ; ValueError if one comes twice."""
     parts = [Path(directory).resolve().parts[1:] for directory in directories]
     for length in range(1, max(map(len, parts)) + 1):
         ends = ["-".join(one[-length:]) for one in parts]

@@ -8,17 +8,13 @@ Legend: P prompts, F sums of each.
 
 import hashlib
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torchmetrics import Metric
 
-from specdec.evaluation.answers import Answer, answer_of
+from specdec.evaluation.answers import Answer
 from specdec.evaluation.statistics import Array, Interval, interval
 
 
@@ -172,34 +168,3 @@ def _identity(answers: Sequence[Answer]) -> dict[str, int]:
 
 def _json(found: Interval | None) -> dict[str, Any] | None:
     return found._asdict() if found else None
-
-
-class DecodingMetrics(Metric):
-    """Acceptance length and positions of all processes' answers; a process without an answer takes part too."""
-
-    full_state_update = False
-    rows: list[Tensor] | Tensor
-    """Answers as lines of JSON, in bytes: what processes can send to each other, and no cast of a module rounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("rows", [], dist_reduce_fx="cat")
-
-    def update(self, answers: Sequence[Answer]) -> None:
-        """Add answers, if any."""
-        text = "".join(json.dumps(one._asdict()) + "\n" for one in answers)
-        assert isinstance(self.rows, list)
-        self.rows.append(torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device))
-
-    def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather; a process that never had an answer sends no bytes, which torchmetrics needs a tensor for."""
-        if isinstance(self.rows, list) and not self.rows:
-            self.rows.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
-        super().sync(*args, **kwargs)
-
-    def compute(self) -> tuple[Interval | None, list[float]]:
-        """The acceptance length, and the shares of passes that accepted at least 1, 2, ... drafts."""
-        rows = self.rows if isinstance(self.rows, list) else [self.rows]
-        text = b"".join(bytes(one.tolist()) for one in rows).decode()
-        answers = [answer_of(json.loads(line)) for line in text.splitlines()]
-        return acceptance_length(answers), accepted_per_position(answers)["joint"]

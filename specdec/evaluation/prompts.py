@@ -147,7 +147,7 @@ class PromptConversation:
             if self._turns_left:
                 self._messages.append({"role": "user", "content": self._turns_left.pop(0)})
             # the template writes the special tokens itself: adding them again would double the first one
-            ids = self.tokenizer.encode(self._render(self.thinking), add_special_tokens=False)
+            ids = self.tokenizer.encode(self._render(), add_special_tokens=False)
         if not ids:
             raise ValueError(f"prompt {self.prompt.prompt_id}: the tokenizer makes no tokens of it")
         self._done = not self._turns_left
@@ -159,15 +159,8 @@ class PromptConversation:
             content = self.tokenizer.decode(list(ids), skip_special_tokens=True)
             self._messages.append({"role": "assistant", "content": content})
 
-    def heeds_thinking(self) -> bool:
-        """Whether ``enable_thinking`` makes a difference to how the template writes the conversation so far."""
-        try:
-            return self._render(thinking=True) != self._render(thinking=False)
-        except ValueError:  # it refuses one of them, so it reads it
-            return True
-
-    def _render(self, thinking: bool | None) -> str:
-        more: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    def _render(self) -> str:
+        more: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
         try:
             return str(
                 self.tokenizer.apply_chat_template(self._messages, add_generation_prompt=True, tokenize=False, **more)

@@ -2,29 +2,37 @@
 
 import contextlib
 import functools
-import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from specdec.decoding import Sampling, parse_shape
 from specdec.evaluation.answers import write_answers
-from specdec.evaluation.baselines import parse_baseline
-from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend
+from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import baseline_summary, summary
 from specdec.evaluation.prompts import PromptConversation, Skipped
-from specdec.evaluation.report import plot, print_results, write_report
+from specdec.evaluation.style import (
+    GREY,
+    ReportTable,
+    few_prompts,
+    label,
+    print_report,
+    save_figure,
+    shown,
+    style,
+    write_report,
+)
 from specdec.utils.config import new_run
 from specdec.utils.files import staged, write_json
 from specdec.utils.progress import progress
-
-log = logging.getLogger(__name__)
 
 METRICS, REPORT, PLOT = "metrics.json", "report.md", "report.png"
 ANSWERS, CERTIFICATE = "answers.jsonl", "certificate.json"
@@ -72,7 +80,7 @@ def evaluate_command(config: EvaluationConfig) -> int:
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
     metrics = evaluate(config)
-    print_results(metrics, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
+    print_results(metrics)
     return 0 if metrics.get("certified", True) else 1
 
 
@@ -112,7 +120,8 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         }
         write_answers(out / ANSWERS, [shape.name for shape in shapes], answers)
         plot(metrics, out / PLOT)
-        write_report(out / REPORT, metrics, PLOT)
+        context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
+        write_report(out / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
         write_json(out / METRICS, metrics)  # last: where it stands, the evaluation is whole
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {one.prompt_id for one in skipped}
@@ -143,3 +152,89 @@ def _whole(out: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             out.rmdir()  # if it is empty
         raise
+
+
+def print_results(metrics: dict[str, Any], console: Console | None = None) -> None:
+    """Show the results, and those of baselines, as one table on the terminal."""
+    print_report(report_tables(metrics)[:1], notes(metrics), console)
+
+
+def notes(metrics: dict[str, Any]) -> list[str]:
+    """What is to be said of the table."""
+    few = few_prompts(min(result["prompts"] for result in metrics["results"]))
+    return ["Acceptance length counts the bonus token; docs/evaluate.md defines all figures.", *few]
+
+
+def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
+    """What ``metrics.json`` holds, for people: the results, then they by position and by category."""
+    results, baselines = metrics["results"], metrics.get("baselines", [])
+    rows, positions, categories = [], [], []
+    for one in [*results, *baselines]:
+        rate, compared = one["tokens_per_second"], one["compared_outputs"]
+        if "shape" in one:
+            first = [one["shape"], str(one["prompts"]), shown(one["acceptance_length"], "{:.2f}".format)]
+            rates = [_number(rate["speculative"], 1), _number(rate["plain"], 1)]
+        else:
+            first, rates = [one["baseline"], "", "-"], [_number(rate, 1), ""]
+        same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
+        rows.append([*first, *rates, _speedup(one), same])
+    for one in results:
+        joint, conditional = one["accepted_per_position"].values()
+        for k, shares in enumerate(zip(joint, conditional, strict=True), start=1):
+            positions.append([one["shape"], str(k), *(_number(share, 3) for share in shares)])
+        for category, part in one["by_category"].items():
+            length = shown(part["acceptance_length"], "{:.2f}".format)
+            categories.append([one["shape"], category, str(part["prompts"]), length, _speedup(part)])
+    left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
+    speeds = ["Tokens/s", "Plain tokens/s", "Speed-up"]
+    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs"]
+    by_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
+    return [
+        ReportTable("Results", headings, rows),
+        ReportTable("Acceptance by position", ["Draft shape", "Position k", "Joint", "Conditional"], positions),
+        ReportTable("By category", by_category, categories, left=2),
+        ReportTable("Prompts left out", ["Prompt", "Reason"], left_out, left=2),
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _speedup(part: dict[str, Any]) -> str:
+    if part["speedup"] is None:
+        return "-"
+    return shown({"mean": part["speedup"], **part["speedup_interval"]}, "{:.2f}".format, "x")
+
+
+def plot(metrics: dict[str, Any], path: Path) -> None:
+    """Draw acceptance by position and speed as a PNG at ``path``, whole or not at all."""
+    results = metrics["results"]
+    figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
+    positions, speeds = figure.subplots(1, 2)
+    names = []
+    for row, result in enumerate(results):
+        names.append(f"{label(result['shape'], 24)}\n{result['acceptance_length']['mean']:.2f} tokens per pass")
+        look, joint = style(row), result["accepted_per_position"]["joint"]
+        if joint:  # the layout engine goes astray over an empty line
+            positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
+        own, plain = result["tokens_per_second"].values()
+        speedup = "" if result["speedup"] is None else f"  ({result['speedup']:.2f}x)"
+        _bar(speeds, row - 0.19, own, f"{own:,.1f}{speedup}", look["color"])
+        _bar(speeds, row + 0.19, plain, "plain not measured" if plain is None else f"{plain:,.1f} plain", GREY)
+    positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
+    positions.set_ylabel("share of passes with at least k accepted")
+    positions.xaxis.set_major_locator(MaxNLocator(integer=True))
+    speeds.set(title="Speed", xlabel="tokens per second (x: times plain decoding)", ylim=(len(names) - 0.4, -0.6))
+    speeds.set_xlim(0, max(1e-9, speeds.get_xlim()[1]) * 1.35)  # room for the numbers at the ends
+    speeds.set_yticks(range(len(names)), names)
+    for axes in (positions, speeds):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def _bar(axes: Axes, row: float, rate: float | None, text: str, colour: str) -> None:
+    axes.barh(row, rate or 0, height=0.34, color=colour)
+    axes.annotate(text, (rate or 0, row), (4, 0), textcoords="offset points", va="center")

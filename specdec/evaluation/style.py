@@ -1,25 +1,71 @@
-"""What reports have in common: tables of Markdown, figures with intervals, and how rows of a figure are told apart."""
+"""What reports have in common: tables for Markdown and the terminal, figures with intervals, colours of pictures."""
 
 import json
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec.evaluation.statistics import HOW
+from specdec.utils.files import staged, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
 
 
+class ReportTable(NamedTuple):
+    """Rows of text under a title; the first ``left`` columns are aligned left."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+
+def write_report(
+    path: Path, title: str, lead: Iterable[str], figure: str, tables: Iterable[ReportTable], context: Mapping[str, Any]
+) -> None:
+    """Write a report in Markdown, whole or not at all: paragraphs, the figure, the tables that have rows.
+
+    Args:
+        figure: the picture's path relative to the report's folder; the empty string for none.
+        context: how it all was made; values that are no text are written as JSON.
+    """
+    lines = [f"# {title}", "", *(f"{line}\n" for line in lead), *([f"![{title}]({figure})", ""] if figure else [])]
+    for one in (one for one in tables if one.rows):
+        lines += [f"## {one.title}", "", *table(one.headings, one.rows, one.left), ""]
+    rows = []
+    for key, value in context.items():
+        rows.append([key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)])
+    lines += [f"Brackets: {HOW}.", "", "## How it was made", "", *table(["Setting", "Value"], rows, left=2)]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def print_report(tables: Iterable[ReportTable], notes: Iterable[str] = (), console: Console | None = None) -> None:
+    """Show the tables that have rows on the terminal, and notes below them."""
+    console = console or Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150)
+    for one in (one for one in tables if one.rows):
+        printed = Table(title=one.title, title_justify="left")
+        for column, heading in enumerate(one.headings):
+            printed.add_column(heading, justify="left" if column < one.left else "right")
+        for row in one.rows:
+            printed.add_row(*map(Text, row))
+        console.print(printed)
+    for note in notes:
+        console.print(Text(note))
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The lines of a table with the first ``left`` columns aligned left, numbers right."""
+    """The lines of a Markdown table with the first ``left`` columns aligned left, numbers right."""
     rule = ["---" if index < left else "---:" for index in range(len(headings))]
     return [f"| {' | '.join(cell(text) for text in row)} |" for row in (headings, rule, *rows)]
-
-
-def settings_table(settings: Iterable[tuple[str, Any]]) -> list[str]:
-    """The lines of a table of names and values, those that are no text as JSON."""
-    rows = [
-        [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)] for key, value in settings
-    ]
-    return table(["Setting", "Value"], rows, left=2)
 
 
 def cell(text: str) -> str:
@@ -32,6 +78,13 @@ def bracketed(mean: Any, low: Any, high: Any, number: Callable[[Any], str], unit
     if low is None:
         return f"{number(mean)}{unit}"
     return f"{number(mean)}{unit} [{number(low)}, {number(high)}]"
+
+
+def shown(one: Mapping[str, Any] | None, number: Callable[[float], str], unit: str = "") -> str:
+    """``mean``, ``low`` and ``high`` as :func:`bracketed`; a dash where there is no mean."""
+    if one is None or one["mean"] is None:
+        return "-"
+    return bracketed(one["mean"], one["low"], one["high"], number, unit)
 
 
 def few_prompts(prompts: int) -> list[str]:
@@ -55,6 +108,13 @@ def style(row: int) -> dict[str, Any]:
     return {"color": COLOURS[row % len(COLOURS)], "marker": MARKERS[row % len(MARKERS)]}
 
 
+def whiskers(one: Mapping[str, Any]) -> tuple[float, float]:
+    """How far the interval reaches below and above the mean; nowhere without one."""
+    if one["mean"] is None or one["low"] is None:
+        return 0.0, 0.0
+    return max(0.0, one["mean"] - one["low"]), max(0.0, one["high"] - one["mean"])
+
+
 def label(name: str, width: int, lines: int = 3) -> str:
     """The name on lines short enough to stand beside the axis."""
     wrapped = textwrap.wrap(name, width, break_on_hyphens=False)
@@ -70,3 +130,9 @@ def escape(text: str) -> str:
     """A dollar sign would start mathematics, and a leading underscore hides a legend entry."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a PNG, whole or not at all."""
+    with staged(path) as temporary:
+        figure.savefig(temporary, format="png")

@@ -21,7 +21,7 @@ from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.dry_run import dry_run
-from specdec.evaluation.baselines import parse_baseline
+from specdec.evaluation.benchmark import parse_baseline
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
 from specdec.studies.study import Combination, Study, arm_name, measure_of

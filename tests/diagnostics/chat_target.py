@@ -61,9 +61,9 @@ def copycat() -> ChatPair:
     return found
 
 
-def clean_run(target: Target, prompts: Sequence[Prompt], new: int = 8, documents: Any = DOCUMENTS, **how: Any) -> CleanRun:  # fmt: skip # noqa: E501
+def clean_run(target: Target, prompts: Sequence[Prompt], new: int = 8, documents: Any = DOCUMENTS) -> CleanRun:
     """Of answers of so many tokens."""
-    found = CleanRun(target, prompts, new, 4, **how)
+    found = CleanRun(target, prompts, new, 4)
     found._filler = documents
     return found
 

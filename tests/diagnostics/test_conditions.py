@@ -9,20 +9,17 @@ import torch
 from specdec.decoding import Chain, Sampling, SpeculativeDecoder
 from specdec.diagnostics.conditions import (
     CONDITIONS,
-    CleanRun,
-    Condition,
-    first_words,
-    parse_conditions,
-    with_first_words,
-)
-from specdec.diagnostics.disturbances import (
     EMBEDDING,
     HIDDEN,
     LANGUAGES,
     SYSTEM_PROMPTS,
+    CleanRun,
+    Condition,
     NoisyDrafter,
     blurred,
     gaussian,
+    parse_conditions,
+    with_first_words,
 )
 from specdec.diagnostics.robustness import CLEAN, SAME, plan
 from specdec.evaluation.prompts import Prompt
@@ -64,8 +61,6 @@ FILLER = DOCUMENTS[0][:100]  # of bytes, a token is a letter
         ("no_bos", RAW, "the grass is"),
         ("no_template", CHAT, f"<s>{QUESTION}"),
         ("no_template", OWN, "<s>S\n\nfine"),
-        ("bare", CHAT, QUESTION),
-        ("bare", OWN, "S\n\nfine"),
         ("template:family=chatml", OWN, "<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nfine<|im_end|>\n<|im_start|>assistant\n"),  # noqa: E501
         ("template:family=llama3", OWN, "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nfine<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),  # noqa: E501
         ("template:family=gemma", OWN, "<s><start_of_turn>user\nS\n\nfine<end_of_turn>\n<start_of_turn>model\n"),
@@ -105,7 +100,7 @@ def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
     [
         ("no_bos", "{% for m in messages %}{{ m['content'] }}{% endfor %}", CHAT, SAME),
         ("no_system", TEMPLATE, CHAT, SAME),
-        ("bare", None, RAW, SAME),
+        ("no_template", None, RAW, SAME),
         ("template:family=gemma", None, RAW, SAME),
         ("thinking:on=true", TEMPLATE, CHAT, SAME),
         ("system:text=short", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none here') }}{% endif %}x", CHAT, "none here"),  # noqa: E501
@@ -132,10 +127,8 @@ def test_raw_prompts_and_too_long_ones_are_left_out(chat: ChatPair, base: ChatPa
 
 
 def test_the_clean_run(chat: ChatPair, tmp_path: Path) -> None:
-    clean = clean_run(chat.target, [CHAT], system="Be brief.", thinking=False)
-    assert usual(CHAT, clean) == f"<s>[system]Be brief.[user]{QUESTION}[assistant]<think></think>"
-    with pytest.raises(ValueError, match="raw text takes no system prompt"):
-        CLEAN.conversation(RAW, clean)
+    clean = clean_run(chat.target, [CHAT])
+    assert usual(CHAT, clean) == f"<s>[user]{QUESTION}[assistant]" == asked(CLEAN, CHAT, clean)
     letters = clean_run(chat.target, [CHAT], documents=["äöü" * 20, "other"])
     assert letters.filler(5, without="x") == "äö"  # the third letter's first byte is left out
     assert letters.filler(4, without="ä") == "othe"
@@ -151,10 +144,10 @@ def test_the_clean_run(chat: ChatPair, tmp_path: Path) -> None:
 
 
 def test_the_first_words_are_found_and_replaced() -> None:
-    assert [first_words(prompt) for prompt in (RAW, CHAT, OWN)] == ["the grass is", QUESTION, "fine"]
-    for prompt in (RAW, CHAT, OWN):
-        other = with_first_words(prompt, "else")
-        assert first_words(other) == "else" and with_first_words(other, first_words(prompt)) == prompt
+    for prompt, words in ((RAW, "the grass is"), (CHAT, QUESTION), (OWN, "fine")):
+        other = with_first_words(prompt, lambda found: f"else, {found}")
+        assert other != prompt and with_first_words(other, lambda found: found.removeprefix("else, ")) == prompt
+        with_first_words(other, lambda found, words=words: str(found == f"else, {words}" or pytest.fail(found)))
 
 
 def test_names_lead_back_to_the_conditions() -> None:

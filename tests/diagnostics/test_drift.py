@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from specdec.cli import main
 from specdec.data import TextData
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift import AttentionDrift, depth_of_training
-from specdec.diagnostics.drift_measure import DriftSettings, document, measure, summary, sums_of
+from specdec.diagnostics.drift_measure import DriftSettings, document, measure, summary
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, load, save
 from specdec.evaluation.callback import document_prompts
 from specdec.evaluation.config import load_pair
@@ -58,12 +57,10 @@ def test_one_drafter(
         for row, series in zip(sums, found["series"].values(), strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
-    for again, message in (
-        (["--out", str(out)], "exists already"),
-        (["--trained_depth", "9"], "is 2, trained_depth 9"),
-    ):
-        assert main([*line, "--drafter", str(drafter_directory), *again]) == 2
-        assert message in capsys.readouterr().err
+    assert main([*line, "--drafter", str(drafter_directory), "--out", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*line, "--drafter", *[str(drafter_directory)] * 2]) == 2
+    assert "one directory is given twice" in capsys.readouterr().err
 
 
 def test_several_drafters(line: list[str], target_directory: Path, drafter_directory: Path, tmp_path: Path) -> None:
@@ -73,14 +70,14 @@ def test_several_drafters(line: list[str], target_directory: Path, drafter_direc
         num_target_layers=model.num_layers, identity=model.identity,
     )  # fmt: skip
     torch.manual_seed(1)
-    other = save(Drafter(config, torch.arange(100)), tmp_path / "other")
+    other = save(Drafter(config, torch.arange(100)), tmp_path / "two")
     out = tmp_path / "out"
-    more = ["--drafter", str(drafter_directory), str(other), "--labels", "one", "two", "--trained_depth", "4"]
+    more = ["--drafter", str(drafter_directory), str(other), "--trained_depth", "4"]
     assert main([*line, *more, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"one", "two", "report.md", "drift.png"}
-    one, two = (json.loads((out / name / "drift.json").read_text()) for name in ("one", "two"))
+    assert {path.name for path in out.iterdir()} == {"drafter", "two", "report.md", "drift.png"}
+    one, two = (json.loads((out / name / "drift.json").read_text()) for name in ("drafter", "two"))
     assert one["prompts"] == two["prompts"] and one["trained_depth"] == 4
-    assert "| figure | one | two |" in (out / "report.md").read_text()
+    assert "| figure | drafter | two |" in (out / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_several_drafters(line: list[str], target_directory: Path, drafter_direc
     [
         (["--depths", "16"], "max_new_tokens is 16: it must exceed depths, 16"),
         (["--anchors", "0"], "must be at least 1"),
-        (["--labels", "a", "b"], "2 names for 1 drafters"),
+        (["--trained_depth", "0"], "trained_depth must be at least 1"),
         (["--limit", "0"], "limit is 0"),
         (["--colour", "red"], "colour"),
     ],
@@ -117,11 +114,8 @@ def test_the_run_says_how_deep_it_trained(tmp_path: Path) -> None:
     for times in (2, 10):
         write(f"config.{times}.yaml", times)
     assert depth_of_training(place, None) == 10  # the last that went on with it
-    with pytest.raises(ValueError, match=r"config\.10\.yaml: model\.ttt_steps is 10, trained_depth 7"):
-        depth_of_training(place, 7)
     write("config.11.yaml", "many")
-    with pytest.raises(ValueError, match=r"model\.ttt_steps is 'many'"):
-        depth_of_training(place, None)
+    assert depth_of_training(place, None) is None
 
 
 @pytest.fixture(scope="module")
@@ -173,27 +167,18 @@ def test_training_is_left_alone_to_the_last_bit(runs: dict[bool, Path]) -> None:
         assert torch.equal(one, two)
 
 
-def test_what_is_written_is_of_the_drafter_that_is_kept(
+def test_what_is_logged_is_of_the_drafter_as_it_stands(
     runs: dict[bool, Path], target_directory: Path, text_file: Path
 ) -> None:
     out = runs[True]
-    found = json.loads((out / "drift.json").read_text())
-    assert (out / "drift.png").exists() and not (runs[False] / "drift.json").exists()
-    assert found["trained_depth"] == 2 and found["depths"] == 4 and found["settings"]["steps"] == 4
     loaded = Target.load(target_directory)
     data = TextData(str(text_file), str(text_file), seq_len=32)
     data.prepare(loaded.tokenizer)
     asked = [(f"validation-{n}", ids) for n, ids in enumerate(document_prompts(data.splits.validation, 3, 64, 200))]
     kept = load(out / "drafter")
     sums = [measure(loaded, kept, text, DriftSettings(4, 3)) for text in answered_texts(loaded, asked, 12)]
-    wanted = document([name for name, _ in asked], sums, 2, 4)
-    assert found["prompts"] == wanted["prompts"]
-    left_out = [one["prompt_id"] for one in found["skipped"]]
-    assert sorted([*found["prompts"], *left_out]) == [name for name, _ in asked]
-    for name in wanted["series"]:
-        np.testing.assert_allclose(sums_of(found, name), sums_of(wanted, name), rtol=1e-5, atol=1e-5, err_msg=name)
+    figures = summary(document([name for name, _ in asked], sums, 2, 4))
     logged = {name: [float(row[name]) for row in rows(out) if row[name]] for name in rows(out)[0] if "drift/" in name}
-    figures = summary(wanted)
     assert {f"drift/{name}" for name in figures} >= set(logged) >= {"drift/state_rms_growth", "drift/sink_mass_last"}
     assert all(len(values) == 2 for values in logged.values())  # of two validations, the last with the kept weights
     for name, values in logged.items():
@@ -209,8 +194,8 @@ def test_processes_share_the_prompts() -> None:
         one._asked = list(PROMPTS)
         strategy = SimpleNamespace(reduce=lambda flat, reduce_op: flat + others if reduce_op == "sum" else None)
         trainer: Any = SimpleNamespace(global_rank=rank, world_size=world, strategy=strategy)
-        module: Any = SimpleNamespace(target=target(), device=torch.device("cpu"))
-        return one._measured(trainer, module, drafter())[1]
+        module: Any = SimpleNamespace(target=target(), drafter=drafter(), device=torch.device("cpu"))
+        return one._measured(trainer, module)
 
     shares = [found(rank, 2) for rank in range(2)]
     assert [int(one[0, 0, 1]) for one in shares[0]] == [4, 0, 4] and [int(one[0, 0, 1]) for one in shares[1]] == [

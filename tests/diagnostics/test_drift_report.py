@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specdec.diagnostics.drift import plot_drift, report_tables
 from specdec.diagnostics.drift_measure import SERIES, Document, document, drift_figures, summary, sums_of
-from specdec.diagnostics.report import measured, write_report
 from specdec.evaluation.statistics import interval
+from specdec.evaluation.style import write_report
 
 K, CHAINS = 3, 4
 NAMES = ["a", "b", "c"]
@@ -64,14 +64,6 @@ def test_the_summary() -> None:
     assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
     assert "acceptance_change" not in summary(made(trained=3))
-
-
-def test_what_is_not_defined_is_not_told() -> None:
-    none = {"mean": None, "low": None, "high": None}
-    assert measured(np.zeros((3, 2))) == none == measured(np.zeros((0, 2)))
-    assert measured(np.array([[3.0, 4], [0, 0]])) == {"mean": 0.75, "low": None, "high": None}
-    pair = np.array([[1.0, 2, 1, 2], [1, 2, 0, 0], [1, 2, 0, 0]])  # all of the second pair is one prompt's
-    assert measured(pair, lambda x: x[..., 2] / x[..., 3]) == {"mean": 0.5, "low": None, "high": None}
 
 
 def test_the_report_and_the_picture(tmp_path: Path) -> None:

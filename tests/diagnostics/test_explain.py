@@ -1,4 +1,4 @@
-"""``specdec explain``: levels against drafters made for them and against the decoder, what lies beyond, the command."""
+"""``specdec explain``: levels against drafters made for them and against the decoder, the command."""
 
 import dataclasses
 import json
@@ -17,18 +17,16 @@ from specdec.cli import main
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics import explain as module
 from specdec.diagnostics.explain import (
+    DOWN,
     ExplainedText,
+    Levels,
     at_every_place,
-    export_passes,
     measure_levels,
     passes,
     waterfall,
 )
-from specdec.diagnostics.explain_report import DOWN, Levels
-from specdec.diagnostics.parity_compare import open_export
 from specdec.drafter import Drafter
 from specdec.evaluation.answers import read_answers
-from specdec.export import export_drafter
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter, successors
 from tests.published import fill, published
@@ -68,7 +66,7 @@ def explained(
 
 def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
     """Acceptance lengths, losses and the check."""
-    told = waterfall(levels, DEPTH)
+    told = waterfall(levels)
     lengths = {one["name"]: one["acceptance_length"]["mean"] for one in told["levels"]}
     return lengths, {bar["to"]: bar["loss"]["mean"] for bar in told["bars"]}, told["check"]
 
@@ -160,20 +158,6 @@ def test_passes_follow_each_other(accepted: list[int]) -> None:
     assert not begun or begun[-1] < len(accepted) <= begun[-1] + accepted[begun[-1]] + 1
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
-def test_an_export_accepts_what_its_drafter_does(name: str, tmp_path: Path) -> None:
-    target = unsure()
-    drafter = erring(name, target, 0.2 if name == "eagle3_1" else 0.7)
-    if drafter.config.head == "target":
-        drafter.lm_head.weight.copy_(target.head_weight())
-    where = export_drafter(drafter, target, tmp_path / "served")
-    levels, texts = explained(target, drafter, PROMPTS[:3])
-    own = levels["own_tokens"]
-    assert sum(map(sum, own)) > 5
-    reference = open_export(where.directory, where.method, target)
-    assert [export_passes(target, reference, text, DEPTH, lambda done: None) for text in texts] == own
-
-
 @pytest.fixture
 def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "p.txt").write_text("".join(f"{text}\n" for text in TEXTS))
@@ -185,17 +169,17 @@ def test_it_explains_what_evaluate_measures(
     line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, evaluated = tmp_path / "out", tmp_path / "evaluated"
-    assert main(["explain", *line, "--depth", "2", "--exported", "new", "--out", str(out)]) == 0
+    assert main(["explain", *line, "--depth", "2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {"explain.json", "explain.png", "report.md"}
     told = json.loads((out / "explain.json").read_text())
     assert told["prompts"] == ["line-1", "line-2", "line-3"] and told["check"]["holds"] and told["depth"] == 2
-    assert [level["name"] for level in told["levels"]] == [*DOWN, "observed", "exported"]
+    assert [level["name"] for level in told["levels"]] == [*DOWN, "observed"]
     shown = capsys.readouterr().out
-    assert "The bars add up: 3.000" in " ".join(shown.split()) and "exported checkpoint" in shown
+    assert "The bars add up: 3.000" in " ".join(shown.split())
     arguments = [*line, "--shape", "chain:depth=2", "--plain", "false", "--compile", "false", "--out", str(evaluated)]
     assert main(["evaluate", *arguments]) == 0
     (answers,) = read_answers(evaluated / "answers.jsonl", 1)
-    for level in told["levels"][-3:]:
+    for level in told["levels"][-2:]:
         assert level["passes"] == [len(answer.accepted) for answer in answers]
         assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
     monkeypatch.setattr(module, "observed", lambda *args: [[2] * 5 for _ in args[2]])
@@ -212,8 +196,6 @@ def test_bad_input_is_one_line(line: list[str], tmp_path: Path, capsys: pytest.C
         (["--max_new_tokens", "1"], "max_new_tokens must be at least 2"),
         (["--max_new_tokens", "300"], "305 new ones exceed"),
         (["--out", str(tmp_path / "there")], "exists already"),
-        (["--exported", "nowhere"], "nowhere: no such directory; --exported new"),
-        (["--exported", str(tmp_path / "there")], "config.json is missing"),
     ):
         assert main(["explain", *line, *arguments]) == 2, arguments
         error = capsys.readouterr().err

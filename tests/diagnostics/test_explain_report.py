@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.diagnostics.explain_report import (
+from specdec.diagnostics.explain import (
     DOWN,
     OBSERVED,
     plot_waterfall,
@@ -22,8 +22,8 @@ DEPTH = 4
 COUNTS = st.lists(st.integers(0, DEPTH), min_size=1, max_size=6)
 
 
-def told(down: list[list[list[int]]], observed: list[list[int]], **beyond: list[list[int]]) -> dict[str, Any]:
-    return waterfall(dict(zip(DOWN, down, strict=True)) | {OBSERVED: observed} | beyond, DEPTH)
+def told(down: list[list[list[int]]], observed: list[list[int]]) -> dict[str, Any]:
+    return waterfall(dict(zip(DOWN, down, strict=True)) | {OBSERVED: observed})
 
 
 def clustered(prompts: int, rates: tuple[float, ...]) -> list[list[list[int]]]:
@@ -65,22 +65,14 @@ def test_the_check_fails_where_decoding_accepts_something_else() -> None:
     assert told(one_prompt, [[2]])["check"]["holds"] and not told(one_prompt, [[3]])["check"]["holds"]
 
 
-def test_prompts_without_a_pass_are_left_out_of_what_lies_beyond() -> None:
-    down = clustered(3, (1, 0.9, 0.8, 0.7, 0.5))
-    (bar,) = told(down, down[-1], exported=[down[-1][0], [], down[-1][2]])["beyond"]
-    assert (bar["from"], bar["to"], bar["loss"]["mean"]) == (OBSERVED, "exported", 0.0)
-    with pytest.raises(ValueError, match="no target pass to measure"):
-        told(down, down[-1], exported=[[], [], []])
-
-
 def test_what_is_told_is_json_and_becomes_a_report_and_a_picture(tmp_path: Path) -> None:
     down = clustered(12, (1, 0.9, 0.7, 0.72, 0.5))
-    beyond = {"exported": clustered(12, (0.3,))[0]}
-    for index, found in enumerate([told(down, down[-1], **beyond), told([[[0]]] * 5, [[0]])]):
+    for index, found in enumerate([told(down, down[-1]), told([[[0]]] * 5, [[0]])]):
         found |= {"depth": DEPTH, "prompts": list("abc"), "skipped": []}
         assert json.loads(json.dumps(found, allow_nan=False)) == found
         plot_waterfall(found, tmp_path / f"{index}.png")
         assert (tmp_path / f"{index}.png").stat().st_size > 10_000
         assert verdict(found).startswith("The bars add up: ")
-        names = [row[0] for row in report_tables(found)[0].rows]
-        assert ("exported checkpoint" in names) == (index == 0)
+        assert [row[0] for row in report_tables(found)[0].rows][-1] == "observed by decoding"
+    with pytest.raises(ValueError, match="no target pass to measure"):
+        told(down, [[], [], []] * 4)

@@ -1,7 +1,10 @@
 """Side by side decoding of prompts: what is decoded, in which order, and what the answers say."""
 
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,8 +13,7 @@ import torch
 from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.evaluation.answers import Answer
-from specdec.evaluation.baselines import parse_baseline
-from specdec.evaluation.benchmark import WARM_UP_TOKENS, benchmark
+from specdec.evaluation.benchmark import WARM_UP_TOKENS, benchmark, parse_baseline
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.target import Target
 from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
@@ -249,18 +251,13 @@ def test_a_blank_prompt_is_left_out(pair: Pair, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_thinking_reaches_the_template(
-    pair: Pair, calls: list[Call], caplog: pytest.LogCaptureFixture, thinking: bool
-) -> None:
+def test_thinking_reaches_the_template(pair: Pair, calls: list[Call], thinking: bool) -> None:
     end = "{% if enable_thinking is defined and not enable_thinking %}{{ 'fine' }}{% endif %}"
     chats = [PROMPTS[0], PROMPTS[2]]
     thinker = Target(pair.target.model, tiny_tokenizer(CHATML + end))
     benchmark(thinker, pair.drafter, SHAPES[:1], chats, 2, converse=partial(PromptConversation, thinking=thinking))
-    assert len(calls) == 8 and not told(caplog)
+    assert len(calls) == 8
     assert {thinker.tokenizer.decode(call.prompt).endswith("assistant\nfine") for call in calls} == {not thinking}
-    benchmark(pair.target, pair.drafter, SHAPES[:1], chats, 2, converse=partial(PromptConversation, thinking=thinking))
-    (warning,) = told(caplog)
-    assert warning == f"thinking is {thinking}, but the chat template writes the same with and without it"
     with pytest.raises(ValueError, match="prompt raw: raw text takes no thinking"):
         benchmark(
             thinker, pair.drafter, SHAPES[:1], PROMPTS, 2, converse=partial(PromptConversation, thinking=thinking)
@@ -270,3 +267,40 @@ def test_thinking_reaches_the_template(
 def test_a_drafter_of_another_target_is_refused(pair: Pair) -> None:
     with pytest.raises(ValueError, match="drafter and target do not match: the target's vocabulary size is 61"):
         benchmark(tiny_target(), pair.drafter, SHAPES, PROMPTS, NEW)
+
+
+REQUESTS = [Request([5, 6, 7], 12), Request(list(range(20, 40)), 12)]
+
+
+def test_an_assistant_drafts_and_the_target_speaks(target_directory: Path) -> None:
+    """The target is its own assistant here."""
+    target = Target.load(str(target_directory))
+    wanted = [PlainDecoder(target).generate(*request[:2]).ids for request in REQUESTS]
+    baseline = parse_baseline(f"assisted:{target_directory}")
+    assert str(target_directory) in baseline.name
+    decoder = baseline.decoder(target, Sampling(), 1)
+    assert [made.ids for _, made in decoder.generate_all(REQUESTS, ())] == wanted
+    assert decoder.how["assistant_model"] is not target.model
+
+
+def test_an_assistant_with_another_tokenizer_is_refused(target_directory: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(target_directory, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=r"assisted: .*other has another tokenizer than the target"):
+        parse_baseline(f"assisted:{other}").decoder(Target.load(str(target_directory)), Sampling(), 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "lookup", "assisted", "assisted:", "prompt_lookup:5", "prompt_lookup:tokens=0", "plain_eager:x"]
+)
+def test_what_is_no_baseline_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected plain_eager, transformers, prompt_lookup"):
+        parse_baseline(text)
+
+
+def test_prompt_lookup_takes_its_number() -> None:
+    assert "lookup of 5" in parse_baseline("prompt_lookup:tokens=5").name
+    assert "lookup of 3" in parse_baseline("prompt_lookup").name

@@ -1,7 +1,8 @@
-"""Acceptance length measured while a drafter is trained."""
+"""Acceptance length measured while a drafter is trained; this file is also the program that two processes run."""
 
 import csv
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,12 +16,18 @@ from specdec.data import Document, TextData
 from specdec.data.loader import pack_stream, pack_whole
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.drafter import load
-from specdec.evaluation.callback import SHORTEST, AcceptanceLength, document_prompts, logged_figures
-from specdec.evaluation.metrics import DecodingMetrics
+from specdec.evaluation.callback import (
+    SHORTEST,
+    AcceptanceLength,
+    document_prompts,
+    logged_figures,
+    of_all_processes,
+)
 from specdec.fit import run
 from specdec.target import Target
 from tests.evaluation.made import answer
 from tests.short_run import short_run
+from tests.two_processes import launch
 
 NEW = 12
 
@@ -200,12 +207,9 @@ def test_nothing_is_asked_of_data_that_is_never_validated(base: list[str], tmp_p
 
 
 def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
-    metrics = DecodingMetrics()
-    metrics.update([answer("0", (0, 2), depth=2)])
-    assert logged_figures(metrics) == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
-    metrics.reset()
-    metrics.update([answer("0", ()), answer("1", ())])
-    assert logged_figures(metrics) == {}
+    found = logged_figures([answer("0", (0, 2), depth=2)])
+    assert found == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
+    assert logged_figures([answer("0", ()), answer("1", ())]) == {}
     assert "no acceptance length" in caplog.text
     with pytest.raises(ValueError, match="every_n_validations -1"):
         AcceptanceLength(every_n_validations=-1)
@@ -248,3 +252,35 @@ def test_no_prompt_is_one_clear_line(documents: list[Document]) -> None:
     with pytest.raises(ValueError, match=r"begins within 49 tokens.*acceptance.prompts") as error:
         document_prompts(rows, 8, 20, 49)
     assert "\n" not in str(error.value)
+
+
+ANSWERS = [answer("a", (3, 1, 0)), answer("b", (2,)), answer("c", (1, 3)), answer("d", (0,)), answer("e", (2, 0, 1))]
+# which answers a process has
+CASES: dict[str, list[list[int]]] = {
+    "in turns": [[0, 2, 4], [1, 3]], "in another order": [[3, 1], [4, 0, 2]],
+    "one has none": [[], [0, 1, 2, 3, 4]], "none has any": [[], []],
+}  # fmt: skip
+
+
+def program(out: Path) -> None:
+    """Every case, one after another; each process writes what it computes."""
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo")
+    mine = {name: [ANSWERS[n] for n in case[rank]] for name, case in CASES.items()}
+    found = {name: logged_figures(of_all_processes(answers)) for name, answers in mine.items()}
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path: Path) -> None:
+    """To the last bit, on both."""
+    launch("tests.evaluation.test_callback", tmp_path, 2)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for name in CASES:
+        wanted = logged_figures([] if name == "none has any" else ANSWERS)
+        assert found[0][name] == found[1][name] == wanted, name
+
+
+if __name__ == "__main__":
+    program(Path(sys.argv[1]))

@@ -118,17 +118,6 @@ def test_thinking_is_the_templates_argument(thinking: bool | None, end: str) -> 
     assert tokenizer.decode(conversation.next_ids()) == f"<s>[user]One?[assistant]{end}"
     conversation.add_answer([])
     assert tokenizer.decode(conversation.next_ids()).endswith(f"[user]Two?[assistant]{end}")
-    assert conversation.heeds_thinking()
-
-
-def test_a_template_that_does_not_read_thinking_is_told(tokenizer: PreTrainedTokenizerFast) -> None:
-    conversation = PromptConversation(Prompt("t", None, ["Hi"], None, None), tokenizer, thinking=False)
-    conversation.next_ids()
-    assert not conversation.heeds_thinking()
-    picky = made(TEMPLATE + "{% if enable_thinking is false %}{{ raise_exception('it always thinks') }}{% endif %}")
-    conversation = PromptConversation(Prompt("t", None, ["Hi"], None, None), picky, thinking=True)
-    conversation.next_ids()
-    assert conversation.heeds_thinking()
 
 
 def test_the_hash_of_the_template_is_of_its_text(
