@@ -50,7 +50,7 @@ from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pai
 from specdec.evaluation.prompts import first_turns
 from specdec.evaluation.style import few_prompts
 from specdec.export import export_drafter, subject_of
-from specdec.export.checkpoint import check_unchanged
+from specdec.export.read import check_unchanged
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
 from specdec.utils.files import staged_directory, write_json

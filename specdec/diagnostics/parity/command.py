@@ -24,8 +24,8 @@ from specdec.drafter import Drafter, load
 from specdec.engines.serve import DrafterCheckpoint, VllmLaunch
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
-from specdec.export.checkpoint import CONFIG, OURS, check_unchanged
 from specdec.export.formats import Format, ServingTarget, format_of
+from specdec.export.read import CONFIG, OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.export.tensors import canonical
 from specdec.export.write import warn_if_rounded

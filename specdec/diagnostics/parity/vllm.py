@@ -20,7 +20,7 @@ from specdec.decoding import PlainDecoder
 from specdec.diagnostics.parity.compare import decoded
 from specdec.drafter import Drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
-from specdec.engines.serve import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of, log_told
+from specdec.engines.serve import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
 from specdec.target import Target, TargetSource
 from specdec.utils.progress import progress
 from specdec.utils.signals import asked_to_end
@@ -89,7 +89,6 @@ def ask_all(
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
             stack.enter_context(asked_to_end())
-            stack.enter_context(log_told())
             launch = dataclasses.replace(where, extra=("--dtype", dtype, *where.extra))
             where = stack.enter_context(launch.server(drafter, log)).url
         endpoint = Endpoint(where)
