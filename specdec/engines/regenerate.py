@@ -124,7 +124,6 @@ def regenerate(
                 "input": {"rows": len(rows), "sha256": _digest(rows)},
             }
             with Journal(kept, "specdec.regenerate", about) as journal:
-                _restore(rows, journal)
                 _go_on(rows, chosen, journal)
             more = {**about, "data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
             record = _write(rows, out, truncated, more)
@@ -215,21 +214,13 @@ def _digest(rows: Sequence[Dialogue]) -> str:
     return out.hexdigest()
 
 
-def _restore(rows: Sequence[Dialogue], journal: Journal) -> None:
-    """Give rows the answers that they have already; what failed is asked again."""
-    by_id = {row.id: row for row in rows}
-    for number, entry in enumerate(journal.entries, start=2):
-        try:
-            answer = TurnAnswer(**entry)
-            if answer.failed is None:
-                by_id[answer.row].add(answer)
-        except (KeyError, TypeError, AssertionError) as error:
-            raise ValueError(f"{journal.path}, line {number}: not an answer: remove the line, or begin anew") from error
-
-
 def _go_on(rows: Sequence[Dialogue], chosen: Engine, journal: Journal) -> None:
-    """Ask what is left, and keep it; the engine is not entered for nothing."""
-    by_id, left = {row.id: row for row in rows}, [row for row in rows if not row.done]
+    """Take what the journal has, ask what is left or failed, and keep it; the engine is not entered for nothing."""
+    by_id = {row.id: row for row in rows}
+    for answer in (TurnAnswer(**entry) for entry in journal.entries):
+        if answer.failed is None:
+            by_id[answer.row].add(answer)
+    left = [row for row in rows if not row.done]
     if not left:
         return
     done = sum(not row.skipped for row in rows) - len(left)

@@ -244,16 +244,15 @@ def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapp
     """
     where = Path(evaluation) / "metrics.json"
     metrics: dict[str, Any] = read_json(where)
-    try:
-        design = dict(metrics["drafter"])
-        of = design.pop("directory")
-        found = metrics["target"]["fingerprint"], design.pop("weights_sha256"), canonical(design)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{where}: not of specdec evaluate, for want of {error}") from error
-    wanted = target.identity["fingerprint"], weights_sha256(drafter), canonical(drafter.config.to_json())
-    for what, one, other in zip(("another target", "other weights", "another drafter"), found, wanted, strict=True):
-        if one != other:
-            raise ValueError(f"{where}: the evaluation is of {what} than this ({of}): evaluate again")
+    of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
+    design = {name: value for name, value in of.items() if name not in ("directory", "weights_sha256")}
+    for what, same in (
+        ("target", fingerprint == target.identity["fingerprint"]),
+        ("drafter's weights", of.get("weights_sha256") == weights_sha256(drafter)),
+        ("drafter", canonical(design) == canonical(drafter.config.to_json())),
+    ):
+        if not same:
+            raise ValueError(f"{where}: not an evaluation of this {what} ({of.get('directory')}): evaluate again")
     return metrics
 
 

@@ -367,11 +367,9 @@ def test_a_broken_journal_is_named_with_its_line(
 ) -> None:
     out, journal = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
     assert main([*argv, "--out", str(out)]) == 0
-    whole = journal.read_text()
-    for line in ("nonsense", '{"row": "0"}', '{"row": "0", "turn": 7}', '{"row": "elsewhere", "turn": 0}'):
-        journal.write_text(f"{whole}{line}\n")
-        assert main([*argv, "--out", str(out)]) == 2
-        assert "line 47: not" in capsys.readouterr().err
+    journal.write_text(f"{journal.read_text()}nonsense\n")
+    assert main([*argv, "--out", str(out)]) == 2
+    assert "line 47: not JSON" in capsys.readouterr().err
 
 
 def command(target: Path, data: Path, out: Path, *more: str) -> list[str]:
