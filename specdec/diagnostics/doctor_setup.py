@@ -27,8 +27,7 @@ from specdec.drafter import Drafter, DrafterSpec, choose, load, save
 from specdec.drafter.io import FORMAT
 from specdec.embedded.data import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
-from specdec.export.checkpoint import fetch, read_checkpoint
-from specdec.export.read import import_checkpoint
+from specdec.export.read import fetch, import_checkpoint, read_checkpoint
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View

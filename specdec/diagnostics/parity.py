@@ -18,8 +18,7 @@ from specdec.drafter import Drafter, load
 from specdec.engines.serve import DrafterCheckpoint, VllmLaunch
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, import_checkpoint, read_checkpoint, subject_of
-from specdec.export.checkpoint import check_unchanged
-from specdec.export.read import contradictions
+from specdec.export.read import check_unchanged, contradictions
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json

@@ -19,7 +19,7 @@ from torch import Tensor
 from specdec.diagnostics.parity_compare import decoded
 from specdec.drafter import Drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
-from specdec.engines.serve import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of, log_told
+from specdec.engines.serve import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
 from specdec.target import Target, TargetSource
 from specdec.utils.progress import progress
 from specdec.utils.signals import asked_to_end
@@ -80,7 +80,6 @@ def ask_all(
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
             stack.enter_context(asked_to_end())
-            stack.enter_context(log_told())
             launch = dataclasses.replace(where, extra=("--dtype", dtype, *where.extra))
             where = stack.enter_context(launch.server(drafter, log)).url
         endpoint = Endpoint(where)

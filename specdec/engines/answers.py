@@ -1,11 +1,12 @@
 """Who answers for ``specdec regenerate``: the target in this process, or a server that several users ask at a time."""
 
 import hashlib
+import itertools
+import random
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from queue import SimpleQueue
+from dataclasses import dataclass, field
+from queue import LifoQueue, SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,14 @@ from jinja2 import TemplateError
 
 from specdec.data.layouts import Message
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
-from specdec.engines.client import Endpoint, RequestError, Retrying
+from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target
 
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
-GONE = 8  # questions one after another, at least, that nobody could be reached with: the server is gone
+PATH = "/v1/chat/completions"
+RETRIES = 6  # tries after the first, where a server is busy or away
+BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,6 @@ class AnswerSettings:
         """What the chat template is told."""
         return {} if self.thinking is None else {"enable_thinking": self.thinking}
 
-    def record(self) -> dict[str, Any]:
-        """JSON-ready; no repetition is penalised, whatever the target's own settings are."""
-        return {**asdict(self), "repetition_penalty": 1.0}
-
 
 class TurnAnswer(NamedTuple):
     """What became of one question: what the target said, or why it failed."""
@@ -72,7 +71,6 @@ class TurnAnswer(NamedTuple):
     text: str = ""
     finish: str = STOP  # it ended its turn; LENGTH: it had no more tokens
     tokens: int = 0  # generated, an end token included
-    prompt_tokens: int = 0
     reasoning: str | None = None  # where a server takes it out of the text
     failed: str | None = None
 
@@ -110,12 +108,13 @@ class Dialogue:
         """Whether nothing is left to ask."""
         return bool(self.skipped or self.failed or self.truncated or self.turn == len(self.said))
 
-    def add(self, found: TurnAnswer) -> None:
-        """Take what became of the last question."""
+    def add(self, found: TurnAnswer) -> TurnAnswer:
+        """Take what became of the last question, and hand it on."""
         assert found.row == self.id and found.turn == self.turn
         if found.failed is None:
             self.answers.append(found)
         self.failed = found.failed
+        return found
 
     def messages(self) -> list[Message]:
         """The conversation up to the next answer, or to the last of all; earlier answers are part of it."""
@@ -138,8 +137,6 @@ class InProcess:
         if not self.tokenizer.chat_template:
             raise ValueError("the target's tokenizer has no chat template: give an instruction-tuned target")
         self.decoder = PlainDecoder(target, settings.sampling(), batch=batch)
-        added = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        self.special = added | set(self.tokenizer.all_special_ids)
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask everything that is left to ask; every answer has been given to its dialogue.
@@ -149,18 +146,30 @@ class InProcess:
         """
         size = WINDOW * self.batch
         for first in range(0, len(dialogues), size):
-            window = dialogues[first : first + size]
-            while waiting := [one for one in window if not one.done]:
-                prompts: list[tuple[Dialogue, list[int]]] = []
-                for one in waiting:
-                    try:
-                        prompts.append((one, self._prompt(one)))
-                    except ValueError as error:
-                        found = TurnAnswer(one.id, one.turn, failed=str(error))
-                        one.add(found)
-                        yield found
-                prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)  # what does not fit shows at once
-                yield from self._answered(prompts)
+            while waiting := [one for one in dialogues[first : first + size] if not one.done]:
+                yield from self._next_answers(waiting)
+
+    def _next_answers(self, waiting: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
+        """One of each dialogue."""
+        prompts: list[tuple[Dialogue, list[int]]] = []
+        for one in waiting:
+            try:
+                prompts.append((one, self._prompt(one)))
+            except ValueError as error:
+                yield one.add(TurnAnswer(one.id, one.turn, failed=str(error)))
+        prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)  # what does not fit shows at once
+        most = self.settings.max_new_tokens
+        requests = [Request(ids, most, self.settings.seed_of(one.id, one.turn)) for one, ids in prompts]
+        try:
+            for number, made in self.decoder.generate_all(requests, self.ends):
+                one, prompt = prompts[number]
+                ended = made.ids[-1] in self.ends
+                text = self._text(prompt, made.ids[:-1] if ended else made.ids)
+                yield one.add(TurnAnswer(one.id, one.turn, text, STOP if ended else LENGTH, len(made.ids)))
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"not enough memory for {self.batch} prompts at a time: give a smaller --batch_size"
+            ) from error
 
     def _prompt(self, one: Dialogue) -> list[int]:
         try:
@@ -173,28 +182,6 @@ class InProcess:
         ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
         check_length(self.target, ids, self.settings.max_new_tokens)
         return ids
-
-    def _answered(self, prompts: Sequence[tuple[Dialogue, list[int]]]) -> Iterator[TurnAnswer]:
-        most = self.settings.max_new_tokens
-        requests = [Request(ids, most, self.settings.seed_of(one.id, one.turn)) for one, ids in prompts]
-        try:
-            for number, made in self.decoder.generate_all(requests, self.ends):
-                one, prompt = prompts[number]
-                ended = made.ids[-1] in self.ends
-                said = made.ids[:-1] if ended else made.ids
-                counts = (STOP if ended else LENGTH, len(made.ids), len(prompt))
-                found = TurnAnswer(one.id, one.turn, self._text(prompt, said), *counts)
-                special = next((token for token in said if token in self.special), None)
-                if special is not None:  # it would be lost in a message's text, or read as a user's who writes it
-                    name = self.tokenizer.convert_ids_to_tokens(special)
-                    wrong = f"the answer holds {name}, which the text of a message cannot"
-                    found = TurnAnswer(one.id, one.turn, failed=wrong)
-                one.add(found)
-                yield found
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                f"not enough memory for {self.batch} prompts at a time: give a smaller --batch_size"
-            ) from error
 
     def _text(self, prompt: list[int], ids: list[int]) -> str:
         """Of what was generated behind a prompt: some tokenizers write the first token of a text without its space."""
@@ -223,7 +210,6 @@ class Remote:
     settings: AnswerSettings
     vllm: bool
     concurrency: int
-    retrying: Retrying
     check: Callable[[], None] = lambda: None
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
@@ -232,58 +218,55 @@ class Remote:
         Raises:
             ValueError: the server is gone.
         """
-        waiting = deque(one for one in dialogues if not one.done)
-        flying: dict[str, Dialogue] = {}
-        asks: SimpleQueue[Dialogue | None] = SimpleQueue()
-        results: SimpleQueue[tuple[TurnAnswer, bool] | BaseException] = SimpleQueue()
-        over, unreached = threading.Event(), 0
-        users = min(self.concurrency, len(waiting))
+        asks: LifoQueue[Dialogue | None] = LifoQueue()  # who was answered is next: the server still has the beginning
+        results: SimpleQueue[tuple[Dialogue, TurnAnswer] | BaseException] = SimpleQueue()
+        over, left = threading.Event(), [one for one in dialogues if not one.done]
+        for one in reversed(left):
+            asks.put(one)
 
         def user() -> None:
-            while (one := asks.get()) is not None and not over.is_set():
+            while (one := asks.get()) is not None:
                 try:
-                    results.put(self._ask(one, over))
+                    results.put((one, self._ask(one, over)))
                 except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
                     results.put(error)
 
+        users = min(self.concurrency, len(left))
         for _ in range(users):  # daemons: who leaves does not wait for answers
             threading.Thread(target=user, daemon=True).start()
         try:
-            while waiting or flying:
-                while waiting and len(flying) < users:
-                    one = waiting.popleft()
-                    flying[one.id] = one
-                    asks.put(one)
+            unfinished = len(left)
+            while unfinished:
                 result = results.get()
                 if isinstance(result, BaseException):
                     raise result
-                found, reached = result
-                unreached = 0 if reached else unreached + 1
-                one = flying.pop(found.row)
-                one.add(found)
-                yield found
-                if unreached >= max(GONE, users):
-                    raise ValueError(f"{found.failed} ({unreached} questions in a row could not be put)")
-                if not one.done:
-                    waiting.appendleft(one)  # the server still has its beginning
+                one, found = result
+                yield one.add(found)
+                if one.done:
+                    unfinished -= 1
+                else:
+                    asks.put(one)
         finally:
             over.set()
             for _ in range(users):
                 asks.put(None)
 
-    def _ask(self, one: Dialogue, over: threading.Event) -> tuple[TurnAnswer, bool]:
-        """What came of it, and whether the server was there."""
-        body = self._body(one)
-
-        def put() -> dict[str, Any]:
-            self.check()
-            return self.endpoint.complete("/v1/chat/completions", body)
-
-        try:
-            return self._read(one, self.retrying(put, over)), True
-        except RequestError as error:
-            self.check()
-            return TurnAnswer(one.id, one.turn, failed=str(error)), error.status is not None
+    def _ask(self, one: Dialogue, over: threading.Event) -> TurnAnswer:
+        """What comes of the next question, put again where the server is busy or away, until it is ``over``."""
+        for number in itertools.count():
+            try:
+                self.check()
+                return self._read(one, self.endpoint.complete(PATH, self._body(one)))
+            except RequestError as error:
+                # drawn, so that many users do not come back together
+                pause = min(LONGEST_WAIT, BACKOFF * 2**number) * random.uniform(0.5, 1)
+                if number < RETRIES and error.passing and not over.wait(pause):
+                    continue
+                self.check()
+                if error.status is None and self.endpoint.away():
+                    raise
+                return TurnAnswer(one.id, one.turn, failed=str(error))
+        raise AssertionError
 
     def _body(self, one: Dialogue) -> dict[str, Any]:
         """The request; the server renders the conversation with its own template."""
@@ -307,20 +290,18 @@ class Remote:
     @staticmethod
     def _read(one: Dialogue, response: dict[str, Any]) -> TurnAnswer:
         """An answer, or why it is none."""
-        wrong = None
         try:
             choice, usage = response["choices"][0], response.get("usage") or {}
-            message = choice["message"]
-            text, finish = message.get("content") or "", choice["finish_reason"]
-            text.encode()
-            tokens, before = (int(usage.get(f"{name}_tokens") or 0) for name in ("completion", "prompt"))
-            reasoning = message.get("reasoning") or message.get("reasoning_content")
+            message, finish = choice["message"], choice["finish_reason"]
             if message.get("tool_calls"):
-                wrong = "the server made a tool call of the answer: start it without a tool parser"
-            elif finish not in (STOP, LENGTH):
-                wrong = f"the server ended the answer for another reason: {finish}"
-        except (KeyError, IndexError, TypeError, AttributeError, UnicodeEncodeError) as error:
-            wrong = f"no answer in what the server said: {type(error).__name__}: {error}"
-        if wrong is not None:
-            return TurnAnswer(one.id, one.turn, failed=wrong)
-        return TurnAnswer(one.id, one.turn, text, finish, tokens, before, reasoning)
+                raise ValueError("the server made a tool call of the answer: start it without a tool parser")
+            if finish not in (STOP, LENGTH):
+                raise ValueError(f"the server ended the answer for another reason: {finish}")
+            text = message.get("content") or ""
+            text.encode()
+            tokens = int(usage.get("completion_tokens") or 0)
+            reasoning = message.get("reasoning") or message.get("reasoning_content")
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            why = f"no answer in what the server said: {type(error).__name__}: {error}"
+            return TurnAnswer(one.id, one.turn, failed=why)
+        return TurnAnswer(one.id, one.turn, text, finish, tokens, reasoning)

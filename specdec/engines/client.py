@@ -1,40 +1,34 @@
-"""An OpenAI-compatible server as its clients see it: questions, retries, and vLLM's counters of drafts."""
+"""An OpenAI-compatible server as its clients see it: requests, streams, and vLLM's counters of drafts."""
 
 import contextlib
 import http.client
 import json
 import os
-import random
 import re
-import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-Found = TypeVar("Found")
-
 KEY = "VLLM_API_KEY"  # vLLM's own variable
-PATIENCE = 600.0  # seconds for one line of an answer, and at most between two tries
-LONGEST_WAIT = 60.0  # seconds between two tries, unless the server asks for more
+PATIENCE = 600.0  # seconds for one line of an answer
 PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
-_METRIC = re.compile(r"(vllm:\w+?)(?:_total)?(?:\{(.*)\})? (\S+)")
+_METRIC = re.compile(r"vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)")
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
 
 class RequestError(ValueError):
-    """A request without an answer.
+    """A request without an answer; ``status`` is HTTP's, or None if the server is away or its answer broke off."""
 
-    Args:
-        status: HTTP's; None if the server could not be reached, or its answer broke off.
-        retry_after: seconds that the server asks for.
-    """
-
-    def __init__(self, message: str, status: int | None = None, retry_after: float = 0.0) -> None:
+    def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        self.status = status
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may be answered later."""
+        return self.status is None or self.status >= 500 or self.status in PASSING
 
 
 class Endpoint:
@@ -50,16 +44,22 @@ class Endpoint:
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
-        if "@" in parts.netloc or parts.query:
-            raise ValueError(f"a URL of a server must not hold a password or a key: give a key in ${KEY}")
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"{url}: no URL of a server: give one as http://127.0.0.1:8000")
+        if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc or parts.query:
+            raise ValueError(f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}")
         self.url, self._parts, self._patience = parts.geturl(), parts, patience
 
     def text(self, path: str) -> str:
         """What ``GET`` gives."""
         with self._response("GET", path) as response:
             return response.read().decode("utf-8", errors="replace")
+
+    def away(self) -> bool:
+        """Whether nobody answers at all."""
+        try:
+            self.text("/v1/models")
+        except RequestError as error:
+            return error.status is None
+        return False
 
     def model(self) -> str:
         """The name of the first model that it serves."""
@@ -87,7 +87,7 @@ class Endpoint:
                     return
                 event = json.loads(data)
                 if "error" in event:
-                    raise ValueError(f"{self.url}{path}: {_error_of(data)}")
+                    raise ValueError(f"{self.url}{path}: {_reason(data)}")
                 yield event
         raise ValueError(f"{self.url}{path}: the stream ended before its end mark: did the server fall?")
 
@@ -102,9 +102,8 @@ class Endpoint:
             connection.request(method, self._parts.path + path, body, headers)
             with connection.getresponse() as response:
                 if response.status != 200:
-                    why, after = _error_of(response.read()), response.headers.get("Retry-After", "")
-                    seconds = min(float(after), PATIENCE) if re.fullmatch(r"\d+(\.\d+)?", after) else 0.0
-                    raise RequestError(f"{self.url}{path}: status {response.status}: {why}", response.status, seconds)
+                    why = f"status {response.status}: {_reason(response.read())}"
+                    raise RequestError(f"{self.url}{path}: {why}", response.status)
                 yield response
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(f"{self.url}{path}: {error or type(error).__name__}: is the server up?") from error
@@ -112,7 +111,7 @@ class Endpoint:
             connection.close()
 
 
-def _error_of(body: bytes) -> str:
+def _reason(body: bytes) -> str:
     """The message of an error, however it is wrapped."""
     text = body.decode("utf-8", errors="replace")
     with contextlib.suppress(json.JSONDecodeError):
@@ -123,34 +122,6 @@ def _error_of(body: bytes) -> str:
     return " ".join(text.split())[:240]
 
 
-@dataclass(frozen=True)
-class Retrying:
-    """Asks a server again that is busy or away, ``retries`` times; ``backoff`` seconds later, then doubled."""
-
-    retries: int = 6
-    backoff: float = 1.0
-
-    def __call__(self, request: Callable[[], Found], over: threading.Event) -> Found:
-        """What ``request`` returns in the end; once ``over`` is set nothing is tried again.
-
-        Raises:
-            RequestError: it does not get an answer, and another try would not help, or there have been enough.
-        """
-        for number in range(self.retries + 1):
-            try:
-                return request()
-            except RequestError as error:
-                passing = error.status is None or error.status >= 500 or error.status in PASSING
-                if number == self.retries or not passing or over.wait(self.seconds(number, error)):
-                    raise
-        raise AssertionError
-
-    def seconds(self, number: int, error: RequestError) -> float:
-        """How long to wait after try ``number``; drawn, so that many clients do not come back together."""
-        longest = min(LONGEST_WAIT, self.backoff * 2**number)
-        return max(random.uniform(longest / 2, longest), error.retry_after)
-
-
 class SpecDecodeCounters(NamedTuple):
     """What vLLM counts since its start, over all its engines; differences of two are what happened between.
 
@@ -159,21 +130,15 @@ class SpecDecodeCounters(NamedTuple):
 
     generated: int  # tokens of answers
     passes: int
-    drafts: int
-    accepted: int
+    accepted: int  # drafts
     per_position: tuple[int, ...]  # passes that accepted at least so many drafts, from one on; empty without a drafter
 
     def since(self, before: Self) -> "SpecDecodeCounters":
         """What was counted after ``before``."""
+        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
         old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
         positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
-        return SpecDecodeCounters(
-            self.generated - before.generated,
-            self.passes - before.passes,
-            self.drafts - before.drafts,
-            self.accepted - before.accepted,
-            positions,
-        )
+        return SpecDecodeCounters(generated, passes, accepted, positions)
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
@@ -182,20 +147,18 @@ class SpecDecodeCounters(NamedTuple):
         Raises:
             ValueError: it has not even vLLM's counter of generated tokens, or cannot be reached.
         """
-        sums: dict[str, float] = {}
-        positions: dict[int, float] = {}
+        sums: dict[str, int] = {}
+        positions: dict[int, int] = {}
         for found in filter(None, map(_METRIC.match, endpoint.text("/metrics").splitlines())):
-            name, position, value = found[1], _POSITION.search(found[2] or ""), float(found[3])
-            if name == "vllm:spec_decode_num_accepted_tokens_per_pos" and position:
-                positions[int(position[1])] = positions.get(int(position[1]), 0.0) + value
+            name, position, value = found[1], _POSITION.search(found[2] or ""), int(float(found[3]))
+            if name == "spec_decode_num_accepted_tokens_per_pos" and position:
+                positions[int(position[1])] = positions.get(int(position[1]), 0) + value
             else:
-                sums[name] = sums.get(name, 0.0) + value
-        if "vllm:generation_tokens" not in sums:
+                sums[name] = sums.get(name, 0) + value
+        if "generation_tokens" not in sums:
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
-        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-        passes, drafts, accepted = (int(sums.get(f"vllm:spec_decode_{name}", 0)) for name in names)
-        per_position = tuple(int(positions[k]) for k in sorted(positions))
-        return cls(int(sums["vllm:generation_tokens"]), passes, drafts, accepted, per_position)
+        passes, accepted = (sums.get(f"spec_decode_num_{name}", 0) for name in ("drafts", "accepted_tokens"))
+        return cls(sums["generation_tokens"], passes, accepted, tuple(positions[k] for k in sorted(positions)))
 
     def settled(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> "SpecDecodeCounters":
         """The counters once they hold ``tokens`` generated ones more than these: the server counts a little late."""

@@ -6,19 +6,17 @@ import json
 import logging
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from specdec.data.chat import read_conversations, tell_left_out
 from specdec.data.layouts import ChatConversation, Message
-from specdec.data.rows import find_sources
 from specdec.engines.answers import AnswerSettings, Dialogue, InProcess, Remote, TurnAnswer
-from specdec.engines.client import Endpoint, Retrying
-from specdec.engines.serve import VllmLaunch, find_vllm, log_told
-from specdec.engines.server import TIMEOUT
+from specdec.engines.client import Endpoint
+from specdec.engines.serve import TIMEOUT, VllmLaunch, find_vllm
 from specdec.target import TargetSource
 from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
@@ -28,14 +26,11 @@ from specdec.utils.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
 
-FORMAT = "specdec.regenerate.v2"
+FORMAT = "specdec.regenerate.v3"
+MOST_FAILED = 0.1  # of the rows, for the exit status 0
+KEPT = "what is done is kept in {}: the same command goes on"
 
-
-class ChosenEngine(NamedTuple):
-    """An engine that is not necessarily up yet."""
-
-    identity: dict[str, Any]  # who answers: what must be the same when a run is gone on with
-    up: Callable[[], contextlib.AbstractContextManager[InProcess | Remote]]  # for as long as it is needed
+Engine = contextlib.AbstractContextManager[InProcess | Remote]  # entered for as long as it is needed
 
 
 def regenerate(
@@ -55,20 +50,19 @@ def regenerate(
     seed: int = AnswerSettings.seed,
     thinking: bool | None = None,
     truncated: Literal["drop", "keep"] = "drop",
-    max_failed: float = 0.1,
     device: str = "cpu",
     batch_size: int = 32,
     url: str | None = None,
     model: str | None = None,
     concurrency: int = 64,
-    retries: int = Retrying.retries,
     vllm: str | None = None,
     timeout: float = TIMEOUT,
     vllm_args: list[str] = [],  # noqa: B006
 ) -> int:
     """Let the target write the answers of a data set; flags of vllm serve go after --.
 
-    The same command goes on with a run that ended early. A server's key is read from $VLLM_API_KEY.
+    The same command goes on with a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
+    1 if no row was made, or more than a tenth of them failed.
 
     Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --engine vllm
 
@@ -87,19 +81,14 @@ def regenerate(
         seed: of it, a row's id and the turn every answer's seed is made
         thinking: the chat template's enable_thinking
         truncated: whether rows are written whose last answer ran out of tokens
-        max_failed: share of failed rows from which on the exit status is 1
         device: of --engine transformers
         batch_size: prompts at a time, of --engine transformers
         url: a server that runs already, as http://127.0.0.1:8000; --engine says whether it is vLLM
         model: its name at --url; by default the first served
         concurrency: questions to a server at a time
-        retries: tries after the first, where a server is busy or away
         vllm: a Python that has vLLM, or its executable; by default $SPECDEC_VLLM_PYTHON, else this environment
         timeout: seconds until vLLM must be healthy
         vllm_args: flags for vllm serve: give them after --
-
-    Returns:
-        0; 1 if no row was made or too many failed; 128 and the signal's number if it was stopped.
 
     Raises:
         ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
@@ -109,75 +98,69 @@ def regenerate(
         raise ValueError("--engine openai asks a server at its --url, --engine vllm may; --engine transformers cannot")
     if vllm_args and (engine != "vllm" or url is not None):
         raise ValueError("flags after -- are those of vllm serve, which is started with --engine vllm and no --url")
-    if min(batch_size, concurrency) < 1 or retries < 0:
-        raise ValueError("batch_size and concurrency must be at least 1, and retries at least 0")
+    if min(batch_size, concurrency) < 1:
+        raise ValueError("batch_size and concurrency must be at least 1")
     kept = _journal_of(out)
     try:
         with asked_to_end():
             if engine == "transformers":
-                chosen = _in_process(target, device, batch_size, settings)
+                identity, chosen = _in_process(target, device, batch_size, settings)
             elif url is None:
                 launch = VllmLaunch(find_vllm(vllm), target, port=0, timeout=timeout, extra=tuple(vllm_args))
-                chosen = _started(launch, settings, concurrency, Retrying(retries))
+                flags = " ".join(vllm_args)
+                identity = {"engine": "vllm", "source": target.source, "revision": target.revision, "flags": flags}
+                chosen = _started(launch, settings, concurrency)
             else:
                 endpoint = Endpoint(url)
-                there = (endpoint, model or endpoint.model(), settings, engine == "vllm", concurrency)
-                served = Remote(*there, Retrying(retries))
-                chosen = ChosenEngine({"engine": engine, "model": served.model}, lambda: contextlib.nullcontext(served))
+                identity = {"engine": engine, "model": model or endpoint.model()}
+                served = Remote(endpoint, identity["model"], settings, engine == "vllm", concurrency)
+                chosen = contextlib.nullcontext(served)
             left_out: list[str] | None = [] if broken == "drop" else None
-            rows = read_dialogues(data, layout, left_out)[:limit]
+            rows = [dialogue(one) for one in read_conversations(data, layout, left_out)][:limit]
             tell_left_out(left_out or ())
             about = {
-                "target": chosen.identity,
-                "asking": settings.record(),
-                "input": {"rows": len(rows), "sha256": digest(rows)},
+                "target": identity,  # known by what the answers depend on, not by where it runs
+                "asking": asdict(settings),
+                "input": {"rows": len(rows), "sha256": _digest(rows)},
             }
             with Journal(kept, "specdec.regenerate", about) as journal:
-                _restore(rows, journal)
-                tokens, seconds = _go_on(rows, chosen, journal)
-            sources = {name: sha256(name) if Path(name).is_file() else None for name in find_sources(data)}
-            record = _write(rows, out, truncated, {
-                **about, "data": sources, "left_out": left_out or [],
-                "session": {"tokens": tokens, "seconds": seconds}, "provenance": provenance(seed=seed),
-            })  # fmt: skip
+                _go_on(rows, chosen, journal)
+            more = {**about, "data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
+            record = _write(rows, out, truncated, more)
     except Asked as asked:
         sys.stderr.write(f"specdec regenerate: stopped; {KEPT.format(kept)}\n")
         return asked.status
     counts = record["counts"]
     others = ", ".join(f"{counts[name]} {name}" for name in ("truncated", "failed", "skipped") if counts[name])
     of_all = f"{counts['written']} of {counts['rows']} rows{f' ({others})' if others else ''}"
-    sys.stdout.write(f"{out}: {of_all}, {record['answers']['tokens']} tokens\n")
+    sys.stdout.write(f"{out}: {of_all}, {counts['tokens']} tokens\n")
     if counts["truncated"] and truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
         first = next(iter(record["failed"].values()))
         log.warning("%d rows failed; the same command tries them again: %s", counts["failed"], first)
-    asked_rows = max(1, counts["rows"] - counts["skipped"])
-    return 1 if not counts["written"] or counts["failed"] / asked_rows > max_failed else 0
+    most = MOST_FAILED * (counts["rows"] - counts["skipped"])
+    return 1 if not counts["written"] or counts["failed"] > most else 0
 
 
-def _in_process(target: TargetSource, device: str, batch: int, settings: AnswerSettings) -> ChosenEngine:
+def _in_process(
+    target: TargetSource, device: str, batch: int, settings: AnswerSettings
+) -> tuple[dict[str, Any], Engine]:
     """The target here, known by the fingerprint of its weights."""
     loaded = target.load(device)
-    here = InProcess(loaded, settings, batch)
     identity = {"engine": "transformers", **loaded.identity, "dtype": str(loaded.dtype)}
-    return ChosenEngine(identity, lambda: contextlib.nullcontext(here))
+    return identity, contextlib.nullcontext(InProcess(loaded, settings, batch))
 
 
-def _started(launch: VllmLaunch, settings: AnswerSettings, concurrency: int, retrying: Retrying) -> ChosenEngine:
-    """The target in a vLLM that is started for it, known by its name: its weights are seen by vLLM alone."""
-
-    @contextlib.contextmanager
-    def up() -> Iterator[Remote]:
-        with (
-            tempfile.TemporaryDirectory(prefix="specdec-regenerate-") as scratch,
-            launch.server(None, Path(scratch) / "server.log") as server,
-        ):
-            endpoint = Endpoint(server.url)
-            yield Remote(endpoint, endpoint.model(), settings, True, concurrency, retrying, server.check)
-
-    source, flags = launch.target, " ".join(launch.extra)
-    return ChosenEngine({"engine": "vllm", "source": source.source, "revision": source.revision, "flags": flags}, up)
+@contextlib.contextmanager
+def _started(launch: VllmLaunch, settings: AnswerSettings, concurrency: int) -> Iterator[Remote]:
+    """The target in a vLLM that is started for it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="specdec-regenerate-") as scratch,
+        launch.server(None, Path(scratch) / "server.log") as server,
+    ):
+        endpoint = Endpoint(server.url)
+        yield Remote(endpoint, endpoint.model(), settings, True, concurrency, server.check)
 
 
 def _journal_of(out: Path) -> Path:
@@ -191,32 +174,14 @@ def _journal_of(out: Path) -> Path:
     kept = out.with_name(f"{out.name}.journal")
     if out.exists() and not kept.exists():
         raise ValueError(f"{out} exists already, without {kept.name}: choose another --out or remove it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
     return kept
 
 
-KEPT = "what is done is kept in {}: the same command goes on"
+def dialogue(one: ChatConversation) -> Dialogue:
+    """A conversation without its assistant's words.
 
-
-def read_dialogues(
-    patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
-) -> list[Dialogue]:
-    """The conversations of files, saved datasets and Hub data, without their assistant's words.
-
-    Args:
-        layout: of every row; None tells each row's by its columns.
-        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
-
-    Raises:
-        ValueError: a file is missing or empty, or a row is broken.
-    """
-    return [_dialogue(one) for one in read_conversations(patterns, layout, left_out)]
-
-
-def _dialogue(one: ChatConversation) -> Dialogue:
-    """An answer is due to every run of turns that has a user's in it; one that comes twice in a row is one answer.
-
-    The last user's turn is answered whether or not the row has an answer to it. From the first tool call on nothing is
+    An answer is due to every run of turns that has a user's in it; one that comes twice in a row is one answer. The
+    last user's turn is answered whether or not the row has an answer to it. From the first tool call on nothing is
     asked: what the target would call, nobody has run.
     """
     said: list[list[Message]] = []
@@ -241,7 +206,7 @@ def _dialogue(one: ChatConversation) -> Dialogue:
     return Dialogue(one.id, one.place, [] if skipped else said, one.tools, skipped=skipped, cut=cut and not skipped)
 
 
-def digest(rows: Sequence[Dialogue]) -> str:
+def _digest(rows: Sequence[Dialogue]) -> str:
     """SHA-256 of what is asked and in which order, wherever the files lie."""
     out = hashlib.sha256()
     for row in rows:
@@ -249,32 +214,21 @@ def digest(rows: Sequence[Dialogue]) -> str:
     return out.hexdigest()
 
 
-def _restore(rows: Sequence[Dialogue], journal: Journal) -> None:
-    """Give rows the answers that they have already; what failed is asked again."""
+def _go_on(rows: Sequence[Dialogue], chosen: Engine, journal: Journal) -> None:
+    """Take what the journal has, ask what is left or failed, and keep it; the engine is not entered for nothing."""
     by_id = {row.id: row for row in rows}
-    for number, entry in enumerate(journal.entries, start=2):
-        try:
-            answer = TurnAnswer(**entry)
-            if answer.failed is None:
-                by_id[answer.row].add(answer)
-        except (KeyError, TypeError, AssertionError) as error:
-            raise ValueError(f"{journal.path}, line {number}: not an answer: remove the line, or begin anew") from error
-
-
-def _go_on(rows: Sequence[Dialogue], chosen: ChosenEngine, journal: Journal) -> tuple[int, float]:
-    """Ask what is left, and keep it; (generated tokens, seconds)."""
-    by_id, left = {row.id: row for row in rows}, [row for row in rows if not row.done]
+    for answer in (TurnAnswer(**entry) for entry in journal.entries):
+        if answer.failed is None:
+            by_id[answer.row].add(answer)
+    left = [row for row in rows if not row.done]
     if not left:
-        return 0, 0.0
-    tokens, done = 0, sum(not row.skipped for row in rows) - len(left)
+        return
+    done = sum(not row.skipped for row in rows) - len(left)
     try:
-        with log_told(), chosen.up() as engine, progress("answers", "rows", done + len(left), done) as advance:
-            begin = time.monotonic()
+        with chosen as engine, progress("answers", "rows", done + len(left), done) as advance:
             for found in engine.answers(left):
                 journal.append({name: value for name, value in found._asdict().items() if value is not None})
-                tokens += found.tokens
                 advance(by_id[found.row].done)
-            return tokens, time.monotonic() - begin
     except ValueError as error:
         raise ValueError(f"{error}; {KEPT.format(journal.path)}") from error
 
@@ -303,15 +257,11 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, more: dict[str, 
             "skipped": len(rows) - len(asked),
             "written": len(written),
             "cut_before_a_tool_call": sum(row.cut for row in asked),
+            "answers": len(answers),
+            "tokens": sum(answer.tokens for answer in answers),
         },
         "failed": failed,
         "skipped": dict(Counter(row.skipped for row in rows if row.skipped)),
-        "answers": {
-            "number": len(answers),
-            "empty": sum(not answer.text for answer in answers),
-            "tokens": sum(answer.tokens for answer in answers),
-            "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
-        },
         "truncated": truncated,
         **more,
     }

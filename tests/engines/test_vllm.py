@@ -16,8 +16,7 @@ from specdec.cli import main
 from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import load
 from specdec.engines.client import Endpoint, SpecDecodeCounters
-from specdec.engines.serve import VARIABLE, VllmLaunch, drafter_checkpoint
-from specdec.engines.server import free_port
+from specdec.engines.serve import VARIABLE, VllmLaunch, drafter_checkpoint, free_port
 from specdec.target import Target, TargetSource
 from tests.engines import inside_vllm
 from tests.engines.conftest import alive, soon
@@ -168,8 +167,6 @@ def test_served_asked_and_stopped(
     counted = SpecDecodeCounters.read(endpoint).since(before)
     assert len(counted.per_position) == DRAFTS and counted.accepted == sum(counted.per_position) > 0
     same(url, drafter, target, tmp_path)
-    if name == "eagle3_1":
-        bench(url, target, tmp_path)
     serving.send_signal(signal.SIGINT)
     _, err = serving.communicate(timeout=60)
     assert serving.returncode == 0, err
@@ -212,28 +209,22 @@ def test_parity_starts_vllm_and_finds_what_it_drops(
     assert report["differences"]
 
 
-def bench(url: str, target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
+def test_bench(drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in inside_vllm.QUIET.items():
+        monkeypatch.setenv(variable, value)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
-    more = [
-        "--url",
-        url,
-        "--target",
-        target.source,
-        "--concurrency",
-        "1",
-        "4",
-        "--max_new_tokens",
-        "32",
-        "--ignore_eos",
-        "true",
-    ]
-    assert main(["bench", "--prompts", str(prompts), "--out", str(tmp_path / "bench"), *more]) == 0
+    argv = ["bench", "--prompts", str(prompts), "--out", str(tmp_path / "bench"), "--target", target.source]
+    argv += ["--drafter", str(drafter), "--concurrency", "1", "4", "--max_new_tokens", "32", "--ignore_eos", "true"]
+    flags = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
+    assert main([*argv, "--timeout", "300", "--", *flags]) == 0
     for level in json.loads((tmp_path / "bench" / "bench.json").read_text())["levels"]:
         served = level["drafter"]
-        assert served["tokens"] == 32 * served["requests"]
-        assert served["acceptance"]["acceptance_length"] > 1.2
-        assert served["first_token_seconds"]["median"] > 0 and served["inter_token_seconds"]["median"] > 0
+        assert served["total_output_tokens"] == 32 * served["completed"]
+        assert served["spec_decode_acceptance_length"] > 1.2
+        assert served["median_ttft_ms"] > 0 and served["median_tpot_ms"] > 0
+        assert level["identical_outputs"]["same"] == level["identical_outputs"]["of"] > 0
 
 
 def descendants(pid: int) -> list[int]:

@@ -236,13 +236,7 @@ def test_several_files(tmp_path: Path, target: Target) -> None:
     shards = {"a.safetensors": names[:7], "b.safetensors": names[7:]}
     for file, part in shards.items():
         save_file({name: tensors[name] for name in part}, directory / file)
-    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     assert same_state(import_checkpoint(read_checkpoint(directory), target), want)
-    index["weight_map"]["lm_head.weight"] = "../one/model.safetensors"
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="outside of its directory"):
-        read_checkpoint(directory)
 
 
 def test_a_second_layer_under_either_engines_name(tmp_path: Path, target: Target) -> None:
@@ -291,11 +285,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no groups": (lambda c, t: c.update(num_key_value_heads=-2), "num_key_value_heads is -2, wanted a number above 0"),
     "a vector": (
         lambda c, t: t.update({"midlayer.self_attn.q_proj.weight": torch.ones(48)}),
-        r"q_proj.weight is \[48\], wanted a matrix",
+        "it lacks a matrix",
     ),
-    "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), r"fc.weight is \[\], wanted a matrix"),
-    "beyond all memory": (lambda c, t: c.update(intermediate_size=10**12), r"the config says \[32, 1000000000000\]"),
-    "layers without end": (lambda c, t: c.update(num_hidden_layers=10**7), "the config says 10000000 layers"),
+    "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), "it lacks a matrix"),
+    "a layer too many": (lambda c, t: c.update(num_hidden_layers=2), "it lacks layers.1.input_layernorm.weight"),
     "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
     "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "no drafter here has: fc_norm.0"),
@@ -379,9 +372,6 @@ def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
             read_checkpoint(directory)
         assert "\x1b" not in str(told.value) and "()" not in str(told.value)
     (directory / "pytorch_model.bin").unlink()
-    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"fc.weight": 3}}')
-    with pytest.raises(ValueError, match="it has no weight_map from tensors to files"):
-        read_checkpoint(directory)
     (directory / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):
         read_checkpoint(directory)
