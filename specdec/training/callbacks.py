@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from specdec.drafter import Drafter, save
+from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, whole
 from specdec.training.module import DrafterModule
-from specdec.training.stopping import together
 from specdec.utils.files import explain, write_json, write_text
 
 LOSSES = "losses.txt"
@@ -48,7 +48,7 @@ class SaveDrafter(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what there is after an interruption."""
-        if isinstance(exception, KeyboardInterrupt | SystemExit) and together(trainer, exception):
+        if ends_all(trainer, exception):
             self._save(trainer, pl_module)
 
 
