@@ -1,8 +1,8 @@
 """Losses of the next-token distribution beside EAGLE-3's cross-entropy: divergences, and what raises acceptance itself.
 
 q is the drafter's distribution on the draft vocabulary, p the target's. With p over its whole vocabulary,
-``alpha = Σ min(p, q)`` is the chance that a draft sampled from q is accepted (https://arxiv.org/abs/2211.17192). Each
-``grade`` has the gradient in closed form.
+``alpha = Σ min(p, q)`` is the chance that a draft sampled from q is accepted (https://arxiv.org/abs/2211.17192). The
+losses that recipes use have their gradient in closed form.
 
 Legend: R supervised rows, D draft vocabulary, K tokens kept.
 """
@@ -61,14 +61,6 @@ class ReverseKL(DistributionLoss):
         log_q_RD = rows.draft_RD.log_softmax(-1)
         return inner(log_q_RD.exp(), log_q_RD - log_target(rows.log_p_RD))
 
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """By q it is ``log q - log p``, but for a constant, and its mean is the loss."""
-        log_q_RD = rows.draft_RD.log_softmax(-1)
-        slope_RD = log_target(rows.log_p_RD).neg_().add_(log_q_RD)
-        grad_RD, loss_R = by_logits_(slope_RD, log_q_RD.exp_(), weight_R)
-        return LossAndGradient(loss_R, grad_RD)
-
 
 @dataclass(frozen=True)
 class JensenShannon(DistributionLoss):
@@ -92,16 +84,6 @@ class JensenShannon(DistributionLoss):
         log_m_RD = torch.logaddexp(log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta))
         of_p_R = inner(rows.p_RD, log_p_RD - log_m_RD)
         return self.beta * of_p_R + (1 - self.beta) * inner(log_q_RD.exp(), log_q_RD - log_m_RD)
-
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """By q it is ``(1 - beta) (log q - log m)``: what m adds is constant."""
-        log_p_RD, log_q_RD = log_target(rows.log_p_RD), rows.draft_RD.log_softmax(-1)
-        log_m_RD = torch.logaddexp(log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta))
-        of_p_R = log_p_RD.sub_(log_m_RD).mul_(rows.p_RD).sum(-1)
-        slope_RD = log_m_RD.neg_().add_(log_q_RD)
-        grad_RD, of_q_R = by_logits_(slope_RD, log_q_RD.exp_(), (1 - self.beta) * weight_R)
-        return LossAndGradient(self.beta * of_p_R + (1 - self.beta) * of_q_R, grad_RD)
 
 
 @dataclass(frozen=True)
@@ -134,14 +116,6 @@ class HardCrossEntropy(DistributionLoss):
 
     def __call__(self, rows: LossRows) -> Tensor:
         return -rows.draft_RD.log_softmax(-1).gather(-1, rows.token_R[:, None]).squeeze(-1)
-
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """The gradient is q less one at the token."""
-        log_q_RD, token_R1 = rows.draft_RD.log_softmax(-1), rows.token_R[:, None]
-        loss_R = -log_q_RD.gather(-1, token_R1).squeeze(-1)
-        grad_RD = log_q_RD.exp_().mul_(weight_R[:, None])
-        return LossAndGradient(loss_R, grad_RD.scatter_add_(-1, token_R1, -weight_R[:, None].to(grad_RD.dtype)))
 
 
 @dataclass(frozen=True)
