@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from specdec.training.losses import DistributionLoss, LossAndGradient, LossRows, inner
+from specdec.training.losses import DistributionLoss, LossRows, inner
 
 LOG_ZERO = -1e5
 """Stands for the logarithm of nothing, in nats: an infinity times a probability of zero would be no number."""
@@ -23,15 +23,6 @@ LOG_ZERO = -1e5
 def log_target(log_p_RD: Tensor) -> Tensor:
     """A new, finite copy of the target's log-probabilities: a masked token has ``LOG_ZERO``."""
     return log_p_RD.clamp(min=LOG_ZERO)
-
-
-def by_logits_(slope_RD: Tensor, q_RD: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
-    """From a gradient by the probabilities q to one by their logits, ``weight * q * (slope - Σ q slope)``, (R, D), and
-    the mean ``Σ q slope``, (R,); overwrites the slope."""
-    slope_RD.mul_(q_RD)
-    mean_R = slope_RD.sum(-1)
-    slope_RD.addcmul_(q_RD, mean_R[:, None], value=-1)
-    return slope_RD.mul_(weight_R[:, None]), mean_R
 
 
 @dataclass(frozen=True)
@@ -44,11 +35,12 @@ class ForwardKL(DistributionLoss):
         return inner(rows.p_RD, log_target(rows.log_p_RD) - rows.draft_RD.log_softmax(-1))
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is ``q - p``."""
         log_q_RD = rows.draft_RD.log_softmax(-1)
         loss_R = log_target(rows.log_p_RD).sub_(log_q_RD).mul_(rows.p_RD).sum(-1)
-        return LossAndGradient(loss_R, log_q_RD.exp_().sub_(rows.p_RD).mul_(weight_R[:, None]))
+        rows.draft_RD.copy_(log_q_RD.exp_().sub_(rows.p_RD).mul_(weight_R[:, None]))
+        return loss_R
 
 
 @dataclass(frozen=True)
@@ -96,12 +88,16 @@ class TotalVariation(DistributionLoss):
         return self._half_distance(rows, rows.p_RD * rows.log_mass_R.exp()[:, None] - rows.draft_RD.softmax(-1))
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By q it is half the sign of ``q - p``."""
         q_RD = rows.draft_RD.softmax(-1)
         gap_RD = (rows.p_RD * rows.log_mass_R.exp()[:, None]).sub_(q_RD)
         loss_R = self._half_distance(rows, gap_RD)
-        return LossAndGradient(loss_R, by_logits_(gap_RD.sign_(), q_RD, -0.5 * weight_R)[0])
+        # from a gradient by q to one by its logits: q times the slope less its mean under q
+        slope_RD = gap_RD.sign_().mul_(q_RD)
+        slope_RD.addcmul_(q_RD, slope_RD.sum(-1, keepdim=True), value=-1)
+        rows.draft_RD.copy_(slope_RD.mul_(-0.5 * weight_R[:, None]))
+        return loss_R
 
     def _half_distance(self, rows: LossRows, gap_RD: Tensor) -> Tensor:
         beyond_R = -torch.expm1(rows.log_mass_R)
@@ -136,14 +132,15 @@ class TopKCrossEntropy(DistributionLoss):
         return -(p_RK * rows.draft_RD.log_softmax(-1).gather(-1, ids_RK)).sum(-1)
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is q times the mass kept, less the p kept."""
         p_RK, ids_RK = self._top(rows)
         log_q_RD = rows.draft_RD.log_softmax(-1)
         loss_R = -(p_RK * log_q_RD.gather(-1, ids_RK)).sum(-1)
         weighted_RK = p_RK * weight_R[:, None].to(p_RK.dtype)
         grad_RD = log_q_RD.exp_().mul_(weighted_RK.sum(-1, keepdim=True))
-        return LossAndGradient(loss_R, grad_RD.scatter_add_(-1, ids_RK, weighted_RK.neg_()))
+        rows.draft_RD.copy_(grad_RD.scatter_add_(-1, ids_RK, weighted_RK.neg_()))
+        return loss_R
 
     def _top(self, rows: LossRows) -> tuple[Tensor, Tensor]:
         return rows.p_RD.topk(min(self.k, rows.p_RD.shape[-1]), dim=-1, sorted=False)
@@ -159,7 +156,7 @@ class LKAlpha(DistributionLoss):
         return -torch.minimum(log_p_RD, rows.draft_RD.log_softmax(-1)).logsumexp(-1)
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By log q it is the share in alpha of every token where q is the smaller; an equal one counts half."""
         log_q_RD, gap_RD = rows.draft_RD.log_softmax(-1), rows.log_p_RD + rows.log_mass_R[:, None]
         share_RD = torch.minimum(gap_RD, log_q_RD)
@@ -168,7 +165,8 @@ class LKAlpha(DistributionLoss):
         grad_RD = gap_RD.sub_(log_q_RD).sign_().add_(1).mul_(share_RD)
         grad_RD.addcmul_(log_q_RD.exp_(), grad_RD.sum(-1, keepdim=True), value=-1)
         scale_R = -0.5 * weight_R / share_RD.sum(-1)  # one, but for the rounding of a large log_alpha
-        return LossAndGradient(-log_alpha_R, grad_RD.mul_(scale_R[:, None]))
+        rows.draft_RD.copy_(grad_RD.mul_(scale_R[:, None]))
+        return -log_alpha_R
 
 
 @dataclass(frozen=True)
@@ -198,13 +196,14 @@ class LKLambda(DistributionLoss):
         return w_R * ForwardKL()(rows) + (1 - w_R) * rejected_R
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The blend of the two gradients."""
-        rejection = TotalVariation().grade(rows, weight_R)
-        w_R = self._weight(rejection.loss_R)
-        kl = ForwardKL().grade(rows, weight_R * w_R)
-        loss_R = w_R * kl.loss_R + (1 - w_R) * rejection.loss_R
-        return LossAndGradient(loss_R, kl.grad_RD.addcmul_(rejection.grad_RD, (1 - w_R)[:, None]))
+        divergent = rows._replace(draft_RD=rows.draft_RD.clone())
+        rejected_R = TotalVariation().grade_(rows, weight_R)
+        w_R = self._weight(rejected_R)
+        kl_R = ForwardKL().grade_(divergent, weight_R * w_R)
+        rows.draft_RD.copy_(divergent.draft_RD.addcmul_(rows.draft_RD, (1 - w_R)[:, None]))
+        return w_R * kl_R + (1 - w_R) * rejected_R
 
     def _weight(self, rejected_R: Tensor) -> Tensor:
         return self.scale * torch.exp(-self.decay * (1 - rejected_R))
