@@ -125,13 +125,6 @@ class EMA(WeightAveraging):
         if self._begun:
             self._copy_average_to_current(pl_module)
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Take up both; outside of training the module has the averaged weights already."""
-        if self._average_model is not None:
-            super().on_load_checkpoint(trainer, pl_module, checkpoint)
-
 
 def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | None:
     """The averaged drafter where an :class:`EMA` runs, else the module's, whole; every process has to ask."""
