@@ -21,13 +21,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
 from specdec.training.callbacks import LOSSES, KeyedRandomness, SaveDrafter, StepLosses
-from specdec.training.checkpoint import AUTO, AtomicCheckpointIO, SetAside, changes_numbers, compare, newest, verify
+from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.training.progress import progress
-from specdec.training.run_directory import RunDirectory, RunRecord, is_first
-from specdec.training.stopping import RunCheckpoint, WholeSteps
-from specdec.training.throughput import Throughput
+from specdec.training.run_directory import RunDirectory, RunRecord, changes_numbers, compare, is_first
+from specdec.training.throughput import Throughput, progress
 from specdec.utils.command import short
 from specdec.utils.config import compose
 from specdec.utils.config_diff import canonical
@@ -36,6 +34,7 @@ from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
+AUTO = "auto"  # for --ckpt_path
 
 
 class DrafterCLI(LightningCLI):
@@ -43,7 +42,6 @@ class DrafterCLI(LightningCLI):
 
     def __init__(self, *args: Any, directory: RunDirectory, composed: Path, **kwargs: Any) -> None:
         self.directory, self.composed = directory, composed
-        self.named = False  # a checkpoint was named to begin with, not auto
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -95,8 +93,7 @@ class DrafterCLI(LightningCLI):
             kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
         if out is not None:
             self.directory.record = RunRecord(out, self._dumped(), provenance(seed=seed))
-            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES), WholeSteps()]
-            callbacks += [SetAside(out / "checkpoints")] if self.named else []
+            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES)]
             given.default_root_dir = str(out)
             if given.logger in (None, True):
                 kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
@@ -114,8 +111,6 @@ class DrafterCLI(LightningCLI):
         config = self.config[self.subcommand]
         first = is_first(config.trainer.devices, config.trainer.num_nodes)
         given = config.get("ckpt_path")
-        if "://" in str(given):
-            raise ValueError(f"--ckpt_path {given}: fit goes on from local checkpoints only: copy it here first")
         if given == AUTO and config.out is None:
             raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
         resumes = given == AUTO
@@ -123,26 +118,24 @@ class DrafterCLI(LightningCLI):
             resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
         out = self.directory.choose(config.out, resumes, first)
         config.out = str(out)
-        if given is not None:
-            begin = newest(out / "checkpoints") if given == AUTO else Path(given)
-            config.ckpt_path = self.config_init[self.subcommand].ckpt_path = None if begin is None else str(begin)
-            if begin is None:
-                log.info("%s: no checkpoint yet: training from the start", out)
-                return out
-            if given != AUTO:
-                verify(begin)
-                self.named = True
-            self._go_on(out, begin, given == AUTO)
-        return out
-
-    def _go_on(self, out: Path, begin: Path, auto: bool) -> None:
-        """Refuse another run's checkpoint; end here if the same run has nothing left to train."""
-        config = self.config[self.subcommand]
+        if given is None:
+            return out
+        last = newest(out / "checkpoints")
+        begin = last if given == AUTO else Path(given)
+        config.ckpt_path = self.config_init[self.subcommand].ckpt_path = None if begin is None else str(begin)
+        if begin is None:
+            log.info("%s: no checkpoint yet: training from the start", out)
+            return out
+        if given != AUTO:
+            verify(begin)
+            if last is not None and contents(last)["global_step"] > contents(begin)["global_step"]:
+                raise ValueError(f"{out} has later checkpoints than {begin}: go back to it with another --out")
         changes = compare(begin, yaml.safe_load(self._dumped()), config.allow_changes)
-        if auto and (out / "DONE.json").exists() and not any(changes_numbers(change.key) for change in changes):
+        if given == AUTO and (out / "DONE.json").exists() and not any(map(changes_numbers, changes)):
             log.info("%s is done: nothing is left to train", out)
             raise SystemExit(0)
         log.info("going on from %s", begin)
+        return out
 
     def _dumped(self) -> str:
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""

@@ -7,7 +7,6 @@ import json
 import math
 import statistics
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +16,13 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from specdec.drafter import DrafterConfig
-from specdec.fit import Configured, configured, run
+from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, skeleton
 from specdec.training.cost import MB, PRECISIONS, MemoryNeed, precision, skeleton_of, step_flops
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
-
-SKIPPED = 2  # steps at the start of a run that are not measured
-SHORT = {
-    "trainer.devices": "1", "trainer.num_nodes": "1", "trainer.strategy": "auto", "trainer.logger": "null",
-    "trainer.limit_val_batches": "0", "trainer.log_every_n_steps": "1", "trainer.enable_progress_bar": "false",
-    "trainer.enable_model_summary": "false", "acceptance.every_n_validations": "0",
-}  # fmt: skip
+from specdec.training.throughput import SKIPPED
 
 
 @dataclass(frozen=True)
@@ -126,16 +119,13 @@ def main(argv: list[str]) -> int:
         epilog="All other flags are specdec fit's. Example: specdec plan --world 8 --config conf/quickstart.yaml",
     )  # fmt: skip
     parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--measure", type=int, metavar="STEPS", help="train so many steps here, on one device, for speed")
-    how.add_argument("--measured_run", metavar="RUN", help="take speed and peak memory from a run's directory")
-    parser.add_argument("--skip_data", action="store_true", help="do not read the data to count its rows")
+    parser.add_argument("--measured_run", metavar="RUN", help="take speed and peak memory from a run's directory")
     parser.add_argument("--json", action="store_true", help="print JSON")
     own, args = parser.parse_known_args(argv)
-    if own.world < 1 or (own.measure is not None and own.measure < 1):
-        raise ValueError("plan: --world and --measure must be at least 1")
+    if own.world < 1:
+        raise ValueError(f"plan: --world must be at least 1, not {own.world}")
     cli = configured(Planned, "fit", args, RunDirectory())
-    planned, rows = cli.plan(own.world), "not asked for" if own.skip_data else cli.count()
+    planned, rows = cli.plan(own.world), cli.count()
     told = dataclasses.asdict(planned)
     told["memory_bytes_per_process"]["total"] = planned.memory_bytes_per_process.total
     of_all = math.ceil(rows / own.world) * own.world if isinstance(rows, int) else None
@@ -143,11 +133,6 @@ def main(argv: list[str]) -> int:
     found: dict[str, Any] = {"arithmetic": told, "measured": None, "extrapolated": None}
     if own.measured_run:
         found |= _measured(Path(own.measured_run), planned)
-    elif own.measure:
-        with tempfile.TemporaryDirectory() as folder:
-            out, flags = Path(folder) / "run", SHORT | {"trainer.max_steps": str(own.measure + SKIPPED)}
-            run("fit", [*args, *(f"--{name}={value}" for name, value in flags.items()), f"--out={out}"])
-            found |= _measured(out, planned, f"{own.measure} steps here")
     if own.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
@@ -155,7 +140,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measured(directory: Path, planned: TrainingPlan, name: str = "") -> dict[str, Any]:
+def _measured(directory: Path, planned: TrainingPlan) -> dict[str, Any]:
     """Speed and peak memory of a run, and what they say of the planned one."""
     logs = sorted(directory.glob("csv/version_*/metrics.csv"))
     if not logs or not (directory / "config.yaml").is_file():
@@ -173,7 +158,7 @@ def _measured(directory: Path, planned: TrainingPlan, name: str = "") -> dict[st
     there = cli.plan(processes)
     each = speed * there.operations_per_token / planned.operations_per_token
     measured = {
-        "run": name or str(directory),
+        "run": str(directory),
         "processes": processes,
         "tokens_per_second_per_process": speed,
         "peak_bytes": max(float(line["memory/peak_mb"]) for line in lines) * MB,
@@ -202,5 +187,5 @@ def _print(found: dict[str, Any]) -> None:
                 told = f"{value:,}" if isinstance(value, int) and "bytes" not in name else told
             table.add_row("", name.replace("bytes", "MB").replace("_", " "), told)
     if found["measured"] is None:
-        table.add_row("speed", "not known: give --measure 3, or --measured_run RUN", "")
+        table.add_row("speed", "not known: give --measured_run RUN", "")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(table)

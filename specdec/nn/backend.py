@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from specdec.utils.machine import multiplies_bfloat16
+
 Function = TypeVar("Function", bound=Callable)
 _compiling = False
 
@@ -49,7 +51,7 @@ def matmul_backend() -> Iterator[str]:
     MKL takes a slow path on processors that are not Intel's, where oneDNN is about twice as fast. The processor's maker
     decides, not a clock: two runs that chose otherwise would round otherwise. The public switch is
     ``torch.set_float32_matmul_precision("medium")``: where the processor multiplies bfloat16 (AMX) it would round to
-    that, so the switch is taken back unless products come out as exact as before. The setting is restored at the end.
+    that, so there it is left alone. The setting is restored at the end.
     """
     before = torch.get_float32_matmul_precision()
     if before != "highest":  # the user has chosen, or this function further out
@@ -63,25 +65,11 @@ def matmul_backend() -> Iterator[str]:
         torch.set_float32_matmul_precision(before)
 
 
-@functools.cache
 def _onednn_is_better() -> bool:
-    """Whether MKL takes its slow path here and oneDNN is as exact; the same in every process of one machine type."""
+    """Whether MKL takes its slow path here, and oneDNN has no instructions to round to bfloat16 by."""
     maker = _cpu_maker()
-    if not torch.backends.mkl.is_available() or not maker or "Intel" in maker:
-        return False
-    torch.set_float32_matmul_precision("medium")
-    try:
-        return _exact()
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-def _exact() -> bool:
-    """Whether float32 products keep float32's digits: bfloat16's eight would lose the small part of each factor."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(128, 128, generator=generator, dtype=torch.float64).float() for _ in range(2))
-    want = a.double() @ b.double()
-    return bool(((a @ b).double() - want).abs().max() <= 1e-5 * want.abs().max())
+    slow = torch.backends.mkl.is_available() and bool(maker) and "Intel" not in maker
+    return slow and not multiplies_bfloat16()
 
 
 def _cpu_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

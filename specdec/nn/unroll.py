@@ -146,7 +146,7 @@ class UnrollCache:
 
     def __init__(self, kernel: UnrollKernel) -> None:
         self.kernel = kernel
-        self._layers: list[list[Keys]] = []  # by layer, then by step
+        self.layers: list[list[Keys]] = []  # by layer, then by step
 
     def attend(
         self,
@@ -158,29 +158,13 @@ class UnrollCache:
         slots_BT: Tensor | None,
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
-        if layer == len(self._layers):
-            self._layers.append([])
-        self._layers[layer].append(Keys(k_BgTd, v_BgTd))
-        return self.kernel(q_BhTd, self._layers[layer], visibility)
+        if layer == len(self.layers):
+            self.layers.append([])
+        self.layers[layer].append(Keys(k_BgTd, v_BgTd))
+        return self.kernel(q_BhTd, self.layers[layer], visibility)
 
-    def flat(self) -> list[Tensor]:
-        """Every key and value, step by step, layer by layer."""
-        return [x for step in zip(*self._layers, strict=True) for keys in step for x in keys]
-
-    def last(self) -> list[Tensor]:
-        """Those of the last step, layer by layer."""
-        return [x for steps in self._layers for x in steps[-1]]
-
-    def append(self, flat: Sequence[Tensor]) -> None:
-        """Add one step, as :meth:`last` gives it."""
-        for layer, keys in enumerate(zip(flat[::2], flat[1::2], strict=True)):
-            if layer == len(self._layers):
-                self._layers.append([])
-            self._layers[layer].append(Keys(*keys))
-
-    def holding(self, flat: Sequence[Tensor]) -> "UnrollCache":
-        """A cache of the same shape with the keys of :meth:`flat`."""
-        cache, each = UnrollCache(self.kernel), 2 * len(self._layers)
-        for start in range(0, len(flat), each or 1):
-            cache.append(flat[start : start + each])
+    def copy(self) -> "UnrollCache":
+        """One with the same keys, which goes on by itself."""
+        cache = UnrollCache(self.kernel)
+        cache.layers = [list(steps) for steps in self.layers]
         return cache

@@ -179,7 +179,7 @@ class View(NamedTuple):
         Args:
             documents_BT: int64 document number of each token. Runs of equal numbers are one document; padding
                 carries ``-1`` and forms documents of its own, so that no row of the mask is empty.
-            cache: where the unroll keeps its keys; see :class:`specdec.nn.cache.UnrollCache`.
+            cache: where the unroll keeps its keys; see :class:`specdec.nn.unroll.UnrollCache`.
         """
         T = documents_BT.shape[1]
         order_T = torch.arange(T, device=documents_BT.device)

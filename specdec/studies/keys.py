@@ -1,7 +1,7 @@
 """Content addresses: a hash of what decides a job's numbers, so that what is there is never made again.
 
 A fit's key has its whole config but the settings that have no say in numbers (logging, validation, checkpoints, where
-things lie; :func:`specdec.training.checkpoint.changes_numbers`), what the names in it stand for (target, data, a
+things lie; :func:`specdec.training.run_directory.changes_numbers`), what the names in it stand for (target, data, a
 drafter to start from), the seed, and the code. A measure's key has its fit's, its settings, the prompts and the code.
 The code is specdec's version and git commit, and the versions of Python and the libraries; a checkout with changes
 counts as code of its own, whatever the changes are. Neither has an arm's name, threads, or the machine.
@@ -21,7 +21,7 @@ from specdec.data.rows import HUB, hub_fingerprint
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.target.loading import TOKENIZER_FILES
-from specdec.training.checkpoint import changes_numbers
+from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
 from specdec.utils.config_diff import canonical
 from specdec.utils.files import sha256

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from specdec.drafter import Drafter, save
+from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, whole
 from specdec.training.module import DrafterModule
-from specdec.training.stopping import together
 from specdec.utils.files import explain, write_json, write_text
 
 LOSSES = "losses.txt"
@@ -48,7 +48,7 @@ class SaveDrafter(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what there is after an interruption."""
-        if isinstance(exception, KeyboardInterrupt | SystemExit) and together(trainer, exception):
+        if ends_all(trainer, exception):
             self._save(trainer, pl_module)
 
 
@@ -125,13 +125,6 @@ class EMA(WeightAveraging):
         if self._begun:
             self._copy_average_to_current(pl_module)
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Take up both; outside of training the module has the averaged weights already."""
-        if self._average_model is not None:
-            super().on_load_checkpoint(trainer, pl_module, checkpoint)
-
 
 def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | None:
     """The averaged drafter where an :class:`EMA` runs, else the module's, whole; every process has to ask."""
@@ -140,36 +133,41 @@ def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | Non
     return None if found is None else whole(found)
 
 
-class StepLosses(pl.Callback):
+class _Batches(pl.Callback):
+    """Counts optimizer steps from 0, and the batches of each; Lightning's own count goes on otherwise when resumed."""
+
+    step, part = -1, 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """A batch of the present step."""
+        self.part = self.part + 1 if trainer.global_step == self.step else 0
+        self.step = trainer.global_step
+
+
+class StepLosses(_Batches):
     """Writes ``step part loss`` for every batch of the first process, the loss in hexadecimal, so that no bit is lost.
 
-    ``step`` counts optimizer steps from 0, ``part`` the batches of one. Losses stay on the device until the next
+    ``step`` counts optimizer steps, ``part`` the batches of one. Losses stay on the device until the next
     logged step or checkpoint; a resumed run forgets those after its checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held: list[tuple[int, int, Tensor]] = []
-        self._step, self._part = -1, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what is before the step at which training begins."""
-        self._held, self._step, self._part = [], -1, 0
+        self._held, self.step = [], -1
         if not trainer.is_global_zero:
             return
         lines = read_lines(self.path) if self.path.exists() else []
         write_text(self.path, "".join(f"{line}\n" for line in lines if int(line.split()[0]) < trainer.global_step))
 
-    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Count the batches of a step."""
-        self._part = self._part + 1 if trainer.global_step == self._step else 0
-        self._step = trainer.global_step
-
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
         """Hold the loss as the backward pass took it."""
         if not trainer.is_global_zero:
             return
-        self._held.append((self._step, self._part, outputs["loss"].detach()))
+        self._held.append((self.step, self.part, outputs["loss"].detach()))
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if every > 0 and len(self._held) >= every:
             self._write()
@@ -204,17 +202,16 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="ascii").split("\n")[:-1]
 
 
-class KeyedRandomness(pl.Callback):
+class KeyedRandomness(_Batches):
     """Seeds torch's, numpy's and Python's generators before every batch: what was drawn before it, in validation or in
     a run that was killed, has no say in what dropout draws here."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.step, self.part = seed, -1, 0
+        self.seed = seed
 
     def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Seed for one batch of an optimizer step; Lightning's own count of batches goes on otherwise when resumed."""
-        self.part = self.part + 1 if trainer.global_step == self.step else 0
-        self.step = trainer.global_step
+        """Seed for one batch of an optimizer step."""
+        super().on_train_batch_start(trainer, *rest)
         key = f"{self.seed}/{self.step}/{self.part}/{trainer.global_rank}"
         drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
         torch.manual_seed(drawn)

@@ -1,238 +1,263 @@
-"""Checkpoints, whole or absent and verified to the last bit before use, and what may change when a run goes on.
+"""Checkpoints: whole or absent, verified before use, and of whole optimizer steps alone.
 
-A file ends in a line with its step and the SHA-256 of all before the digits; torch reads past it. Being one file it
-appears in one rename, hash and all. A checkpoint in shards is a directory that appears in one rename too, with all its
-hashes in ``SHA256SUMS``; one of its files is a checkpoint of what every process has alike.
+A file appears in one rename. ``torch.save`` writes a zip archive with a CRC-32 of every tensor, which is compared
+before anything is loaded. Nothing is saved within a step: a loader has counted the batches of one that has begun, and
+the gradients of half a step are in no checkpoint.
 """
 
-import hashlib
 import logging
 import pickle
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+import signal
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
-from specdec.utils.checksums import SUMS, check_sums
-from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, staged
+from specdec.utils.files import staged
 
 log = logging.getLogger(__name__)
 
-ALIKE = "alike.ckpt"  # in a directory: what every process has alike: loops, schedules, buffers
 REMEDY = "use an earlier one, or the newest whole one with --ckpt_path auto"
 # a stranger's file may be anything, and so may what its reader stumbles over
-UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError, AttributeError)
-_END = re.compile(rb"\nspecdec checkpoint of step ([0-9]{20}), sha256 ([0-9a-f]{64})\n")
-_LENGTH = len(b"\nspecdec checkpoint of step , sha256 \n") + 20 + 64
-AUTO = "auto"
-CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
-LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
-NUMBERLESS = (
-    "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",  # what is written and measured
-    "data.cache", "model.features.directory", "model.features.verify",  # how data are had
-    "trainer.enable_", "trainer.log", "trainer.limit_val", "trainer.limit_test", "trainer.limit_predict",
-    "trainer.val_", "trainer.check_val", "trainer.num_sanity", "trainer.inference_mode", "trainer.profiler",
-    "trainer.barebones", "trainer.detect_anomaly", "trainer.default_root_dir", "trainer.max_time",
+UNREADABLE = (
+    OSError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError,
+    pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
-"""How the names begin of all settings that cannot change a trained number; every other one counts as one that can."""
-
-
-def changes_numbers(key: str) -> bool:
-    """Whether a setting, such as ``model.optimizer.lr``, has a say in what is trained."""
-    return not key.startswith(NUMBERLESS)
+NAME = "step-"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoints, staged beside their target and ending in their hash: Lightning itself stages in
-    ``$TMPDIR`` and then copies, which leaves a truncated file under the final name when the copy is cut off."""
+    """Lightning's checkpoints, staged beside their place: Lightning itself stages in ``$TMPDIR`` and then copies, which
+    leaves a truncated file under the final name when the copy is cut off."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         """Write ``path`` in one rename; ValueError if the disk is full, or the folder may not be written."""
-        if "://" in str(path):  # a remote file system has no rename of ours
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        with staged(str(path)) as temporary, temporary.open("w+b") as stream:
+        with staged(str(path)) as temporary, temporary.open("wb") as stream:
             try:
                 torch.save(checkpoint, stream)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):  # torch hides the full disk behind its own complaint
                     raise error.__context__ from error
                 raise
-            stream.seek(0, 2)
-            stream.write(b"\nspecdec checkpoint of step %020d, sha256 " % int(checkpoint.get("global_step", 0)))
-            stream.seek(0)
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            stream.write(digest.encode() + b"\n")
 
     def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint; ValueError if it is damaged, cut off, or holds more than tensors and plain data."""
-        if Path(path).is_dir():
-            raise ValueError(f"{path}: a checkpoint in shards: go on with --trainer.strategy fsdp2")
-        if "://" not in str(path):
-            verify(Path(path))
-        # Lightning would unpickle anything from an URL, and wherever a config says weights_only: false
-        load = super().load_checkpoint
-        return _plain(path, lambda: load(path, *args, **{**kwargs, "weights_only": True}))
-
-    def remove_checkpoint(self, path: _PATH) -> None:
-        """Remove a file, or a sharded checkpoint's directory, which goes aside first: no half of it has its name."""
-        if "://" in str(path) or not Path(path).is_dir():
-            super().remove_checkpoint(path)
-            return
-        aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=Path(path).parent))
-        Path(path).rename(aside / Path(path).name)
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def step_of(path: Path) -> int:
-    """The step that a checkpoint says it is of; nothing is verified yet."""
-    return int(_end(path / ALIKE if path.is_dir() else path)[0])
+        verify(Path(path))
+        return contents(Path(path), mmap=False)
 
 
 def verify(path: Path) -> None:
-    """Read all of a checkpoint; ValueError if there is none, or a bit of it is not as it was written."""
-    if path.is_dir():
-        if not (path / SUMS).is_file():
-            raise ValueError(f"{path}: an unfinished checkpoint, for want of {SUMS}: {REMEDY}")
-        check_sums(path, REMEDY)
-        return
-    digest = _end(path)[1]
-    with path.open("rb") as stream:
-        found, left = hashlib.sha256(), path.stat().st_size - 64 - 1
-        while left and (data := stream.read(min(left, 1 << 22))):
-            found.update(data)
-            left -= len(data)
-    if found.hexdigest().encode() != digest:
-        raise ValueError(f"{path}: damaged: its SHA-256 is not that at its end; {REMEDY}")
-
-
-def _end(path: Path) -> tuple[bytes, bytes]:
-    """Step and digest as they stand at the end of the file."""
+    """Read all of a checkpoint; ValueError if there is none, or it does not hold what was written."""
     if not path.exists():
         raise ValueError(f"{path}: checkpoint not found")
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - _LENGTH))
-            match = _END.fullmatch(stream.read())
-    except OSError as error:
-        raise explain(error, path) from error
-    if match is None:
-        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec: it does not end in its hash; {REMEDY}")
-    return match[1], match[2]
+
+    def damaged_member() -> str | None:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip()
+
+    if (member := _read(path, damaged_member)) is not None:
+        raise ValueError(f"{path}: damaged: the CRC-32 of {member} is another than was written; {REMEDY}")
 
 
-def contents(path: Path) -> dict[str, Any]:
-    """What a verified checkpoint holds beside shards; tensors stay on the disk until they are used."""
-    file = path / ALIKE if path.is_dir() else path
-    return _plain(file, lambda: torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+def contents(path: Path, mmap: bool = True) -> dict[str, Any]:
+    """What a checkpoint holds.
+
+    Args:
+        mmap: leave the tensors on the disk until they are used.
+    """
+    found = _read(path, lambda: torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+    if not isinstance(found, dict) or "global_step" not in found:
+        raise ValueError(f"{path}: no checkpoint of specdec; {REMEDY}")
+    return found
 
 
-def _plain(path: Any, load: Callable[[], Any]) -> dict[str, Any]:
+def _read(path: Path, read: Callable[[], Any]) -> Any:
     """What a reader that unpickles nothing makes of a checkpoint, which may be a stranger's."""
     try:
-        found = load()
-    except (OSError, *UNREADABLE) as error:
+        return read()
+    except UNREADABLE as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{path}: damaged, or no checkpoint of specdec ({reason}); {REMEDY}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: no checkpoint of specdec: it holds a {type(found).__name__}; {REMEDY}")
-    return found
+        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec ({reason}); {REMEDY}") from error
 
 
 def newest(directory: Path) -> Path | None:
     """The checkpoint of the latest step that verifies, or None where there is none yet; refused ones are logged, and
     if all are damaged it is a ValueError."""
-    paths, steps = sorted(directory.glob("*.ckpt")), dict[Path, int]()
+    whole: list[tuple[int, bool, Path]] = []
+    paths = sorted(directory.glob("*.ckpt"))
     for path in paths:
         try:
-            steps[path] = step_of(path)
-        except ValueError as error:
-            log.warning("refused: %s", error)
-    for path in sorted(steps, key=lambda path: (steps[path], path.name != "last.ckpt"), reverse=True):
-        try:
             verify(path)
+            whole.append((int(contents(path)["global_step"]), path.name != "last.ckpt", path))
         except ValueError as error:
             log.warning("refused: %s", error)
-        else:
-            return path
-    if paths:
+    if paths and not whole:
         raise ValueError(f"{directory}: none of its {len(paths)} checkpoints is whole: train anew with another --out")
-    return None
+    return max(whole)[-1] if whole else None
 
 
-class Change(NamedTuple):
-    """A setting that is not what it was."""
-
-    key: str
-    before: Any
-    now: Any
-
-    def among(self, keys: Sequence[str]) -> bool:
-        """Whether it is one of the keys, or lies below one."""
-        return any(self.key == key or self.key.startswith(f"{key}.") for key in keys)
-
-    def __str__(self) -> str:
-        return f"{self.key} was {words(self.before)}, is {words(self.now)}"
+def ends_all(trainer: pl.Trainer, exception: BaseException) -> bool:
+    """Whether an interruption ends all processes of the run after the same step: of SIGTERM Lightning tells them."""
+    alone = trainer.world_size == 1 and isinstance(exception, KeyboardInterrupt | SystemExit)
+    return alone or isinstance(exception, SIGTERMException)
 
 
-def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[Change]:
-    """What differs between the config that a verified checkpoint was trained under and the present one.
+class RunCheckpoint(ModelCheckpoint):
+    """ModelCheckpoint with a drafting run's defaults, which ends a run between two steps and keeps its last state.
 
-    ValueError for what changes what is trained, each logged on a line, and is not below a key that is ``allowed``.
+    Ctrl-C, SIGTERM and what other callbacks end a run by wait for the optimizer step under way. The first signal
+    decides how the run ends; Ctrl-C a second time ends it at once. With several processes no signal is held back, as
+    one might leave before a step in which the others wait for it: Lightning handles them. Which checkpoints are kept
+    is decided by what lies in the folder: Lightning's own count forgets a file at every crash.
+
+    Args:
+        every_n_train_steps: optimizer steps between checkpoints.
+        save_top_k: how many of these are kept, the newest; -1 for all.
     """
-    before = contents(checkpoint).get(CONFIG)
-    if not isinstance(before, dict):
-        raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
-    one, two = canonical(before), canonical(now)
-    known = {*keys(one), *keys(two)}
-    if unknown := [key for key in allowed if key not in known]:
-        raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")
-    changes, refused = [Change(*found) for found in pairs(one, two)], []
-    for change in changes:
-        if change.among(LENGTH):
-            log.warning(
-                "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "
-                "of a run of the new length", change,
-            )  # fmt: skip
-        elif change.among(allowed):
-            log.warning("resuming, allowed: %s", change)
-        elif changes_numbers(change.key):
-            refused.append(change.key)
-            log.error("  %s", change)
-        elif change.key not in ("out", "ckpt_path", "allow_changes", "trainer.default_root_dir"):
-            log.info("resuming: %s; what is trained does not depend on it", change)
-    if refused:
-        names = ",".join(refused)
-        raise ValueError(
-            f"{checkpoint} was trained under other settings, listed above ({names}): go on with those, or allow the "
-            f"change with --allow_changes '[{names}]'"
+
+    def __init__(self, every_n_train_steps: int = 1000, save_top_k: int = 1) -> None:
+        super().__init__(
+            filename=f"{NAME}{{step}}",
+            auto_insert_metric_name=False,
+            every_n_train_steps=every_n_train_steps,
+            save_top_k=min(save_top_k, 0),
+            save_last=True,
+            save_on_exception=True,
+            enable_version_counter=False,
         )
-    return changes
+        self.save_top_k = save_top_k
+        self._trainer: pl.Trainer | None = None
+        self._between = False  # two steps: no batch of the next one has begun
+        self._step = 0  # at which the present batch began
+        self._ends = False  # a callback wants the run to end after this step
+        self._handlers: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}  # Lightning's
+        self._held: list[signal.Signals] = []  # in the order in which they came
 
-
-class SetAside(pl.Callback):
-    """Renames the checkpoints of later steps in ``directory`` when a run goes back to one that was named, so that
-    ``auto`` does not go on with them; nothing is removed."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    @property
+    def state_key(self) -> str:
+        """One name whatever the interval, so that a resumed run may change it."""
+        return "RunCheckpoint"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for path in sorted(self.directory.glob("*.ckpt")) if trainer.is_global_zero else []:
-            try:
-                later = step_of(path) > trainer.global_step
-            except ValueError:  # damaged: auto refuses it
-                continue
-            if later:
-                names = (path.with_name(f"{path.name}.abandoned{f'-{i}' if i else ''}") for i in range(10**6))
-                aside = next(name for name in names if not name.exists())
-                path.rename(aside)
-                log.warning("going back to step %d: %s is now %s", trainer.global_step, path, aside.name)
+        """Take the step that a resumed run begins with for saved, which Lightning would save anew after the next batch,
+        and stand before Lightning's signal handlers, which it takes away itself."""
+        super().on_train_start(trainer, pl_module)
+        self._last_global_step_saved = trainer.global_step
+        self._trainer, self._ends, self._handlers, self._held = trainer, False, {}, []
+        if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
+            return
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(signum)
+            if callable(handler):  # else it is ignored or ends the process, as someone wanted
+                self._handlers[signum] = handler
+                signal.signal(signum, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        assert self._trainer is not None
+        signum = signal.Signals(number)
+        if signum == signal.SIGINT and signum in self._held:
+            self._between = False  # the next batch may have been drawn: nothing is saved
+        elif not (self._between and self._trainer.validating):
+            self._held.append(signum)
+            if signum == signal.SIGINT:
+                log.info("stopping after this optimizer step; Ctrl-C again stops at once")
+            return
+        self._handlers[signum](number, frame)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """A step begins with its first batch."""
+        self._step, self._between = trainer.global_step, False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Save when it is due, and after the last step: once training has ended Lightning counts the epoch as whole.
+        After a whole step, let what was held back take effect."""
+        self._between = trainer.global_step != self._step
+        super().on_train_batch_end(trainer, *rest)
+        self._put_off_the_end(trainer)
+        if trainer.should_stop or trainer.global_step == trainer.max_steps:
+            self._save_last_state(trainer)
+        if self._between:
+            self._release()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation may lie within a step."""
+        super().on_validation_end(trainer, pl_module)
+        self._put_off_the_end(trainer)
+
+    def _put_off_the_end(self, trainer: pl.Trainer) -> None:
+        self._ends = self._ends or trainer.should_stop
+        trainer.should_stop = self._ends and self._between
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the last state, whatever ended the training."""
+        self._save_last_state(trainer)
+        self._restore()
+        self._release()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Keep the state of a run that is stopped between two steps; there is none before the first."""
+        self._restore()
+        if self._between and trainer.global_step > 0 and ends_all(trainer, exception):
+            super().on_exception(trainer, pl_module, exception)
+        if self._held[:1] != [signal.SIGINT]:  # the run ends here: Ctrl-C has nothing left to stop, and hides no error
+            self._release()
+        self._held = []
+
+    def _restore(self) -> None:
+        for signum, handler in self._handlers.items():
+            if signal.getsignal(signum) == self._receive:  # Lightning ignores Ctrl-C while it shuts down
+                signal.signal(signum, handler)
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._handlers[held[0]](held[0], None)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remove what a run that was killed right after its last save has left no time for."""
+        self._prune(trainer)
+
+    def _save_last_state(self, trainer: pl.Trainer) -> None:
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def _should_skip_saving_checkpoint(self, trainer: pl.Trainer) -> bool:
+        return super()._should_skip_saving_checkpoint(trainer) or not self._between
+
+    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        if self.save_top_k != 0:
+            self._save_checkpoint(trainer, self.format_checkpoint_name(monitor_candidates))
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        try:
+            super()._save_checkpoint(trainer, filepath)
+        except ValueError as error:
+            kept = self._kept(trainer.global_step)
+            last = f"the last whole checkpoint is {kept[0]}" if kept else "there is no earlier checkpoint"
+            raise ValueError(f"{error}; {last}") from error
+        self._prune(trainer)
+
+    def _prune(self, trainer: pl.Trainer) -> None:
+        for path in self._kept(trainer.global_step)[self.save_top_k :] if self.save_top_k > 0 else ():
+            if trainer.is_global_zero:
+                self._remove_checkpoint(trainer, str(path))
+
+    def _kept(self, step: int) -> list[Path]:
+        """The numbered checkpoints up to a step, the newest first; to a refused one of a later step the run comes
+        again."""
+        assert self.dirpath is not None
+        found = [(path.stem.removeprefix(NAME), path) for path in Path(self.dirpath).glob(f"{NAME}*.ckpt")]
+        numbered = [(int(number), path) for number, path in found if number.isdecimal() and int(number) <= step]
+        return [path for _, path in sorted(numbered, reverse=True)]

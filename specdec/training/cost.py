@@ -181,41 +181,32 @@ def activations(
     trained_in: Precision = Precision(),  # noqa: B008  frozen
     recompute: bool = False,
 ) -> int:
-    """Bytes that fusion and unroll keep for the backward pass, without parameters and their copies, where every slot is
-    trained and the kernel keeps no weights. With recomputation every step keeps its feature, keys and values, and one
-    step at a time is whole again. A tensor that two operations keep counts once.
+    """Bytes that fusion and unroll keep for the backward pass, to some percent, without parameters and their copies,
+    where every slot is trained and the kernel keeps no weights. With recomputation every step keeps its feature, keys
+    and values, and one step at a time is whole again. A tensor that two operations keep counts once.
     """
     H, heads, layers, norms = config.hidden_size, config.num_attention_heads, config.num_layers, config.norms
     q, kv = heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    each, narrow, keeps_read = trained_in.products.itemsize, part_flops(config).enter > 0, _keeps_read(config)
+    each, narrow = trained_in.products.itemsize, part_flops(config).enter > 0
 
     # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
-    step = H * (keeps_read + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
+    step = H * (_keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
     step += layers * (q + 2 * kv) * bool(norms.query_key)
     # what linear layers read (a narrow entry projects the feature; the gated product is made again);
     step += H * (bool(norms.hidden) + narrow) + (layers - 1) * H + layers * (q + H)
     # rotated queries and keys, values, gate and up; in float32 a log-sum-exp per head, and cosine and sine.
     step += layers * (q + 2 * kv + 2 * config.intermediate_size)
     step_bytes = step * each + (layers * heads + 2 * config.head_dim) * FLOAT32
-
-    # Once for all steps: the embedding and its normed self, what fusion's linear layers read, and the first feature.
-    read_bytes = H * (1 + bool(norms.embed)) * each
-    with torch.device("meta"):
-        modules = config.fusion.build(config).modules()
-    fusion = [part for part in modules if next(part.parameters(recurse=False), None) is not None]
-    linears = [part for part in fusion if isinstance(part, nn.Linear)]
-    weighs, normed = len(linears) < len(fusion), norms.aux != "none"
-    fuse = sum(part.in_features for part in linears) if normed or weighs or trained_in.autocast else 0
-    fuse += H * ((not keeps_read) - (not fusion and not trained_in.autocast))
-    fuse_bytes = fuse * each
-    fuse_bytes += len(config.aux_layers) * config.target_hidden_size * (weighs and normed) * trained_in.weights.itemsize
-
     unroll = K * step_bytes
     if recompute:
         unroll = K * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
-        read_bytes += (H if narrow else q + 2 * kv) * each
+
+    # Once for all steps: the embedding and its normed self, and what fusion's linear layers read.
+    with torch.device("meta"):
+        linears = [part for part in config.fusion.build(config).modules() if isinstance(part, nn.Linear)]
+    once = H * (1 + bool(norms.embed)) + sum(part.in_features for part in linears)
     plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
-    return B * (T * (fuse_bytes + unroll) + (T + K) * read_bytes) + plans * kept_bytes(B, T)
+    return B * T * (once * each + unroll) + plans * kept_bytes(B, T)
 
 
 def _loss_bytes(

@@ -1,7 +1,6 @@
-"""Several processes: the strategies that a run trains under, and weights and checkpoints in shards (FSDP2)."""
+"""Several processes: the strategies that a run trains under, and weights in shards (FSDP2)."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,13 @@ import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint import load as load_shards
-from torch.distributed.checkpoint import save as save_shards
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from specdec.drafter import Drafter
-from specdec.training.checkpoint import ALIKE, AtomicCheckpointIO, verify
+from specdec.training.checkpoint import contents, verify
 from specdec.training.step import TrainStep
-from specdec.utils.checksums import write_sums
-from specdec.utils.files import staged_directory
 
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
 
@@ -81,98 +69,26 @@ def local(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 class FSDP2(ModelParallelStrategy):
-    """Lightning's ModelParallelStrategy over all processes, with checkpoints that are whole or absent.
-
-    A checkpoint is a directory: the shards as safetensors, all that is no shard in one file read with
-    ``weights_only``, and their hashes. All nodes must see it. Only the same number of processes goes on with
-    it exactly.
-    """
+    """Lightning's ModelParallelStrategy over all processes. A checkpoint is one file, gathered on the first process, as
+    under any other strategy; only the same number of processes goes on with it exactly."""
 
     def __init__(self) -> None:
-        super().__init__(tensor_parallel_size=1)
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def setup_environment(self) -> None:
         """Shard over all processes of all nodes."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any = None) -> None:
-        """Write every process's shards; the directory appears when all have. ValueError on all if any cannot."""
-        path = Path(self.broadcast(filepath))
-        alike, shards = _split(checkpoint)
-        with contextlib.ExitStack() as stack:
-            temporary = self._first(lambda: stack.enter_context(staged_directory(path, replace=True)))
-            with _one_line(path):
-                save_shards(shards, storage_writer=HuggingFaceStorageWriter(str(temporary), save_distributed=True))
-
-            def finish() -> None:
-                AtomicCheckpointIO().save_checkpoint(alike, temporary / ALIKE)
-                write_sums(temporary)
-                stack.close()
-
-            self._first(finish)
-
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        """Take up weights and optimizer state; returns the rest. ValueError if it is damaged or of another drafter."""
-        path = Path(self.broadcast(checkpoint_path))
-        self._first(lambda: verify(path))
-        alike = AtomicCheckpointIO().load_checkpoint(path / ALIKE)
-        assert self.lightning_module is not None and self.model is not None
-        self.lightning_module.on_load_checkpoint(alike)  # before torch complains of shapes
-        optimizers = [get_optimizer_state_dict(self.model, optimizer) for optimizer in self.optimizers]
-        _, shards = _split({"state_dict": get_model_state_dict(self.model), "optimizer_states": optimizers})
-        with _one_line(path):
-            load_shards(shards, storage_reader=HuggingFaceStorageReader(str(path)))
-        found = _named(alike, lambda name, value: shards.get(name, value))
-        set_model_state_dict(self.model, found["state_dict"])
-        for optimizer, state in zip(self.optimizers, found["optimizer_states"], strict=False):
-            set_optimizer_state_dict(self.model, optimizer, state)
-        return alike
-
-    def _first(self, act: Callable[[], Any]) -> Any:
-        """What ``act`` returns on the first process; what it raises, on all."""
-        found, said = None, None
-        if self.global_rank == 0:
-            try:
-                found = act()
-            except ValueError as error:
-                said = str(error)
-        found, said = self.broadcast((found, said))
-        if said is not None:
-            raise ValueError(said)
+        """Take up weights and optimizer state; ValueError if they are damaged or of another drafter."""
+        path = Path(checkpoint_path)
+        verify(path)
+        found = contents(path)
+        assert self.lightning_module is not None
+        self.lightning_module.on_load_checkpoint(found)  # before torch complains of shapes
+        super().load_checkpoint(path, weights_only=True)
         return found
-
-
-def _named(tree: Any, leaf: Callable[[str, Any], Any], name: str = "") -> Any:
-    """The tree with ``leaf`` of all that is no dict or list, by its path in the tree."""
-    if isinstance(tree, dict):
-        return {key: _named(value, leaf, f"{name}/{key}") for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_named(value, leaf, f"{name}/{i}") for i, value in enumerate(tree)]
-    return leaf(name, tree)
-
-
-def _split(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The tree with None for its shards, and these by their paths."""
-    shards: dict[str, torch.Tensor] = {}
-
-    def leaf(name: str, value: Any) -> Any:
-        if not isinstance(value, DTensor):
-            return value
-        shards[name] = value
-        return None
-
-    return _named(tree, leaf), shards
-
-
-@contextlib.contextmanager
-def _one_line(path: Path) -> Iterator[None]:
-    """Tell in one line what torch tells for every process with its traceback."""
-    try:
-        yield
-    except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
-        raise ValueError(f"{path}: {' '.join(str(reason).split())}") from error
 
 
 StrategyRegistry.register("fsdp2", FSDP2, description="FSDP2 over all processes")

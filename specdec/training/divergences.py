@@ -1,8 +1,8 @@
 """Losses of the next-token distribution beside EAGLE-3's cross-entropy: divergences, and what raises acceptance itself.
 
 q is the drafter's distribution on the draft vocabulary, p the target's. With p over its whole vocabulary,
-``alpha = Σ min(p, q)`` is the chance that a draft sampled from q is accepted (https://arxiv.org/abs/2211.17192). Each
-``grade`` has the gradient in closed form.
+``alpha = Σ min(p, q)`` is the chance that a draft sampled from q is accepted (https://arxiv.org/abs/2211.17192). The
+losses that recipes use have their gradient in closed form.
 
 Legend: R supervised rows, D draft vocabulary, K tokens kept.
 """
@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from specdec.training.losses import DistributionLoss, LossAndGradient, LossRows, inner
+from specdec.training.losses import DistributionLoss, LossRows, inner
 
 LOG_ZERO = -1e5
 """Stands for the logarithm of nothing, in nats: an infinity times a probability of zero would be no number."""
@@ -23,15 +23,6 @@ LOG_ZERO = -1e5
 def log_target(log_p_RD: Tensor) -> Tensor:
     """A new, finite copy of the target's log-probabilities: a masked token has ``LOG_ZERO``."""
     return log_p_RD.clamp(min=LOG_ZERO)
-
-
-def by_logits_(slope_RD: Tensor, q_RD: Tensor, weight_R: Tensor) -> tuple[Tensor, Tensor]:
-    """From a gradient by the probabilities q to one by their logits, ``weight * q * (slope - Σ q slope)``, (R, D), and
-    the mean ``Σ q slope``, (R,); overwrites the slope."""
-    slope_RD.mul_(q_RD)
-    mean_R = slope_RD.sum(-1)
-    slope_RD.addcmul_(q_RD, mean_R[:, None], value=-1)
-    return slope_RD.mul_(weight_R[:, None]), mean_R
 
 
 @dataclass(frozen=True)
@@ -44,11 +35,12 @@ class ForwardKL(DistributionLoss):
         return inner(rows.p_RD, log_target(rows.log_p_RD) - rows.draft_RD.log_softmax(-1))
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is ``q - p``."""
         log_q_RD = rows.draft_RD.log_softmax(-1)
         loss_R = log_target(rows.log_p_RD).sub_(log_q_RD).mul_(rows.p_RD).sum(-1)
-        return LossAndGradient(loss_R, log_q_RD.exp_().sub_(rows.p_RD).mul_(weight_R[:, None]))
+        rows.draft_RD.copy_(log_q_RD.exp_().sub_(rows.p_RD).mul_(weight_R[:, None]))
+        return loss_R
 
 
 @dataclass(frozen=True)
@@ -60,14 +52,6 @@ class ReverseKL(DistributionLoss):
     def __call__(self, rows: LossRows) -> Tensor:
         log_q_RD = rows.draft_RD.log_softmax(-1)
         return inner(log_q_RD.exp(), log_q_RD - log_target(rows.log_p_RD))
-
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """By q it is ``log q - log p``, but for a constant, and its mean is the loss."""
-        log_q_RD = rows.draft_RD.log_softmax(-1)
-        slope_RD = log_target(rows.log_p_RD).neg_().add_(log_q_RD)
-        grad_RD, loss_R = by_logits_(slope_RD, log_q_RD.exp_(), weight_R)
-        return LossAndGradient(loss_R, grad_RD)
 
 
 @dataclass(frozen=True)
@@ -93,16 +77,6 @@ class JensenShannon(DistributionLoss):
         of_p_R = inner(rows.p_RD, log_p_RD - log_m_RD)
         return self.beta * of_p_R + (1 - self.beta) * inner(log_q_RD.exp(), log_q_RD - log_m_RD)
 
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """By q it is ``(1 - beta) (log q - log m)``: what m adds is constant."""
-        log_p_RD, log_q_RD = log_target(rows.log_p_RD), rows.draft_RD.log_softmax(-1)
-        log_m_RD = torch.logaddexp(log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta))
-        of_p_R = log_p_RD.sub_(log_m_RD).mul_(rows.p_RD).sum(-1)
-        slope_RD = log_m_RD.neg_().add_(log_q_RD)
-        grad_RD, of_q_R = by_logits_(slope_RD, log_q_RD.exp_(), (1 - self.beta) * weight_R)
-        return LossAndGradient(self.beta * of_p_R + (1 - self.beta) * of_q_R, grad_RD)
-
 
 @dataclass(frozen=True)
 class TotalVariation(DistributionLoss):
@@ -114,12 +88,16 @@ class TotalVariation(DistributionLoss):
         return self._half_distance(rows, rows.p_RD * rows.log_mass_R.exp()[:, None] - rows.draft_RD.softmax(-1))
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By q it is half the sign of ``q - p``."""
         q_RD = rows.draft_RD.softmax(-1)
         gap_RD = (rows.p_RD * rows.log_mass_R.exp()[:, None]).sub_(q_RD)
         loss_R = self._half_distance(rows, gap_RD)
-        return LossAndGradient(loss_R, by_logits_(gap_RD.sign_(), q_RD, -0.5 * weight_R)[0])
+        # from a gradient by q to one by its logits: q times the slope less its mean under q
+        slope_RD = gap_RD.sign_().mul_(q_RD)
+        slope_RD.addcmul_(q_RD, slope_RD.sum(-1, keepdim=True), value=-1)
+        rows.draft_RD.copy_(slope_RD.mul_(-0.5 * weight_R[:, None]))
+        return loss_R
 
     def _half_distance(self, rows: LossRows, gap_RD: Tensor) -> Tensor:
         beyond_R = -torch.expm1(rows.log_mass_R)
@@ -134,14 +112,6 @@ class HardCrossEntropy(DistributionLoss):
 
     def __call__(self, rows: LossRows) -> Tensor:
         return -rows.draft_RD.log_softmax(-1).gather(-1, rows.token_R[:, None]).squeeze(-1)
-
-    @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """The gradient is q less one at the token."""
-        log_q_RD, token_R1 = rows.draft_RD.log_softmax(-1), rows.token_R[:, None]
-        loss_R = -log_q_RD.gather(-1, token_R1).squeeze(-1)
-        grad_RD = log_q_RD.exp_().mul_(weight_R[:, None])
-        return LossAndGradient(loss_R, grad_RD.scatter_add_(-1, token_R1, -weight_R[:, None].to(grad_RD.dtype)))
 
 
 @dataclass(frozen=True)
@@ -162,14 +132,15 @@ class TopKCrossEntropy(DistributionLoss):
         return -(p_RK * rows.draft_RD.log_softmax(-1).gather(-1, ids_RK)).sum(-1)
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The gradient is q times the mass kept, less the p kept."""
         p_RK, ids_RK = self._top(rows)
         log_q_RD = rows.draft_RD.log_softmax(-1)
         loss_R = -(p_RK * log_q_RD.gather(-1, ids_RK)).sum(-1)
         weighted_RK = p_RK * weight_R[:, None].to(p_RK.dtype)
         grad_RD = log_q_RD.exp_().mul_(weighted_RK.sum(-1, keepdim=True))
-        return LossAndGradient(loss_R, grad_RD.scatter_add_(-1, ids_RK, weighted_RK.neg_()))
+        rows.draft_RD.copy_(grad_RD.scatter_add_(-1, ids_RK, weighted_RK.neg_()))
+        return loss_R
 
     def _top(self, rows: LossRows) -> tuple[Tensor, Tensor]:
         return rows.p_RD.topk(min(self.k, rows.p_RD.shape[-1]), dim=-1, sorted=False)
@@ -185,7 +156,7 @@ class LKAlpha(DistributionLoss):
         return -torch.minimum(log_p_RD, rows.draft_RD.log_softmax(-1)).logsumexp(-1)
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """By log q it is the share in alpha of every token where q is the smaller; an equal one counts half."""
         log_q_RD, gap_RD = rows.draft_RD.log_softmax(-1), rows.log_p_RD + rows.log_mass_R[:, None]
         share_RD = torch.minimum(gap_RD, log_q_RD)
@@ -194,7 +165,8 @@ class LKAlpha(DistributionLoss):
         grad_RD = gap_RD.sub_(log_q_RD).sign_().add_(1).mul_(share_RD)
         grad_RD.addcmul_(log_q_RD.exp_(), grad_RD.sum(-1, keepdim=True), value=-1)
         scale_R = -0.5 * weight_R / share_RD.sum(-1)  # one, but for the rounding of a large log_alpha
-        return LossAndGradient(-log_alpha_R, grad_RD.mul_(scale_R[:, None]))
+        rows.draft_RD.copy_(grad_RD.mul_(scale_R[:, None]))
+        return -log_alpha_R
 
 
 @dataclass(frozen=True)
@@ -224,13 +196,14 @@ class LKLambda(DistributionLoss):
         return w_R * ForwardKL()(rows) + (1 - w_R) * rejected_R
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
         """The blend of the two gradients."""
-        rejection = TotalVariation().grade(rows, weight_R)
-        w_R = self._weight(rejection.loss_R)
-        kl = ForwardKL().grade(rows, weight_R * w_R)
-        loss_R = w_R * kl.loss_R + (1 - w_R) * rejection.loss_R
-        return LossAndGradient(loss_R, kl.grad_RD.addcmul_(rejection.grad_RD, (1 - w_R)[:, None]))
+        divergent = rows._replace(draft_RD=rows.draft_RD.clone())
+        rejected_R = TotalVariation().grade_(rows, weight_R)
+        w_R = self._weight(rejected_R)
+        kl_R = ForwardKL().grade_(divergent, weight_R * w_R)
+        rows.draft_RD.copy_(divergent.draft_RD.addcmul_(rows.draft_RD, (1 - w_R)[:, None]))
+        return w_R * kl_R + (1 - w_R) * rejected_R
 
     def _weight(self, rejected_R: Tensor) -> Tensor:
         return self.scale * torch.exp(-self.decay * (1 - rejected_R))

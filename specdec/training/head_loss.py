@@ -264,16 +264,16 @@ def _grade_(
     terms: Sequence[tuple[float, DistributionLoss]], rows: LossRows, weight_R: Tensor, used_R: Tensor
 ) -> Tensor:
     """Leave the gradient of the weighted terms in ``rows.draft_RD``, whose logits have served; summed losses (N,)."""
-    if len(terms) == 1 and (terms[0][1].widens or rows.draft_RD.dtype == rows.p_RD.dtype):
-        weight, loss = terms[0]
-        losses = [loss.grade_(rows, weight_R * weight)]
-    else:
-        wide_rows = rows._replace(draft_RD=rows.draft_RD.to(rows.p_RD.dtype))
-        graded = [loss.grade(wide_rows, weight_R * weight) for weight, loss in terms]
-        rows.draft_RD.copy_(torch.stack([grad_RD for _, grad_RD in graded]).sum(0)) if graded else rows.draft_RD.zero_()
-        losses = [loss_R for loss_R, _ in graded]
-    for (_, loss), loss_R in zip(terms, losses, strict=True):
+    alone = len(terms) == 1 and (terms[0][1].widens or rows.draft_RD.dtype == rows.p_RD.dtype)
+    losses, grads = [], []
+    for weight, loss in terms:
+        draft_RD = rows.draft_RD if alone else rows.draft_RD.to(rows.p_RD.dtype, copy=True)
+        loss_R = loss.grade_(rows._replace(draft_RD=draft_RD), weight_R * weight)
         if loss_R.shape != used_R.shape:
             wanted = f"{tuple(used_R.shape)}, one number a row, not {tuple(loss_R.shape)}"
             raise ValueError(f"loss {type(loss).__name__} must be of shape {wanted}")
-    return torch.stack([(loss_R * used_R).sum() for loss_R in losses]) if losses else used_R.new_zeros(0)
+        losses.append((loss_R * used_R).sum())
+        grads.append(draft_RD)
+    if not alone:
+        rows.draft_RD.copy_(torch.stack(grads).sum(0)) if grads else rows.draft_RD.zero_()
+    return torch.stack(losses) if losses else used_R.new_zeros(0)

@@ -23,20 +23,13 @@ if TYPE_CHECKING:
 
 class LossRows(NamedTuple):
     """What a loss of the draft distribution reads: R rows of one unroll step, in float32 or wider. Only ``draft_RD``
-    has a gradient. No tensor may be changed in place."""
+    has a gradient. No other tensor may be changed in place."""
 
     draft_RD: Tensor  # the drafter's logits
     p_RD: Tensor  # the target's probabilities, renormalised on the draft vocabulary
     log_p_RD: Tensor  # their logarithm
     log_mass_R: Tensor  # log of what the target's whole distribution has on the draft vocabulary, <= 0
     token_R: Tensor  # int64, draft id of the target's most likely token within the draft vocabulary
-
-
-class LossAndGradient(NamedTuple):
-    """A loss with its gradient."""
-
-    loss_R: Tensor  # not reduced, not weighted
-    grad_RD: Tensor  # gradient of the weighted sum of the rows' losses by ``draft_RD``
 
 
 class Loss:
@@ -55,26 +48,24 @@ class DistributionLoss(Loss):
     reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
     """What it reads of :class:`LossRows` beside draft logits and p; the rest is not worked out: NaN, -1 for tokens."""
     widens: ClassVar[bool] = False
-    """Whether its ``grade`` takes ``rows.draft_RD`` in whatever precision it was made, and computes in float32."""
+    """Whether its ``grade_`` takes ``rows.draft_RD`` in whatever precision it was made, and computes in float32."""
 
     def __call__(self, rows: LossRows) -> Tensor:
         """The loss of every row, (R,), not reduced, differentiable by ``rows.draft_RD``."""
         raise TypeError(f"{type(self).__name__} must say how to compare draft and target")
 
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """Losses, and the gradient of ``(loss_R * weight_R).sum()``, by autograd; override it with a closed form."""
+    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+        """The losses, (R,); leaves the gradient of ``(loss_R * weight_R).sum()`` by the logits in ``rows.draft_RD``.
+
+        By autograd; override it with a closed form.
+        """
         with torch.enable_grad():
             leaf_RD = rows.draft_RD.detach().requires_grad_()
             loss_R = self(rows._replace(draft_RD=leaf_RD))
             (grad_RD,) = torch.autograd.grad((loss_R * weight_R).sum(), leaf_RD)
-        return LossAndGradient(loss_R.detach(), grad_RD)
-
-    @torch.no_grad()
-    def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
-        """:meth:`grade` that leaves the gradient in ``rows.draft_RD``, in its precision; the losses, (R,)."""
-        loss_R, grad_RD = self.grade(rows, weight_R)
-        rows.draft_RD.copy_(grad_RD)
-        return loss_R
+        with torch.no_grad():
+            rows.draft_RD.copy_(grad_RD)
+        return loss_R.detach()
 
 
 class FeatureLoss(Loss):
@@ -101,13 +92,8 @@ class SoftCrossEntropy(DistributionLoss):
         return -inner(rows.p_RD, rows.draft_RD.log_softmax(-1))
 
     @torch.no_grad()
-    def grade(self, rows: LossRows, weight_R: Tensor) -> LossAndGradient:
-        """The gradient is ``q - p``."""
-        grad_RD = rows.draft_RD.clone()
-        return LossAndGradient(_soft_cross_entropy_(grad_RD, rows.p_RD, weight_R.to(rows.p_RD.dtype)), grad_RD)
-
-    @torch.no_grad()
     def grade_(self, rows: LossRows, weight_R: Tensor) -> Tensor:
+        """The gradient is ``q - p``."""
         return _soft_cross_entropy_(rows.draft_RD, rows.p_RD, weight_R.to(rows.p_RD.dtype))
 
 

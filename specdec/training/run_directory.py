@@ -1,4 +1,4 @@
-"""The directory of one run, which no other run has while it lasts, and the record of what the run is."""
+"""The directory of one run: held while it lasts, told what the run is, gone on with under the same settings alone."""
 
 import contextlib
 import fcntl
@@ -7,14 +7,16 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 import lightning.pytorch as pl
 import yaml
 
-from specdec.training.checkpoint import CONFIG
+from specdec.training.checkpoint import contents
 from specdec.utils.config import run_names
+from specdec.utils.config_diff import canonical, keys, pairs, words
 from specdec.utils.files import explain, write_json, write_text
 from specdec.utils.locks import lock_now
 
@@ -22,6 +24,16 @@ log = logging.getLogger(__name__)
 
 CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
 PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
+CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
+LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
+NUMBERLESS = (
+    "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",  # what is written and measured
+    "data.cache", "model.features.directory", "model.features.verify",  # how data are had
+    "trainer.enable_", "trainer.log", "trainer.limit_val", "trainer.limit_test", "trainer.limit_predict",
+    "trainer.val_", "trainer.check_val", "trainer.num_sanity", "trainer.inference_mode", "trainer.profiler",
+    "trainer.barebones", "trainer.detect_anomaly", "trainer.default_root_dir", "trainer.max_time",
+)  # fmt: skip
+"""How the names begin of all settings that cannot change a trained number; every other one counts as one that can."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order in which Lightning asks
 
 
@@ -53,43 +65,32 @@ class RunDirectory:
             self.path = next(name for name in names if self._claimed(name)) if first else next(names)
             return self.path
         self.path = path = Path(out)
-        if not first:
-            return path
-        if resumes and path.is_dir() and _holds_something(path):
-            self._claim = _take(path, PATIENCE)
-            self._resumed = self._claim is not None
-            for temporary in [*path.glob(".tmp-*"), *path.glob("checkpoints/.tmp-*")] if self._resumed else []:
-                _remove(temporary)
-        elif not self._claimed(path) and not is_held(path):
+        self._resumed = first and resumes and path.is_dir() and _holds_something(path)
+        if first and not self._claimed(path):
+            if is_held(path):
+                holder = (path / CLAIM).read_text(encoding="utf-8").strip()
+                raise ValueError(
+                    f"{path} is claimed by another run ({holder}): wait for its end, or choose another --out"
+                )
             raise ValueError(
                 f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
             )
-        if self._claim is None:
-            holder = "which ends just now"
-            with contextlib.suppress(OSError):
-                holder = (path / CLAIM).read_text(encoding="utf-8").strip()
-            raise ValueError(f"{path} is claimed by another run ({holder}): wait for its end, or choose another --out")
+        for temporary in [*path.glob(".tmp-*"), *path.glob("checkpoints/.tmp-*")] if self._resumed else ():
+            _remove(temporary)
         return path
 
     def _claimed(self, path: Path) -> bool:
         """Whether it is this run's now; if not, nothing in it has changed."""
+        if not self._resumed and _holds_something(path):  # before anything is written into what is someone else's
+            return False
         made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            return False  # a file
         except OSError as error:
             raise explain(error, path) from error
-        if _holds_something(path):  # before anything is written into what is someone else's
-            return False
-        try:
-            claim = _take(path)
-        except ValueError:
-            with contextlib.suppress(OSError):
-                path.rmdir() if made else None
-            raise
-        if claim is not None and _holds_something(path):  # a whole run came and went, or trains, since we looked
+        claim = _take(path, PATIENCE if self._resumed else 0.0)
+        if claim is not None and not self._resumed and _holds_something(path):  # a whole run came and went meanwhile
             _release(path, claim)
             claim = None
         if claim is not None:
@@ -212,3 +213,43 @@ class RunRecord(pl.Callback):
         checkpoint[CONFIG] = yaml.safe_load(self.config)
         for logger in trainer.loggers:
             logger.save()
+
+
+def changes_numbers(key: str) -> bool:
+    """Whether a setting, such as ``model.optimizer.lr``, has a say in what is trained."""
+    return not key.startswith(NUMBERLESS)
+
+
+def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> list[str]:
+    """The settings that differ between the config that a checkpoint was trained under and the present one.
+
+    ValueError for what changes what is trained, each logged on a line, and is not below a key that is ``allowed``.
+    """
+    before = contents(checkpoint).get(CONFIG)
+    if not isinstance(before, dict):
+        raise ValueError(f"{checkpoint}: it holds no config: it was not written by specdec fit")
+    one, two = canonical(before), canonical(now)
+    known = {*keys(one), *keys(two)}
+    if unknown := [key for key in allowed if key not in known]:
+        raise ValueError(f"--allow_changes {unknown[0]!r}: no setting has that name")
+    changed, refused = [], []
+    for key, was, value in pairs(one, two):
+        changed.append(key)
+        told = f"{key} was {words(was)}, is {words(value)}"
+        if key in LENGTH:
+            log.warning(
+                "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "
+                "of a run of the new length", told,
+            )  # fmt: skip
+        elif any(f"{key}.".startswith(f"{name}.") for name in allowed):
+            log.warning("resuming, allowed: %s", told)
+        elif changes_numbers(key):
+            refused.append(key)
+            log.error("  %s", told)
+    if refused:
+        names = ",".join(refused)
+        raise ValueError(
+            f"{checkpoint} was trained under other settings, listed above ({names}): go on with those, or allow the "
+            f"change with --allow_changes '[{names}]'"
+        )
+    return changed

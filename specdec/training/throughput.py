@@ -1,10 +1,11 @@
-"""How fast a run trains and how much memory it takes: the estimate before it, the measurement in its logs.
+"""How a run goes: its memory before the first step, its speed in the logs, and how far it is.
 
 Lightning's ``ThroughputMonitor`` waits for the GPU after every batch, takes all ranks for the first, counts checkpoints
 and compilation as training, and knows neither supervised tokens nor memory.
 """
 
 import logging
+import math
 import re
 import resource
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import RichProgressBar
 
 from specdec.data import Batch
 from specdec.training.cost import MB, MemoryNeed, Precision, precision, row_counts, step_flops
@@ -23,6 +25,7 @@ from specdec.utils import machine
 
 log = logging.getLogger(__name__)
 
+SKIPPED = 2  # steps at the start of a run that are not measured: they compile
 # Dense TFLOP/s of products in 16 bits (sums in float32) and in TF32, by what CUDA calls the device, from NVIDIA's data
 # sheets, which list Hopper's and Blackwell's tensor cores with sparsity: halved.
 PEAKS: dict[str, tuple[float, float]] = {
@@ -87,12 +90,12 @@ class Throughput(pl.Callback):
     * ``speed/mfu``, on GPUs whose peak is known: model FLOPs utilisation (https://arxiv.org/abs/2204.02311);
     * ``memory/peak_mb`` (10^6 bytes), of the rank that takes most: see :func:`peak_memory`.
 
-    Validation, checkpoints and the first ``skip`` steps, which compile, are not part of any rate. A GPU is waited for
+    Validation, checkpoints and the first two steps, which compile, are not part of any rate. A GPU is waited for
     once a report, and where the clock stops.
     """
 
-    def __init__(self, skip: int = 2, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.skip, self.clock = skip, clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self._measuring = False  # a run may fail, and be saved, before it starts
         self._device = torch.device("cpu")
 
@@ -107,8 +110,8 @@ class Throughput(pl.Callback):
             size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
             shape = (pl_module.drafter.config, data.batch_size, data.seq_len, trained_in, size)
             report_memory(pl_module.memory_need(*shape, trainer.world_size, is_sharded(trainer)), self._device)
-        self._seen_step, self._skip_until = trainer.global_step, trainer.global_step + self.skip
-        self._measuring = self.skip <= 0
+        self._seen_step, self._skip_until = trainer.global_step, trainer.global_step + SKIPPED
+        self._measuring = False
         self._begin()
 
     def _begin(self) -> None:
@@ -190,3 +193,45 @@ class Throughput(pl.Callback):
         if self.peak is not None:
             found["speed/mfu"] = flops / (wall * ranks * self.peak)
         module.log_dict({name: float(value) for name, value in found.items()}, on_step=True, on_epoch=False)
+
+
+SECONDS_BETWEEN_LINES = 10.0
+FIGURES: dict[str, Callable[[float], str]] = {
+    "train/loss": "train/loss {:.3f}".format,
+    "train/accuracy_0": "accuracy_0 {:.2f}".format,
+    "train/prefix_proxy": "prefix {:.2f}".format,
+    "speed/tokens_per_second": "{:,.0f} tokens/s".format,
+    "speed/mfu": "mfu {:.0%}".format,
+    "speed/data_wait_share": "data wait {:.0%}".format,
+    "memory/peak_mb": "{:,.0f} MB".format,
+}
+"""What a line says of the metrics that are logged, in its order."""
+
+
+def progress() -> pl.Callback:
+    """Lightning's bar where standard error is a terminal, else :class:`ProgressLine`."""
+    return RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else ProgressLine()
+
+
+class ProgressLine(pl.Callback):
+    """Prints step, figures and the time left to standard error every ten seconds, for logs and pipes::
+
+    step 120/419, train/loss 4.213, accuracy_0 0.41, prefix 1.62, 5,912 tokens/s, data wait 1%, 812 MB, 1:43 left
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock; a resumed run counts from the step it resumes at."""
+        self._begun, self._told, self._first_step = time.monotonic(), -math.inf, trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Print a line if one is due; the last step always gets one."""
+        now, step, total = time.monotonic(), trainer.global_step, trainer.max_steps
+        if not trainer.is_global_zero or (now - self._told < SECONDS_BETWEEN_LINES and step != total):
+            return
+        self._told, found, done = now, trainer.callback_metrics, step - self._first_step
+        parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
+        parts += [write(float(found[name])) for name, write in FIGURES.items() if name in found]
+        if total > 0 and done > 0:
+            left = round((total - step) * (now - self._begun) / done)
+            parts.append(f"{left // 60}:{left % 60:02d} left")
+        sys.stderr.write(", ".join(parts) + "\n")

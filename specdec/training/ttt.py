@@ -114,13 +114,15 @@ def ttt_unroll(
 
 
 def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache) -> Step:
-    """A step under gradient checkpointing; its keys enter and leave as tensors, so that running it again is pure."""
+    """A step under gradient checkpointing; its keys are added once, however often it is run."""
+    before, added = keys.copy(), list[UnrollCache]()
 
-    def run(read: Tensor, h_BTH: Tensor, *before: Tensor) -> tuple[Tensor, ...]:
-        cache = keys.holding(before)
-        step = drafter.advance(read, h_BTH, view._replace(cache=cache))
-        return *step, *cache.last()
+    def run(read: Tensor, h_BTH: Tensor) -> Step:
+        cache = before.copy()
+        if not added:  # else it is run again, in the backward pass
+            added.append(cache)
+        return drafter.advance(read, h_BTH, view._replace(cache=cache))
 
-    h_BTH, normed_BTH, *new = checkpoint(run, read, h_BTH, *keys.flat(), use_reentrant=False)
-    keys.append(new)
-    return Step(h_BTH, normed_BTH)
+    step: Step = checkpoint(run, read, h_BTH, use_reentrant=False)
+    keys.layers = added[0].layers
+    return step

@@ -13,7 +13,7 @@ from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.features import Cached
 from specdec.training.divergences import LKLambda
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.noise import GaussianNoise
+from specdec.training.recipe import UniformNoise
 from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
 from tests.diagnostics.doctor_made import CONF, Tiny, chats, design, faults, learner, subject, target, text
 from tests.features.made import fill
@@ -66,7 +66,7 @@ def test_cached_features(tmp_path: Path) -> None:
 
 def test_every_draft_of_the_sample_is_accepted(tmp_path: Path) -> None:
     """Noise of the set-up is left out."""
-    checked = subject(chats(tmp_path), learner(noise=GaussianNoise(5.0), ttt_steps=2))
+    checked = subject(chats(tmp_path), learner(noise=UniformNoise(9.0), ttt_steps=2))
     (accepted,) = made("overfit", checked)
     assert accepted.result is CheckResult.SOUND and accepted.figure == 1
     first, last = checked.curve[0], checked.curve[-1]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from specdec.nn import backend
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend, pointwise
@@ -23,10 +22,8 @@ Patch = pytest.MonkeyPatch
 def as_at_the_start() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    backend._onednn_is_better.cache_clear()
     yield
     compile_pointwise(False)
-    backend._onednn_is_better.cache_clear()
     torch.set_float32_matmul_precision(before)
 
 
@@ -78,7 +75,7 @@ def test_a_fused_norm_is_the_plain_one() -> None:
     ],
 )
 def test_the_processor_decides(monkeypatch: Patch, maker: str, exact: bool, name: str, setting: str) -> None:
-    monkeypatch.setattr(backend, "_exact", lambda: exact)
+    monkeypatch.setattr(backend, "multiplies_bfloat16", lambda: not exact)
     monkeypatch.setattr(backend, "_cpu_maker", lambda: maker)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     for wrong in (False, True):  # the setting comes back
@@ -103,24 +100,6 @@ def test_a_processor_tells_its_maker(tmp_path: Path) -> None:
     (tmp_path / "arm").write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
     assert backend._cpu_maker(tmp_path / "x86") == "AuthenticAMD" and backend._cpu_maker(tmp_path / "arm") == ""
     assert isinstance(backend._cpu_maker(tmp_path / "none"), str)
-
-
-def test_the_probe_tells_a_lossy_product(monkeypatch: Patch) -> None:
-    """Products of numbers rounded to bfloat16, or to TF32's ten bits, are found out; float32's own are not."""
-    assert backend._exact()
-    with matmul_backend():
-        assert backend._exact()
-    plain = Tensor.__matmul__
-
-    def rounded(bits: int) -> Callable[[Tensor, Tensor], Tensor]:
-        def cut(x: Tensor) -> Tensor:
-            return (x.view(torch.int32) >> (23 - bits) << (23 - bits)).view(torch.float32)
-
-        return lambda a, b: plain(cut(a), cut(b)) if a.dtype == torch.float32 else plain(a, b)
-
-    for bits in (7, 10):
-        monkeypatch.setattr(Tensor, "__matmul__", rounded(bits))
-        assert not backend._exact()
 
 
 COUNT = """

@@ -15,7 +15,7 @@ from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_
 from specdec.studies.plan import StudyPlan
 from specdec.studies.study import Study
 from specdec.target import TargetSource
-from specdec.training.checkpoint import changes_numbers
+from specdec.training.run_directory import changes_numbers
 
 
 def key(arm: Arm, seed: int = 0, features: str = "on_the_fly") -> str:

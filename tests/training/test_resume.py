@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from specdec.cli import main
 from specdec.data import Batch
 from specdec.fit import run
-from specdec.training.checkpoint import CONFIG, AtomicCheckpointIO, compare, newest
+from specdec.training.checkpoint import AtomicCheckpointIO, newest
 from specdec.training.module import DrafterModule
+from specdec.training.run_directory import CONFIG, compare
 from tests.short_run import short_run
 
 
@@ -64,7 +65,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
     def dying(self: DrafterModule, batch: Batch, batch_idx: int) -> torch.Tensor:
         if self.global_step == at:
-            monkeypatch.setattr("specdec.training.stopping.RunCheckpoint.on_exception", lambda *_: None)
+            monkeypatch.setattr("specdec.training.checkpoint.RunCheckpoint.on_exception", lambda *_: None)
             raise DeadError
         return inner(self, batch, batch_idx)
 
@@ -132,11 +133,11 @@ def test_refused_checkpoints_are_named_in_turn(tmp_path: Path, caplog: pytest.Lo
     assert newest(tmp_path) == tmp_path / "last.ckpt"
     flip(tmp_path / "last.ckpt")
     (tmp_path / "step-10.ckpt").write_bytes(b"")
-    (tmp_path / "step-11.ckpt").mkdir()  # of a sharded save that was killed
+    (tmp_path / "step-11.ckpt").mkdir()  # no file
     assert newest(tmp_path) == tmp_path / "step-4.ckpt"
     refused = [record.getMessage() for record in caplog.records]
     assert [next(name for name in ("last", "step-10", "step-11") if name in line) for line in refused] == [
-        "step-10", "step-11", "last",
+        "last", "step-10", "step-11",
     ]  # fmt: skip
     assert all(line.startswith(f"refused: {tmp_path}") and "\n" not in line for line in refused)
     flip(tmp_path / "step-2.ckpt")
@@ -168,11 +169,10 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
     now: dict[str, Any] = json.loads(json.dumps(before))
     now["out"], now["checkpoint"]["every_n_train_steps"], now["trainer"]["max_steps"] = "b", 5, 9
     now["data"]["init_args"]["cache"] = False
-    assert {change.key for change in compare(path, now, [])} == {
+    assert set(compare(path, now, [])) == {
         "out", "checkpoint.every_n_train_steps", "trainer.max_steps", "data.cache",
     }  # fmt: skip
     assert "trainer.max_steps was 6, is 9; the learning rate's schedule depends on the run's length" in caplog.text
-    assert "data.cache was yes, is no; what is trained does not depend on it" in caplog.text
     caplog.clear()
 
     now["model"]["optimizer"]["init_args"]["lr"], now["seed_everything"], now["trainer"]["devices"] = 0.2, 1, 2
@@ -193,23 +193,17 @@ def test_what_changes_the_training_is_refused_key_by_key(tmp_path: Path, caplog:
         compare(tmp_path / "b.ckpt", now, [])
 
 
-def test_going_back_sets_the_later_checkpoints_aside(
-    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_going_back_needs_a_directory_of_its_own(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that is done is trained again from where it is told; auto goes on with that, not with what was given up."""
-    out = tmp_path / "run"
+    out, again = tmp_path / "run", tmp_path / "again"
     assert run("fit", [*base, f"--out={out}"]) == 0
-    changed = [*base, f"--out={out}", "--model.optimizer.lr=0.5", "--allow_changes=[model.optimizer]"]
-    with monkeypatch.context() as patch:
-        dies(patch, 4)
-        with pytest.raises(DeadError):
-            run("fit", [*changed, f"--ckpt_path={out}/checkpoints/step-4.ckpt"])
-    assert checkpoints(out) == ["last.ckpt.abandoned", "step-4.ckpt", "step-6.ckpt.abandoned"]
-    assert "going back to step 4" in caplog.text and not (out / "DONE.json").exists()
-    caplog.set_level(logging.INFO, "specdec")
-    assert run("fit", [*changed, "--ckpt_path=auto"]) == 0
-    assert f"going on from {out}/checkpoints/step-4.ckpt" in caplog.text
-    assert json.loads((out / "DONE.json").read_text())["steps"] == 6
+    before, earlier = checkpoints(out), f"--ckpt_path={out}/checkpoints/step-4.ckpt"
+    assert main(["fit", *base, f"--out={out}", earlier]) == 2
+    assert "later checkpoints than" in capsys.readouterr().err.splitlines()[-1]
+    assert checkpoints(out) == before and (out / "DONE.json").exists()
+    assert run("fit", [*base, f"--out={again}", earlier]) == 0
+    assert same(out, again)
 
 
 def test_a_resumed_run_may_be_made_longer_and_changed_by_name(

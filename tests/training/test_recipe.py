@@ -1,4 +1,4 @@
-"""Noise: how large, on whom, and the same for the same generator.
+"""Noise: how large, on whom, and the same for the same generator; the learning rate over a run.
 
 Legend: B rows, T tokens, N aux layers, H hidden.
 """
@@ -10,15 +10,9 @@ import torch
 from torch import Generator, Tensor
 
 from specdec.data import Batch
-from specdec.training.noise import (
-    FeatureNoise,
-    GaussianNoise,
-    LengthScaledNoise,
-    UniformNoise,
-    noisy,
-)
+from specdec.training.recipe import FeatureNoise, LengthScaledNoise, UniformNoise, WarmupCosine, noisy
 
-NOISES = [UniformNoise(), LengthScaledNoise(), GaussianNoise()]
+NOISES = [UniformNoise(), LengthScaledNoise()]
 ONE = torch.zeros(2, 40, dtype=torch.int64)
 
 
@@ -36,12 +30,6 @@ def test_uniform_fills_its_bounds_and_leaves_none() -> None:
     noise = added(UniformNoise(0.1))
     assert 0.099 < float(noise.max()) <= 0.1 and -0.1 <= float(noise.min()) < -0.099
     assert abs(float(noise.mean())) < 0.005 and math.isclose(float(noise.std()), 0.1 / math.sqrt(3), rel_tol=0.03)
-
-
-def test_gaussian_has_its_deviation() -> None:
-    noise = added(GaussianNoise(0.05))
-    assert abs(float(noise.mean())) < 0.005 and math.isclose(float(noise.std()), 0.05, rel_tol=0.03)
-    assert float(noise.abs().max()) > 0.12  # and tails
 
 
 def test_length_scaled_is_the_published_amplitude() -> None:
@@ -91,9 +79,8 @@ def test_a_batchs_generator_depends_on_run_step_rank_and_batch_alone() -> None:
 @pytest.mark.parametrize("value", [0.0, -0.1, math.inf, math.nan])
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(UniformNoise, "amplitude"), (LengthScaledNoise, "amplitude"), (LengthScaledNoise, "length"),
-     (GaussianNoise, "std")],
-)  # fmt: skip
+    [(UniformNoise, "amplitude"), (LengthScaledNoise, "amplitude"), (LengthScaledNoise, "length")],
+)
 def test_a_size_without_meaning_is_refused(kind: type, name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}\.{name} must be positive.*NoNoise"):
         kind(**{name: value})
@@ -110,3 +97,20 @@ def test_a_noise_that_does_not_fit_is_named() -> None:
     batch = Batch(torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5).bool(), torch.zeros(2, 5, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"^noise Mean made \(2, 5, 4\), torch.float32 of features .*: keep shape"):
         noisy(Mean(), torch.zeros(2, 5, 3, 4), batch, 0, 0)
+
+
+def test_then_half_a_cosine() -> None:
+    schedule = WarmupCosine(warmup=0.1, floor=0.2)
+    assert schedule.factor(4, 40) == 1.0
+    assert schedule.factor(22, 40) == pytest.approx(0.6)  # halfway, halfway between one and the floor
+    assert schedule.factor(13, 40) == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
+    assert schedule.factor(40, 40) == pytest.approx(0.2)
+    assert [schedule.factor(step, 40) for step in (58, 76, 400)] == pytest.approx([0.2] * 3)  # it does not rise again
+    falling = [schedule.factor(step, 40) for step in range(4, 41)]
+    assert falling == sorted(falling, reverse=True)
+
+
+@pytest.mark.parametrize("values", [{"warmup": -0.1}, {"warmup": 1.0}, {"floor": -0.1}, {"floor": 1.1}])
+def test_shares_out_of_range_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"warmup must lie in \[0, 1\) and floor in \[0, 1\]"):
+        WarmupCosine(**values)

@@ -1,4 +1,4 @@
-"""Noise on the drafter's input features in training, against the errors that its own features will bring.
+"""What a recipe says beside loss and optimizer: the learning rate over a run, and noise on the drafter's features.
 
 Legend: B batch, T tokens, N aux layers, H hidden.
 """
@@ -6,14 +6,61 @@ Legend: B batch, T tokens, N aux layers, H hidden.
 import math
 from dataclasses import dataclass
 
+import lightning.pytorch as pl
 import torch
 from torch import Generator, Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch
 
 
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Linear warm-up, then half a cosine down to a fraction of the peak.
+
+    Args:
+        warmup: share of all steps spent warming up.
+        floor: last learning rate as a share of the peak.
+    """
+
+    warmup: float = 0.03
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1 or not 0 <= self.floor <= 1:
+            raise ValueError(
+                f"schedule: warmup must lie in [0, 1) and floor in [0, 1], not {self.warmup}, {self.floor}"
+            )
+
+    def factor(self, step: int, total: int) -> float:
+        """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
+        warm = max(1, round(self.warmup * total))
+        if step < warm:
+            return (step + 1) / warm
+        done = min(1.0, (step - warm) / max(1, total - warm))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def build(self, optimizer: Optimizer, total: int) -> LambdaLR:
+        """A torch scheduler to be stepped after every optimizer step."""
+        return LambdaLR(optimizer, lambda step: self.factor(step, total))
+
+
+def total_steps(trainer: pl.Trainer) -> int:
+    """Optimizer steps of the whole run; ValueError if neither steps nor epochs are set."""
+    # not trainer.estimated_stepping_batches, which loses the loader's state in a resumed run
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    if not trainer.max_epochs or trainer.max_epochs < 0:
+        raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
+    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # type: ignore[attr-defined]
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
+
+
 class FeatureNoise:
-    """Base of the noises: a frozen spec. The target's side of every loss stays clean."""
+    """Base of the noises on the drafter's input features in training, against the errors that its own features will
+    bring: a frozen spec. The target's side of every loss stays clean."""
 
     def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
         """The features with noise, of the same shape and dtype."""
@@ -69,17 +116,6 @@ class LengthScaledNoise(_Positive):
         sizes_BT = (documents_BT[:, :, None] == documents_BT[:, None, :]).sum(-1)
         scale_BT11 = (self.amplitude * self.length / sizes_BT)[..., None, None].to(aux_BTNH.dtype)
         return aux_BTNH + scale_BT11 * _uniform(aux_BTNH, generator)
-
-
-@dataclass(frozen=True)
-class GaussianNoise(_Positive):
-    """Normal noise of one standard deviation on every channel."""
-
-    std: float = 0.05
-
-    def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
-        normal = torch.randn(aux_BTNH.shape, generator=generator, device=aux_BTNH.device, dtype=torch.float32)
-        return aux_BTNH + self.std * normal.to(aux_BTNH.dtype)
 
 
 def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Runs that are stopped within a step of several batches; where a run stands between two steps."""
+"""Runs that are stopped within a step of several batches."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["specdec"])
     return short_run(
         target_directory, text_file,
-        model__noise="GaussianNoise",
+        model__noise="UniformNoise",
         model__optimizer__lr="1e-2",
         trainer__max_steps=4,
         trainer__accumulate_grad_batches=3,
