@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from specdec.data.chat import Encoded
 from specdec.data.packing import Document
 from specdec.data.rows import HUB, find_sources, hub_fingerprint
-from specdec.utils.files import read_json, sha256, staged_directory, write_json
-from specdec.utils.locks import cache_directory, locked
+from specdec.utils.files import cache_directory, locked, read_json, sha256, staged_directory, write_json
 
 log = logging.getLogger(__name__)
 

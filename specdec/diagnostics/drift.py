@@ -35,8 +35,8 @@ from specdec.training.callbacks import drafter_to_keep
 from specdec.training.module import DrafterModule
 from specdec.utils.config import read_yaml
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 
 RESULT, REPORT, FIGURE = "drift.json", "report.md", "drift.png"
 

@@ -10,8 +10,7 @@ from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter
-from specdec.utils.checksums import SUMS, check_sums, write_sums
-from specdec.utils.files import explain, read_json, sha256, staged_directory, write_json
+from specdec.utils.files import SUMS, check_sums, explain, read_json, sha256, staged_directory, write_json, write_sums
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"

@@ -17,11 +17,9 @@ from rich.console import Console
 
 from specdec import __version__
 from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
-from specdec.utils.files import read_json, sha256, staged_directory, write_json
-from specdec.utils.locks import cache_directory, locked
-from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.files import cache_directory, locked, read_json, sha256, staged_directory, write_json
+from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.progress import no_progress_bars
-from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
 

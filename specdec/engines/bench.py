@@ -25,8 +25,8 @@ from specdec.target import TargetSource
 from specdec.target.loading import load_tokenizer
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json, write_text
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 from specdec.utils.signals import Asked, asked_to_end
 
 RESULT, REPORT, FIGURE = "bench.json", "report.md", "bench.png"

@@ -15,8 +15,7 @@ from specdec.evaluation.statistics import HOW
 from specdec.target import Target, TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import read_json
-from specdec.utils.machine import multiplies_bfloat16
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import multiplies_bfloat16, provenance
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.export.tensors import canonical
-from specdec.utils.checksums import SUMS, check_sums
-from specdec.utils.files import explain, read_json, sha256
+from specdec.utils.files import SUMS, check_sums, explain, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG = "config.json"

@@ -18,9 +18,8 @@ from specdec.export.formats import FORMATS, ServingTarget
 from specdec.export.read import contradictions, described, finite, import_checkpoint
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
-from specdec.utils.checksums import write_sums
-from specdec.utils.files import sha256, staged_directory, write_json, write_text
-from specdec.utils.provenance import provenance
+from specdec.utils.files import sha256, staged_directory, write_json, write_sums, write_text
+from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from specdec.studies.record import read_record
 from specdec.studies.reproduce import CARD, VERSION, inputs, manifest
 from specdec.studies.results import ACCEPTANCE, DRIFT, FAMILIES, ROBUSTNESS, results
 from specdec.studies.statements import cautions, effect_name, interval, number, p_value, statements
-from specdec.utils.checksums import SUMS, check_sums, write_sums
-from specdec.utils.files import read_json, staged_directory, write_json, write_text
+from specdec.utils.files import SUMS, check_sums, read_json, staged_directory, write_json, write_sums, write_text
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from specdec.studies.worker import CONFIG, JOBS, Job
 from specdec.utils.config_diff import canonical
 from specdec.utils.files import read_json, write_json, write_text
 from specdec.utils.imports import flags
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import provenance
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"

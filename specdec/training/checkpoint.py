@@ -20,9 +20,8 @@ import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from specdec.utils.checksums import SUMS, check_sums
 from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, staged
+from specdec.utils.files import SUMS, check_sums, explain, staged
 
 log = logging.getLogger(__name__)
 

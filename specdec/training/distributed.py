@@ -26,8 +26,7 @@ from torch.distributed.tensor import DTensor
 from specdec.drafter import Drafter
 from specdec.training.checkpoint import ALIKE, AtomicCheckpointIO, verify
 from specdec.training.step import TrainStep
-from specdec.utils.checksums import write_sums
-from specdec.utils.files import staged_directory
+from specdec.utils.files import staged_directory, write_sums
 
 STRATEGIES = {"auto": "ddp", "ddp": "ddp", "ddp_fork": "ddp", "fsdp2": "fsdp2"}
 

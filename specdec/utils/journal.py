@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import explain
-from specdec.utils.locks import lock_now
+from specdec.utils.files import explain, lock_now
 
 SYNC = 2.0  # seconds between two waits for the disk
 
@@ -100,7 +99,7 @@ class Journal:
         data = _line(entry).encode()
         try:
             if os.write(self._file.fileno(), data) < len(data):
-                raise ValueError(f"{self.path}: no space left on the device")
+                raise ValueError(f"{self.path}: no space left on device")
             if time.monotonic() - self._synced > SYNC:
                 os.fsync(self._file.fileno())
                 self._synced = time.monotonic()

@@ -85,7 +85,7 @@ def test_a_failed_write_leaves_what_was_there(
     if not replace:
         directory = directory.parent / "new"
     monkeypatch.setattr(io, step, full)
-    with pytest.raises(ValueError, match="no space left on the device"):
+    with pytest.raises(ValueError, match="no space left on device"):
         save(tiny_drafter(presets()["eagle1"], dtype=torch.float32), directory, replace)
     monkeypatch.undo()
     assert [path.name for path in directory.parent.iterdir()] == ["drafter"]

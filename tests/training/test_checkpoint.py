@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from specdec.training.checkpoint import ALIKE, AtomicCheckpointIO, compare, contents, newest, step_of, verify
 from specdec.training.stopping import RunCheckpoint
-from specdec.utils.checksums import write_sums
-from specdec.utils.files import staged_directory
+from specdec.utils.files import staged_directory, write_sums
 from tests.tiny import largest_file
 
 
