@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specdec.decoding import check_made_for, check_pair, warn_unless_made_for
+from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
 from specdec.evaluation.statistics import HOW
@@ -106,9 +106,7 @@ def load_pairs(
     for drafter in drafters:
         drafter.to(device=target.device, dtype=target.dtype)
         check_pair(target, drafter)
-        if not other_target:
-            check_made_for(target, drafter)
-        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter)))
+        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter, refuse=not other_target)))
     return pairs
 
 

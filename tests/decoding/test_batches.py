@@ -37,7 +37,6 @@ REPEATABLE = {
     "penalised": Sampling(temperature=0.7, repetition_penalty=1.3, top_k=20),
 }
 DRAWN = {
-    "with_replacement": Sampling(temperature=0.7, rule="with_replacement"),
     "without_replacement": Sampling(temperature=0.7, rule="without_replacement", draft_temperature=1.2),
 }
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [5, 5], [22, 9, 13, 40], [1, 2, 3, 4, 5, 6], [58]]
