@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig
-from specdec.drafter.dry_run import dry_run
+from specdec.drafter.parts import dry_run
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config, plan
 from specdec.studies.study import Axis, Combination, Level, Study, arm_name, measure_of
