@@ -158,7 +158,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         rf"{C}: fusion: 'os.system' is no Fusion",
     ),
     "tensor missing": (
-        lambda d: swap(d, lambda t: t.pop("fusion.fc.weight")), rf"{W}: not as config.json says: .*Missing key.*fusion.fc.w"
+        lambda d: swap(d, lambda t: t.pop("fusion.fc.weight")), rf"{W}: not as config.json says: .*Missing.*fusion.fc.w"
     ),
     "tensor unexpected": (
         lambda d: swap(d, lambda t: t.update({"norms.input.weight": torch.ones(3)})),
