@@ -11,13 +11,12 @@ from specdec.decoding.decoder import (
 )
 from specdec.decoding.proposal import DraftShape, Proposer
 from specdec.decoding.sampling import ChildSampling, LogitsProcessor, Sampling
-from specdec.decoding.shapes import Chain, ConfidentChain, DynamicTree, StaticTree, parse_shape, read_static_tree
+from specdec.decoding.shapes import Chain, DynamicTree, StaticTree, parse_shape, read_static_tree
 from specdec.decoding.tree import DraftTree
 
 __all__ = [
     "Chain",
     "ChildSampling",
-    "ConfidentChain",
     "DraftShape",
     "DraftTree",
     "DynamicTree",

@@ -98,7 +98,7 @@ class PlainDecoder:
             for b in range(self.batch):
                 while answers[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = session.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
                         session.round.sequences.end(b)
@@ -110,14 +110,14 @@ class PlainDecoder:
             if not running:
                 continue
             # a round: draft, then verify, accept and commit
-            begin = _mark(device)
+            begun = _mark(device)
             tree = session.draft()
             drafted = _mark(device)
             report = session.verify(tree)
-            end = _mark(device)
+            verified = _mark(device)
             # read what was committed: the only wait for the device
             rows = report.tolist()
-            draft_ms, verify_ms = _ms(begin, drafted), _ms(drafted, end)
+            draft_ms, verify_ms = _ms(begun, drafted), _ms(drafted, verified)
             for b, (count, *fresh, depth) in enumerate(rows):
                 if answer := answers[b]:
                     answer.commit(fresh[:count], draft_ms, verify_ms, depth)

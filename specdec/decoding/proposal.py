@@ -42,9 +42,6 @@ class DraftShape:
 
     depth: int = 5
 
-    fixed: ClassVar[bool] = True
-    """Whether every round has the same shape, so that drafting can be compiled; else a round may have fewer nodes."""
-
     in_order: ClassVar[bool] = False
     """Whether every path is the first nodes of its tree, so that its keys lie where they belong already."""
 

@@ -1,11 +1,10 @@
-"""The shapes of a proposal: a chain, a chain that ends in doubt, EAGLE-2's dynamic tree and EAGLE-1's static tree.
+"""The shapes of a proposal: a chain, EAGLE-2's dynamic tree and EAGLE-1's static tree.
 
 Legend: B sequences, K frontier nodes, Q drafted nodes so far, C candidates, L nodes of a level, R child ranks, N tree
 nodes with the root, D draft vocabulary, H width.
 """
 
 import functools
-import math
 import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -39,11 +38,6 @@ class Chain(DraftShape):
     in_order: ClassVar[bool] = True
 
     @property
-    def least_log_prob(self) -> float:
-        """Of a whole chain that is to go on."""
-        return -math.inf
-
-    @property
     def nodes_drafted(self) -> int:
         return self.depth
 
@@ -60,60 +54,18 @@ class Chain(DraftShape):
     ) -> DraftTree:
         order_N = torch.arange(self.depth + 1, device=root_B.device)
         tokens, drawn, frontier = [root_B], [], start
-        value_B = torch.zeros_like(root_B, dtype=torch.float64)
-        over = [value_B > 0] * 2  # whether a sequence has ended before each node; root and first draft are always there
         for level in range(self.depth):
+            if level:  # a draft sees all before it
+                seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
+                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[:level])
             draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)
             tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
-            drawn.append(q_B1D)
-            if level + 1 == self.depth:
-                break
-            if not self.fixed:
-                value_B = value_B + frontier.log_probs_BKD.gather(2, draft_B11)[:, 0, 0]
-                over.append(value_B < self.least_log_prob)
-                if bool(over[-1].all()):
-                    break
-            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=root_B.device)
-            frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[: level + 1])
-        N = len(tokens)
-        parents_BN = (order_N[:N] - 1).clamp(min=0).expand(len(root_B), -1)
-        if not self.fixed:  # what a sequence drafts after its end becomes padding
-            parents_BN = torch.where(torch.stack(over[:N], 1), order_N[:N], parents_BN)
-        q = [q_B1D for q_B1D in drawn if q_B1D is not None]
-        if not q:
-            return DraftTree(torch.stack(tokens, 1), parents_BN)
-        q_BND = torch.cat([*q, torch.zeros_like(q[0])], 1)
-        return DraftTree(torch.stack(tokens, 1), parents_BN, q_BND, vocab.target_ids_D)
-
-
-@dataclass(frozen=True)
-class ConfidentChain(Chain):
-    """One token after another, until the drafter gives the whole chain less than ``threshold``; at most ``depth``.
-
-    The token that brings doubt is still proposed: it costs nothing any more. Whether to go on is decided by what is
-    drafted already, so drawn drafts keep their distribution. Every level waits for the device once. Of a batch,
-    drafting goes on until every chain has ended.
-
-    Raises:
-        ValueError: the threshold is no probability below 1.
-    """
-
-    threshold: float = 0.2
-
-    fixed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"shape: threshold must lie in [0, 1), not {self.threshold}")
-
-    @property
-    def name(self) -> str:
-        return f"chain of at most {self.depth} (threshold {self.threshold:g})"
-
-    @property
-    def least_log_prob(self) -> float:
-        return math.log(self.threshold) if self.threshold else -math.inf
+            if q_B1D is not None:
+                drawn.append(q_B1D)
+        tokens_BN, parents_BN = torch.stack(tokens, 1), (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        if not drawn:
+            return DraftTree(tokens_BN, parents_BN)
+        return DraftTree(tokens_BN, parents_BN, torch.cat([*drawn, torch.zeros_like(drawn[0])], 1), vocab.target_ids_D)
 
 
 @dataclass(frozen=True)
@@ -327,13 +279,13 @@ def _checked(paths: Any) -> tuple[Ranks, ...]:
 
 
 def parse_shape(text: str) -> DraftShape:
-    """A shape as on a command line: ``chain:depth=3``, ``confident:threshold=0.3``, ``tree:depth=6,top_k=10,nodes=59``,
+    """A shape as on a command line: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``,
     ``static:file=PATH``, or a name alone for its defaults.
 
     Raises:
         ValueError: an unknown shape or parameter, a value that is not a number, or a file that holds no tree.
     """
-    kinds: dict[str, type[DraftShape]] = {"chain": Chain, "confident": ConfidentChain, "tree": DynamicTree}
+    kinds: dict[str, type[DraftShape]] = {"chain": Chain, "tree": DynamicTree}
     kind, colon, parameters = text.partition(":")
     if kind == "static":
         name, _, file = parameters.partition("=")
@@ -343,15 +295,14 @@ def parse_shape(text: str) -> DraftShape:
     if kind not in kinds:
         known = ", ".join((*kinds, "static"))
         raise ValueError(f"shape {text!r}: expected one of {known}, with parameters as chain:depth=3")
-    types = {one.name: one.type for one in fields(kinds[kind])}
-    values: dict[str, Any] = {}
+    names = [one.name for one in fields(kinds[kind])]
+    values: dict[str, int] = {}
     for item in parameters.split(",") if colon else []:
         name, _, value = (part.strip() for part in item.partition("="))
-        spelling = r"\d+" if types.get(name) is int else r"\d*\.?\d+"
-        if name not in types or name in values or not re.fullmatch(spelling, value, re.ASCII):
-            all_of = ", ".join(f"{one}=NUMBER" for one in types)
+        if name not in names or name in values or not re.fullmatch(r"\d+", value, re.ASCII):
+            all_of = ", ".join(f"{one}=NUMBER" for one in names)
             raise ValueError(f"shape {text!r}: {item!r} is not one of {all_of}, each at most once")
-        values[name] = int(value) if types[name] is int else float(value)
+        values[name] = int(value)
     return kinds[kind](**values)
 
 

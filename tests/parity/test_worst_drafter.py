@@ -11,7 +11,6 @@ from torch import Tensor
 
 from specdec.decoding import (
     Chain,
-    ConfidentChain,
     DraftShape,
     DraftTree,
     DynamicTree,
@@ -27,7 +26,6 @@ from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target
 
 SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4),
-    "confident": ConfidentChain(4, 0.0),
     "static": StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0))),
     "dynamic": DynamicTree(depth=3, top_k=3, nodes=8),
 }
