@@ -121,7 +121,7 @@ def tell(what: str) -> None:
 
 def machine(threads: int) -> dict[str, Any]:
     """CPU, memory, threads, date, command, commit, versions and load; paths of this machine are left out."""
-    from specdec.utils.provenance import provenance
+    from specdec.utils.machine import provenance
 
     found = provenance()
     words = [os.path.relpath(word) if os.path.isabs(word) else word for word in sys.argv]

@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
-        sys.stderr.write(f"specdec {argv[0]}: error: {_told(error, argv[1:])}\n")
+        sys.stderr.write(f"specdec {argv[0]}: error: {' '.join(str(error).split())}\n")
         return 2
     except OSError as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
@@ -182,18 +182,6 @@ def _run(name: str, args: list[str]) -> int:
         if list(inspect.signature(found).parameters) == ["argv"]:  # takes the options of fit beside its own
             return found(args)
         return command.call(found, name, args)
-
-
-def _told(error: ValueError, args: list[str]) -> str:
-    """One line; what was refused is told with its file."""
-    from specdec.utils.config import place
-    from specdec.utils.imports import NOT_IMPORTED
-
-    text = " ".join(str(error).split())
-    head, refused, reason = text.partition(NOT_IMPORTED)
-    if refused and (where := place(args, head.split()[0])):
-        return f"{head.split()[0]} ({where}){refused}{reason}"
-    return text
 
 
 def write_help() -> None:

@@ -30,7 +30,7 @@ from specdec.utils.command import short
 from specdec.utils.config import compose
 from specdec.utils.config_diff import canonical
 from specdec.utils.imports import flags
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")

@@ -46,7 +46,7 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "nowhere", "nowhere"], "nowhere/metrics.json: no such file"),
         (["fit", "--allow_imports", "nowhere.at_all"], "no such module"),
         (["evaluate", "--allow_imports"], "needs a module's name"),
-        (["fit", "--model.loss", "os.system"], "os.system (--model.loss) was not imported"),
+        (["fit", "--model.loss", "os.system"], "os.system (model.loss) was not imported"),
     ],
 )
 def test_wrong_input_is_one_clear_line(

@@ -84,5 +84,5 @@ def test_without_the_flag_nothing_of_it_is_imported(
 ) -> None:
     bare = [word for word in commands[0] if word not in ("--allow_imports", "my_parts")]
     assert main(bare) == 2
-    assert "my_parts.Gated (--model.drafter.fusion) was not imported" in capsys.readouterr().err
+    assert "my_parts.Gated (model.drafter.fusion) was not imported" in capsys.readouterr().err
     assert "my_parts" not in sys.modules

@@ -24,8 +24,7 @@ from specdec.data.layouts import TRAINING, ChatConversation, Layout, named, pars
 from specdec.data.loader import Document
 from specdec.data.rows import HUB, DataRow, each_row, find_sources, hub_fingerprint
 from specdec.data.template import Spans, Template
-from specdec.utils.files import sha256, staged
-from specdec.utils.locks import cache_directory, locked
+from specdec.utils.files import cache_directory, locked, sha256, staged
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)

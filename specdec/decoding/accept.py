@@ -3,7 +3,7 @@
 A rule is lossless if the accepted tokens and the next one, continued by the target, have the distribution of the target
 alone, exactly. All of it is shape-static, on any device, and no sequence sees another.
 
-Legend: B sequences, N tree nodes with the root, L levels with the root's, V vocabulary, D draft vocabulary, R draws.
+Legend: B sequences, N tree nodes with the root, L levels with the root's, V vocabulary, D draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding.noise import AcceptanceNoise, draw, draw_distinct, draw_repeatedly, likeliest
+from specdec.decoding.noise import AcceptanceNoise, draw
 from specdec.decoding.tree import DraftTree, ancestors
 
 
@@ -27,24 +27,9 @@ class Rule:
     """Base of the acceptance rules: frozen specs without state."""
 
     sampled: ClassVar[bool] = False
-    """Whether ``accept`` reads what drafts were drawn from; they must then be drawn by :meth:`children`."""
-
-    def races(self, width: int) -> int:
-        """How many races :meth:`children` reads to find ``width`` children of a node."""
-        return 0
-
-    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
-        """The children of nodes as this rule wants them, in order, (B, width) int64 ids of the draft vocabulary.
-
-        A shape may keep fewer of them, but if the rule is ``sampled`` it must drop them from the end, and by what it
-        knew before it drew those it drops: a look at them would change what they were drawn from.
-
-        Args:
-            q_BD: the drafter's distribution, its own temperature applied; sampled children are drawn from it, and it is
-                what ``DraftTree.q_BND`` must then hold. For children that are not drawn, any scores of the same order.
-            race_BRD: Exp(1) noise, R at least ``races(width)``.
-        """
-        return likeliest(q_BD, width)[1]
+    """Whether ``accept`` reads what drafts were drawn from: siblings must be drawn from ``DraftTree.q_BND`` without
+    replacement. A shape may then keep fewer of them, but must drop them from the end, and by what it knew before it
+    drew those it drops: a look at them would change what they were drawn from."""
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         """Judge the drafts.
@@ -110,13 +95,15 @@ class OneHot(Rule):
         return Accepted(at(ancestors(parents_BN), reached_BN.to(torch.uint8).argmax(-1)), next_B)
 
 
-class RejectionRule(Rule):
-    """Base of the rules for drafts drawn at random: rejection sampling, one try for each child, in the order drawn.
+@dataclass(frozen=True)
+class WithoutReplacement(Rule):
+    """Rejection sampling for drafts drawn at random: one try for each child, in the order drawn, no two alike.
 
     At a node let r be the target's distribution p and q the drafter's. A child x is accepted with probability
-    min(1, r(x)/q(x)); if it is not, r becomes the residual (r - q)+, renormalised, and q what the next child was drawn
-    from. With no child left, the next token is drawn from r. With one child per node this is speculative sampling of a
-    chain (https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318), vLLM's rule for probabilistic drafts.
+    min(1, r(x)/q(x)); if it is not, r becomes the residual (r - q)+, q loses x, and both are renormalised. With no
+    child left, the next token is drawn from r. With one child per node this is speculative sampling of a chain
+    (https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318), vLLM's rule for probabilistic drafts; for
+    trees it is recursive rejection (https://arxiv.org/abs/2402.14160, https://arxiv.org/abs/2402.12374).
 
     q must be what children were really drawn from, the drafter's own temperature included, whatever it is: only the
     target's distribution decides what comes out. Both are renormalised here, so sums off one by rounding do no harm. A
@@ -159,7 +146,7 @@ class RejectionRule(Rule):
 
     def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
         """What the next child was drawn from, given that those before it were refused, x the last of them."""
-        raise TypeError(f"{type(self).__name__} must say what its next child is drawn from")
+        return normalised(q_BV.scatter(1, x_B1, 0.0))
 
     def _start(self, tree: DraftTree, p_BNV: Tensor, node: int) -> tuple[Tensor, Tensor]:
         """p and q at a node, over the target's vocabulary."""
@@ -168,45 +155,7 @@ class RejectionRule(Rule):
         return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
-@dataclass(frozen=True)
-class WithReplacement(RejectionRule):
-    """SpecInfer's multi-round rule (https://arxiv.org/abs/2305.09781): all children come from the same q.
-
-    Siblings may be equal; the second of two is never accepted, and costs a node.
-    """
-
-    def races(self, width: int) -> int:
-        return width
-
-    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
-        return draw_repeatedly(q_BD, race_BRD[:, :width])
-
-    def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
-        return q_BV
-
-
-@dataclass(frozen=True)
-class WithoutReplacement(RejectionRule):
-    """Recursive rejection (https://arxiv.org/abs/2402.14160, https://arxiv.org/abs/2402.12374): siblings differ, and q
-    loses each refused child and is renormalised.
-    """
-
-    def races(self, width: int) -> int:
-        return 1
-
-    def children(self, q_BD: Tensor, width: int, race_BRD: Tensor) -> Tensor:
-        return draw_distinct(q_BD, race_BRD[:, 0], width)
-
-    def left(self, q_BV: Tensor, x_B1: Tensor) -> Tensor:
-        return normalised(q_BV.scatter(1, x_B1, 0.0))
-
-
-RULES: dict[str, Rule] = {
-    "greedy": Greedy(),
-    "one_hot": OneHot(),
-    "with_replacement": WithReplacement(),
-    "without_replacement": WithoutReplacement(),
-}
+RULES: dict[str, Rule] = {"greedy": Greedy(), "one_hot": OneHot(), "without_replacement": WithoutReplacement()}
 
 
 def normalised(probs_BV: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Legend: B sequences.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specdec.decoding.pair import check_pair
 from specdec.decoding.proposal import DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.sampling import Sampling
 from specdec.decoding.session import DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
-from specdec.utils.timers import Timer, timer
+
+log = logging.getLogger(__name__)
 
 GREEDY = Sampling()
 
@@ -91,17 +92,17 @@ class PlainDecoder:
             session.round.sequences.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
         answers: list[_Answer | None] = [None] * self.batch
-        watch, last = timer(self.target.device), time.perf_counter()
+        device, last = self.target.device, time.perf_counter()
         while waiting or any(answers):
             # admit: whatever is free takes the next prompt, whose pass gives the first token
             for b in range(self.batch):
                 while answers[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = session.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
                         session.round.sequences.end(b)
-                        yield new.number, new.generation(watch)
+                        yield new.number, new.generation()
                         last = self._resumed(call)
                     else:
                         answers[b] = new
@@ -109,22 +110,24 @@ class PlainDecoder:
             if not running:
                 continue
             # a round: draft, then verify, accept and commit
-            marks = [watch.mark()]
+            begun = _mark(device)
             tree = session.draft()
-            marks.append(watch.mark())
+            drafted = _mark(device)
             report = session.verify(tree)
-            marks.append(watch.mark())
+            verified = _mark(device)
             # read what was committed: the only wait for the device
-            for b, (count, *fresh, depth) in enumerate(report.tolist()):
+            rows = report.tolist()
+            draft_ms, verify_ms = _ms(begun, drafted), _ms(drafted, verified)
+            for b, (count, *fresh, depth) in enumerate(rows):
                 if answer := answers[b]:
-                    answer.commit(fresh[:count], depth, marks)
+                    answer.commit(fresh[:count], draft_ms, verify_ms, depth)
                     if answer.done:
                         answers[b] = None
                         session.round.sequences.end(b)
             last = _charge(running, last)
             for answer in running:
                 if answer.done:
-                    yield answer.number, answer.generation(watch)
+                    yield answer.number, answer.generation()
                     last = self._resumed(call)
 
     def prepare(self, longest: int) -> None:
@@ -216,15 +219,6 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: 
         )
 
 
-class _Pass(NamedTuple):
-    """What one target pass was to an answer; see :class:`Generation`."""
-
-    context: int
-    accepted: int
-    drafted: int
-    marks: list[Any]  # before drafting, before the pass, after it
-
-
 class _Answer:
     """A request being served."""
 
@@ -232,26 +226,22 @@ class _Answer:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
         self.seconds = 0.0
-        self.passes: list[_Pass] = []
+        self.passes: list[tuple[int, int, float, float, int]] = []  # what Generation has per target pass
 
     @property
     def done(self) -> bool:
         return len(self.ids) >= self.request.max_new_tokens or self.ids[-1] in self.end
 
-    def commit(self, ids: list[int], depth: int, marks: list[Any]) -> None:
+    def commit(self, ids: list[int], draft_ms: float, verify_ms: float, depth: int) -> None:
         """Take what a target pass gave to a proposal of this depth, up to an end token."""
         if self.end:
             ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
-        self.passes.append(_Pass(len(self.request.prompt) + len(self.ids), len(ids) - 1, depth, marks))
+        self.passes.append((len(self.request.prompt) + len(self.ids), len(ids) - 1, draft_ms, verify_ms, depth))
         self.ids += ids
 
-    def generation(self, watch: Timer) -> Generation:
+    def generation(self) -> Generation:
         """What came of it."""
-        if self.passes:
-            watch.wait(self.passes[-1].marks[-1])
-        context, accepted, drafted, marks = zip(*self.passes, strict=True) if self.passes else ((), (), (), ())
-        draft_ms = tuple(1e3 * watch.seconds(before, between) for before, between, _ in marks)
-        verify_ms = tuple(1e3 * watch.seconds(between, after) for _, between, after in marks)
+        context, accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 5
         ids = self.ids[: self.request.max_new_tokens]
         return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)
 
@@ -262,3 +252,61 @@ def _charge(answers: Sequence[_Answer], last: float) -> float:
     for answer in answers:
         answer.seconds += (now - last) / len(answers)
     return now
+
+
+def _mark(device: torch.device) -> Any:
+    """Now; on a GPU, when it has done what was asked of it before, which nobody waits for."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _ms(start: Any, end: Any) -> float:
+    """Milliseconds between two marks that the device has come to."""
+    return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
+
+
+def check_pair(target: Target, drafter: Drafter) -> None:
+    """Raise ValueError unless the drafter was made for a target of this shape, and both have one dtype and device."""
+    config, weight = drafter.config, drafter.lm_head.weight
+    for what, has, wants in (
+        ("hidden size", target.hidden_size, config.target_hidden_size),
+        ("vocabulary size", target.vocab_size, config.vocab_size),
+        ("number of layers", target.num_layers, config.num_target_layers),
+        ("dtype", target.dtype, weight.dtype),
+        ("device", target.device, weight.device),
+    ):
+        if has != wants:
+            raise ValueError(
+                f"drafter and target do not match: the target's {what} is {has}, the drafter was made for {wants}"
+            )
+
+
+def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False) -> bool:
+    """Whether the drafter was trained for this very target; warns if it was not, or does not say for which.
+
+    Args:
+        refuse: do not let through a drafter that says it was trained for another target of the same shape, except
+            where the target is in float16, which has a fingerprint of its own.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    trained_for, given = drafter.config.target, target.identity
+    which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")
+    if fingerprint == given["fingerprint"]:
+        return True
+    if fingerprint is None:
+        log.warning("this drafter does not say which target it was trained for")
+    elif not refuse or target.dtype == torch.float16:
+        log.warning("this drafter was trained for another target (%s) of the same shape", which)
+    else:
+        same = ", of another build or version" if which == given["source"] else ""
+        raise ValueError(
+            f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
+            f"of {given['source']} are others{same}; give it its own target, or --other_target true (also if it was "
+            "trained with its target in float16)"
+        )
+    return False

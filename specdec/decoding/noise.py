@@ -4,7 +4,7 @@ The noise at a place is the same whichever pass comes to it, and it is used once
 noise of tokens that it commits. So plain decoding and :class:`specdec.decoding.accept.OneHot` draw the same tokens from
 one seed.
 
-Legend: B sequences, P places, X lanes (independent numbers at one place), N nodes, L levels, V vocabulary, R draws.
+Legend: B sequences, P places, X lanes (independent numbers at one place), N nodes, L levels, V vocabulary, K parents.
 """
 
 from typing import NamedTuple
@@ -58,13 +58,8 @@ def coins(seed_B: Tensor, place_BP: Tensor, stream: int, lanes: int) -> Tensor:
 
 def races(seed_B: Tensor, place_BP: Tensor, stream: int, lanes: int) -> Tensor:
     """(B, P, lanes) float32, Exp(1), positive; fine enough for probabilities down to 1e-9. See :func:`coins`."""
-    return times(_words(seed_B, place_BP, stream, lanes))
-
-
-def times(words: Tensor) -> Tensor:
-    """Exp(1) in float32, positive and finite, from uniform 32-bit words."""
-    u = (words.to(torch.float32) + 0.5) * 2**-32
-    return -torch.log1p(-u.clamp_max(1 - 2**-24))
+    u_BPX = (_words(seed_B, place_BP, stream, lanes).to(torch.float32) + 0.5) * 2**-32
+    return -torch.log1p(-u_BPX.clamp_max(1 - 2**-24))
 
 
 def token_races(seed_B: Tensor, place_BP: Tensor, vocab_size: int) -> Tensor:
@@ -72,10 +67,9 @@ def token_races(seed_B: Tensor, place_BP: Tensor, vocab_size: int) -> Tensor:
     return races(seed_B, place_BP, TOKEN, vocab_size)
 
 
-def draft_races(seed_B: Tensor, place_B: Tensor, parents: int, width: int, vocab_size: int) -> Tensor:
-    """What a drafter draws children at one place with, (B, parents, width, vocab_size)."""
-    flat = races(seed_B, place_B[:, None], DRAFT, parents * width * vocab_size)
-    return flat.view(len(seed_B), parents, width, vocab_size)
+def draft_races(seed_B: Tensor, place_B: Tensor, parents: int, vocab_size: int) -> Tensor:
+    """What a drafter draws the children of K parents at one place with, (B, K, vocab_size)."""
+    return races(seed_B, place_B[:, None], DRAFT, parents * vocab_size).view(len(seed_B), parents, vocab_size)
 
 
 def acceptance_noise(seed_B: Tensor, root_B: Tensor, nodes: int, levels: int, vocab_size: int) -> AcceptanceNoise:
@@ -107,11 +101,6 @@ def draw_distinct(probs_V: Tensor, race_V: Tensor, count: int) -> Tensor:
     Once all tokens of positive probability are drawn, the rest are arbitrary tokens of probability zero.
     """
     return _arrivals(probs_V, race_V).topk(count).indices
-
-
-def draw_repeatedly(probs_V: Tensor, race_RV: Tensor) -> Tensor:
-    """R independent tokens, (..., R) int64, from a distribution (..., V) and races (..., R, V)."""
-    return draw(probs_V[..., None, :], race_RV)
 
 
 def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:

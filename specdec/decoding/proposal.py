@@ -4,6 +4,7 @@ Legend: B sequences, M newly committed tokens, N aux layers, K frontier nodes, Q
 vocabulary.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -40,9 +41,6 @@ class DraftShape:
     """Base of the draft shapes: how many levels and how many nodes, root excluded, a proposal has, and how it grows."""
 
     depth: int = 5
-
-    fixed: ClassVar[bool] = True
-    """Whether every round has the same shape, so that drafting can be compiled; else a round may have fewer nodes."""
 
     in_order: ClassVar[bool] = False
     """Whether every path is the first nodes of its tree, so that its keys lie where they belong already."""
@@ -135,10 +133,7 @@ class Proposer:
         Args:
             length_B: int64, the rows committed by now.
         """
-
-        def expand(ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
-            return self.expand(length_B, ids_BK, h_BKH, seen_BKQ, depth_BQ)
-
+        expand = functools.partial(self.expand, length_B)
         return self.shape.grow(root_B, start, expand, self.drafter.vocab, children)
 
     def expand(self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:

@@ -1,4 +1,4 @@
-"""One round of B sequences: draft, verify, accept, commit. Only a confident chain's drafting waits for the device.
+"""One round of B sequences: draft, verify, accept, commit. Nothing here waits for the device.
 
 Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers, H hidden, T tokens, V vocabulary.
 """
@@ -86,7 +86,6 @@ class PlainRound(nn.Module):
     """
 
     nodes, path = 1, 1
-    drafts_fixed = False  # whether drafting has the same shape in every round, and is worth a graph
     in_order = True  # whether paths are the first nodes of their trees
     layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
     final_norm = False
@@ -155,7 +154,7 @@ class SpeculativeRound(PlainRound):
         self, target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, longest: int, batch: int = 1
     ) -> None:
         self.nodes, self.path = shape.nodes_drafted + 1, min(shape.depth, shape.nodes_drafted) + 1
-        self.drafts_fixed, self.in_order = shape.fixed, shape.in_order
+        self.in_order = shape.in_order
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
         self.proposer = Proposer(drafter, shape, longest, batch)

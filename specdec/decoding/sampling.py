@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.accept import RULES, Accepted, Greedy, Rule
-from specdec.decoding.noise import AcceptanceNoise, acceptance_noise, draft_races, draw, token_races
+from specdec.decoding.noise import (
+    AcceptanceNoise,
+    acceptance_noise,
+    draft_races,
+    draw,
+    draw_distinct,
+    likeliest,
+    token_races,
+)
 from specdec.decoding.tree import DraftTree
 from specdec.nn.backend import wide
 
@@ -105,7 +113,7 @@ class Sampling(LogitsProcessor):
 
     Args:
         rule: ``auto`` is greedy at temperature 0 and else ``one_hot``, which takes the drafter's most likely tokens;
-            the other two draw the drafts: a chain is judged alike by both.
+            ``without_replacement`` draws the drafts.
         draft_temperature: of the drafter where drafts are drawn; None for the target's, and 1 beside a greedy target.
         seed: of all the noise. With ``one_hot`` the tokens are those that plain decoding draws from the same seed.
 
@@ -113,7 +121,7 @@ class Sampling(LogitsProcessor):
         ValueError: a value is out of its range, or the rule would change what the target says.
     """
 
-    rule: Literal["auto", "greedy", "one_hot", "with_replacement", "without_replacement"] = "auto"
+    rule: Literal["auto", "greedy", "one_hot", "without_replacement"] = "auto"
     draft_temperature: float | None = None
     seed: int = 0
 
@@ -147,9 +155,9 @@ class ChildSampling:
     """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random.
 
     Args:
-        rule: whose :meth:`Rule.children` decides.
-        temperature: of the drafter, where children are drawn.
-        seed_B: int64, of each sequence's noise; read only where children are drawn, as is the next.
+        rule: children are drawn if it is ``sampled``; the rest is read only then.
+        temperature: of the drafter.
+        seed_B: int64, of each sequence's noise.
         place_B: int64, where the root stands in each text.
     """
 
@@ -158,22 +166,18 @@ class ChildSampling:
     seed_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009  read only
     place_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009
 
-    def scores(self, logits_BKD: Tensor) -> Tensor:
-        """What children are found from: the drafter's probabilities if they are drawn, else its logits will do."""
-        return (logits_BKD / self.temperature).softmax(-1) if self.rule.sampled else logits_BKD
-
-    def find(self, scores_BKD: Tensor, width: int, level: int) -> Tensor:
-        """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids."""
-        B, K, D = scores_BKD.shape
-        races = self.rule.races(width)
-        race_BKRD = scores_BKD.new_empty(B, K, 0, D)
-        if races:
-            race_BKRD = draft_races(self.seed_B, self.place_B + level, K, races, D)
-        found = self.rule.children(scores_BKD.flatten(0, 1), width, race_BKRD.flatten(0, 1))
-        return found.unflatten(0, (B, K))
+    def find(self, logits_BKD: Tensor, width: int, level: int) -> tuple[Tensor, Tensor | None]:
+        """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids; and what
+        they were drawn from, (B, K, D), if they were."""
+        if not self.rule.sampled:
+            return likeliest(logits_BKD, width)[1], None
+        q_BKD = (logits_BKD / self.temperature).softmax(-1)
+        race_BKD = draft_races(self.seed_B, self.place_B + level, *q_BKD.shape[1:])
+        return draw_distinct(q_BKD, race_BKD, width), q_BKD
 
 
 LIKELIEST = ChildSampling(Greedy())
+NO_NOISE = AcceptanceNoise(torch.empty(0), torch.empty(0))  # for a rule that reads none
 
 
 class SamplerState(NamedTuple):
@@ -182,11 +186,6 @@ class SamplerState(NamedTuple):
     sampling: Sampling
     seed_B: Tensor  # int64
     seen_BV: Tensor  # bool, the tokens of each text; V = 0 where the sampling does not ask
-
-    @property
-    def plainly_greedy(self) -> bool:
-        """Whether the logits alone decide."""
-        return isinstance(self.sampling.acceptance, Greedy) and not self.sampling.needs_seen
 
     def row(self, b: int) -> "SamplerState":
         """That of one text, in the same memory."""
@@ -206,8 +205,6 @@ class SamplerState(NamedTuple):
 
     def draw(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
         """The tokens at ``place_B``, (B,) int64."""
-        if self.plainly_greedy:
-            return logits_BV.argmax(-1)
         probs_BV = self.sampling.probs(logits_BV, self.seen_BV)
         if self.sampling.temperature == 0:
             return probs_BV.argmax(-1)
@@ -221,13 +218,11 @@ class SamplerState(NamedTuple):
         Args:
             levels: of the deepest path, the root's included.
         """
-        sampling, rule = self.sampling, self.sampling.acceptance
+        rule, needs_seen, noise = self.sampling.acceptance, self.sampling.needs_seen, NO_NOISE
         p_BNV = logits_BNV  # greedy, they have the probabilities' order
-        if not self.plainly_greedy:
-            seen_BNV = seen_tokens(tree.tokens_BN, ancestors_BNN, self.seen_BV) if sampling.needs_seen else None
-            p_BNV = sampling.probs(logits_BNV, seen_BNV)
-        none = logits_BNV.new_empty(0)
-        noise = AcceptanceNoise(none, none)
+        if needs_seen or not isinstance(rule, Greedy):
+            seen_BNV = seen_tokens(tree.tokens_BN, ancestors_BNN, self.seen_BV) if needs_seen else None
+            p_BNV = self.sampling.probs(logits_BNV, seen_BNV)
         if not isinstance(rule, Greedy):
             noise = acceptance_noise(self.seed_B, place_B, tree.tokens_BN.shape[1], levels, logits_BNV.shape[-1])
         return rule.accept(tree, p_BNV, noise)

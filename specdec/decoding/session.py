@@ -24,10 +24,9 @@ def slots_for(target: Target, needed: int, before: int = 0) -> int:
 
 
 class DecodeSession:
-    """The state of B sequences and the two calls of a round.
+    """The state of B sequences and the two calls of a round; a prompt's own pass, of any length, is never compiled.
 
-    Compiled, drafting and verification are one graph each, of fixed shapes: they always look at all key slots. A shape
-    whose rounds differ in size is drafted eagerly.
+    Compiled, drafting and verification are one graph each, of fixed shapes: they always look at all key slots.
 
     Args:
         round_: made for this session alone.
@@ -43,10 +42,6 @@ class DecodeSession:
         self.verify: Callable[[DraftTree], Tensor] = round_.verify
         if compiled:
             self._compile()
-
-    def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
-        """Start sequence ``b`` on a prompt; returns its first new token, (1,). Never compiled: lengths differ."""
-        return self.round.prefill(b, prompt, seed)
 
     def _compile(self) -> None:
         round_, device = self.round, self.round.target.device
@@ -64,18 +59,14 @@ class DecodeSession:
 
         round_.prefill(0, [0, 0], 0)  # makes the target's key buffers; a second token for the drafter
         round_.sequences.end(0)
-        propose = graph(round_.draft) if round_.drafts_fixed else round_.draft
-        judge = graph(round_.verify)
+        propose = graph(round_.draft) if round_.nodes > 1 else round_.draft
 
         def draft() -> DraftTree:
             if device.type == "cuda":
                 torch.compiler.cudagraph_mark_step_begin()  # until the next, graphs leave each other's results alone
             return propose()
 
-        def verify(tree: DraftTree) -> Tensor:
-            return judge(tree.padded(round_.nodes))
-
-        self.draft, self.verify = draft, verify
+        self.draft, self.verify = draft, graph(round_.verify)
         what = f"decoding of {len(round_.sequences.live_B)} x {round_.capacity} tokens"
         log.info("compiling %s, which may take a minute", what)
         begin = time.perf_counter()

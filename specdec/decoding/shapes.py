@@ -1,13 +1,11 @@
-"""The shapes of a proposal: a chain, a chain that ends in doubt, EAGLE-2's dynamic tree and EAGLE-1's static tree.
+"""The shapes of a proposal: a chain, EAGLE-2's dynamic tree and EAGLE-1's static tree.
 
 Legend: B sequences, K frontier nodes, Q drafted nodes so far, C candidates, L nodes of a level, R child ranks, N tree
 nodes with the root, D draft vocabulary, H width.
 """
 
 import functools
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -51,68 +49,23 @@ class Chain(DraftShape):
     def name(self) -> str:
         return f"chain of {self.depth}"
 
-    def over(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> Tensor | None:
-        """Which sequences stop before ``depth``, (B,) bool, or None: no chain does.
-
-        Args:
-            chosen: for every draft so far its log-probabilities (B, D) and id (B,).
-        """
-        return None
-
     def grow(
         self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
     ) -> DraftTree:
-        order = torch.arange(self.depth + 1, device=root_B.device)
-        tokens, frontier, scores, chosen, overs = [root_B], start, [], [], []
+        order_N = torch.arange(self.depth + 1, device=root_B.device)
+        tokens, drawn, frontier = [root_B], [], start
         for level in range(self.depth):
-            scores.append(children.scores(frontier.logits_BKD))
-            chosen.append((frontier.log_probs_BKD[:, 0], children.find(scores[-1], 1, level)[:, 0, 0]))
-            tokens.append(vocab.to_target(chosen[-1][1]))
-            if (over_B := self.over(chosen)) is not None:
-                overs.append(over_B)
-            if level + 1 == self.depth or (over_B is not None and bool(over_B.all())):
-                break
-            seen_1Q = torch.ones(1, level + 1, dtype=torch.bool, device=root_B.device)
-            frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order[: level + 1])
-        order_N = order[: len(tokens)]
-        parents_BN = (order_N - 1).clamp(min=0).expand(len(root_B), -1)
-        if overs:  # what a sequence drafts after its end becomes padding
-            ended_BN = torch.stack([torch.zeros_like(overs[0])] * 2 + overs[:-1], 1).cumsum(1) > 0
-            parents_BN = torch.where(ended_BN, order_N, parents_BN)
-        if not children.rule.sampled:
-            return DraftTree(torch.stack(tokens, 1), parents_BN)
-        q_BND = torch.cat([*scores, torch.zeros_like(scores[0])], 1)
-        return DraftTree(torch.stack(tokens, 1), parents_BN, q_BND, vocab.target_ids_D)
-
-
-@dataclass(frozen=True)
-class ConfidentChain(Chain):
-    """One token after another, until the drafter gives the whole chain less than ``threshold``; at most ``depth``.
-
-    The token that brings doubt is still proposed: it costs nothing any more. Whether to go on is decided by what is
-    drafted already, so drawn drafts keep their distribution. Every level waits for the device once. Of a batch,
-    drafting goes on until every chain has ended.
-
-    Raises:
-        ValueError: the threshold is no probability below 1.
-    """
-
-    threshold: float = 0.2
-
-    fixed: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"shape: threshold must lie in [0, 1), not {self.threshold}")
-
-    @property
-    def name(self) -> str:
-        return f"chain of at most {self.depth} (threshold {self.threshold:g})"
-
-    def over(self, chosen: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        values = [log_probs_BD.gather(1, draft_B[:, None]) for log_probs_BD, draft_B in chosen]
-        return torch.cat(values, 1).double().sum(1) < (math.log(self.threshold) if self.threshold else -math.inf)
+            if level:  # a draft sees all before it
+                seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
+                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[:level])
+            draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)
+            tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
+            if q_B1D is not None:
+                drawn.append(q_B1D)
+        tokens_BN, parents_BN = torch.stack(tokens, 1), (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        if not drawn:
+            return DraftTree(tokens_BN, parents_BN)
+        return DraftTree(tokens_BN, parents_BN, torch.cat([*drawn, torch.zeros_like(drawn[0])], 1), vocab.target_ids_D)
 
 
 @dataclass(frozen=True)
@@ -269,13 +222,11 @@ class StaticTree(DraftShape):
         parents_N, levels = self._levels[root_B.device]
         parents_BN = parents_N.expand(len(root_B), -1)
         tokens, frontier, q_BND = [root_B[:, None]], start, None
-        if children.rule.sampled:
-            q_BND = start.logits_BKD.new_zeros(*parents_BN.shape, start.logits_BKD.shape[-1])
         for depth, level in enumerate(levels):
-            scores_BKD = children.scores(frontier.logits_BKD)
-            if q_BND is not None:
-                q_BND[:, level.expanded_K] = scores_BKD
-            best_BKR = children.find(scores_BKD, level.ranks, depth)
+            best_BKR, q_BKD = children.find(frontier.logits_BKD, level.ranks, depth)
+            if q_BKD is not None:
+                q_BND = q_BKD.new_zeros(*parents_BN.shape, q_BKD.shape[-1]) if q_BND is None else q_BND
+                q_BND[:, level.expanded_K] = q_BKD
             tokens.append(vocab.to_target(best_BKR[:, level.row_L, level.rank_L]))
             if len(level.inner_K):
                 h_BKH = frontier.h_BKH[:, level.row_L[level.inner_K]]
@@ -328,13 +279,13 @@ def _checked(paths: Any) -> tuple[Ranks, ...]:
 
 
 def parse_shape(text: str) -> DraftShape:
-    """A shape as on a command line: ``chain:depth=3``, ``confident:threshold=0.3``, ``tree:depth=6,top_k=10,nodes=59``,
+    """A shape as on a command line: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``,
     ``static:file=PATH``, or a name alone for its defaults.
 
     Raises:
         ValueError: an unknown shape or parameter, a value that is not a number, or a file that holds no tree.
     """
-    kinds: dict[str, type[DraftShape]] = {"chain": Chain, "confident": ConfidentChain, "tree": DynamicTree}
+    kinds: dict[str, type[DraftShape]] = {"chain": Chain, "tree": DynamicTree}
     kind, colon, parameters = text.partition(":")
     if kind == "static":
         name, _, file = parameters.partition("=")
@@ -342,18 +293,16 @@ def parse_shape(text: str) -> DraftShape:
             raise ValueError(f"shape {text!r}: a static tree has one parameter, file=PATH")
         return read_static_tree(file.strip()) if colon else StaticTree()
     if kind not in kinds:
-        raise ValueError(
-            f"shape {text!r}: expected one of {', '.join((*kinds, 'static'))}, with parameters as chain:depth=3"
-        )
-    known = {one.name: one.type for one in fields(kinds[kind])}
-    values: dict[str, Any] = {}
+        known = ", ".join((*kinds, "static"))
+        raise ValueError(f"shape {text!r}: expected one of {known}, with parameters as chain:depth=3")
+    names = [one.name for one in fields(kinds[kind])]
+    values: dict[str, int] = {}
     for item in parameters.split(",") if colon else []:
         name, _, value = (part.strip() for part in item.partition("="))
-        spelling = r"\d+" if known.get(name) is int else r"\d*\.?\d+"
-        if name not in known or name in values or not re.fullmatch(spelling, value, re.ASCII):
-            all_of = ", ".join(f"{one}=NUMBER" for one in known)
+        if name not in names or name in values or not re.fullmatch(r"\d+", value, re.ASCII):
+            all_of = ", ".join(f"{one}=NUMBER" for one in names)
             raise ValueError(f"shape {text!r}: {item!r} is not one of {all_of}, each at most once")
-        values[name] = int(value) if known[name] is int else float(value)
+        values[name] = int(value)
     return kinds[kind](**values)
 
 

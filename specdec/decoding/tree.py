@@ -13,8 +13,7 @@ class DraftTree(NamedTuple):
     """Tokens proposed after the last committed one of every sequence.
 
     Node 0, the root, is that committed token and its own parent. Parents stand before their children, siblings in the
-    order they were drawn. Any other node that is its own parent is padding and never accepted: trees of a batch have
-    the same number of nodes.
+    order they were drawn. Trees of a batch have the same number of nodes.
     """
 
     tokens_BN: Tensor  # int64 target ids
@@ -26,18 +25,6 @@ class DraftTree(NamedTuple):
     def of_roots(cls, root_B: Tensor) -> Self:
         """Nothing proposed: the last tokens, (B,) int64, alone."""
         return cls(root_B[:, None], torch.zeros_like(root_B)[:, None])
-
-    def padded(self, nodes: int) -> "DraftTree":
-        """With padding up to so many nodes, the root included."""
-        (B, N), device = self.tokens_BN.shape, self.tokens_BN.device
-        if nodes == N:
-            return self
-        more_BM = torch.arange(N, nodes, device=device).expand(B, -1)
-        q_BND = self.q_BND
-        if q_BND is not None:
-            q_BND = torch.cat([q_BND, q_BND.new_zeros(B, nodes - N, q_BND.shape[-1])], 1)
-        tokens_BN = torch.cat([self.tokens_BN, self.tokens_BN[:, :1].expand_as(more_BM)], 1)
-        return DraftTree(tokens_BN, torch.cat([self.parents_BN, more_BM], 1), q_BND, self.ids_D)
 
 
 def ancestors(parents_BN: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ from specdec.diagnostics.inspect import fit_options
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.files import write_json
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "taps": taps, "masks": masks, "labels": labels, "vocabulary": vocabulary, "gradient": gradient,

@@ -22,8 +22,8 @@ from specdec.export.read import check_unchanged, contradictions
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 from specdec.utils.signals import Asked
 
 REPORT = "parity.json"

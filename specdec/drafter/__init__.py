@@ -1,14 +1,13 @@
 """The drafter and its axes."""
 
 from specdec.drafter.config import DrafterConfig, DrafterSpec
-from specdec.drafter.dry_run import dry_run
 from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
 from specdec.drafter.io import load, save
-from specdec.drafter.model import Drafter, Step
+from specdec.drafter.model import Drafter, DraftVocab, Step, choose
 from specdec.drafter.norms import Norm, Norms
+from specdec.drafter.parts import dry_run
 from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
-from specdec.drafter.vocab import DraftVocab, choose
 
 __all__ = [
     "Concat",

@@ -190,10 +190,10 @@ class DrafterConfig:
 
     def to_json(self) -> dict[str, Any]:
         """Lossless JSON-able data."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        values |= {name: describe(values[name]) for name in AXES}
+        axes = {name: describe(getattr(self, name)) for name in AXES}
+        norms = {site: describe(norm) if isinstance(norm, Norm) else norm for site, norm in vars(self.norms).items()}
         plain = {"aux_layers": list(self.aux_layers), "rope": dict(self.rope), "target": dict(self.target)}
-        return values | plain | {"norms": norms_to_json(self.norms)}
+        return {**vars(self), **axes, **plain, "norms": norms}
 
     @classmethod
     def from_json(cls, data: Any, where: str = "config") -> Self:
@@ -211,23 +211,15 @@ class DrafterConfig:
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
         parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
         try:
-            norms = _norms_from_json(data["norms"], f"{where}: norms")
-            return cls(**{**data, **parts, "norms": norms, "aux_layers": tuple(data["aux_layers"])})
-        except TypeError as error:
+            norms = {site: _norm(value, f"{where}: norms.{site}") for site, value in data["norms"].items()}
+            if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
+                raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
+            return cls(**{**data, **parts, "norms": Norms(**norms), "aux_layers": tuple(data["aux_layers"])})
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
 
 
-def norms_to_json(norms: Norms) -> dict[str, Any]:
-    """Every site as JSON-able data."""
-    sites = {field.name: getattr(norms, field.name) for field in dataclasses.fields(norms)}
-    return {site: describe(norm) if isinstance(norm, Norm) else norm for site, norm in sites.items()}
-
-
-def _norms_from_json(data: Any, where: str) -> Norms:
-    sites = {field.name for field in dataclasses.fields(Norms)}
-    if not isinstance(data, Mapping) or set(data) != sites:
-        raise ValueError(f"{where} must name {', '.join(sorted(sites))}; found {data!r}")
-    words = ("none", "each", "concat", "raw", "normed")
-    plain = {site: isinstance(norm, bool) or norm in words for site, norm in data.items()}
-    own = {site: revive(Norm, data[site], f"{where}.{site}") for site in sites if not plain[site]}
-    return Norms(**{**data, **own})
+def _norm(value: Any, where: str) -> Any:
+    """What stands at a site of the norms; what is no word for one of ours is a part of the user's own."""
+    plain = isinstance(value, bool) or value in ("none", "each", "concat", "raw", "normed")
+    return value if plain else revive(Norm, value, where)

@@ -67,7 +67,6 @@ class Wide(Entry):
             raise ValueError("norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden")
 
     def build(self, config: "DrafterConfig") -> EntryModule:
-        """One linear layer, the embedding's half."""
         return WideEntry(config)
 
 
@@ -106,5 +105,4 @@ class Narrow(Entry):
             )
 
     def build(self, config: "DrafterConfig") -> EntryModule:
-        """Two linear layers, one for each half."""
         return NarrowEntry(config.hidden_size, self.bias)

@@ -51,7 +51,6 @@ class LastLayer(Fusion):
     mixes: ClassVar[bool] = False
 
     def default_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """Only the last boundary."""
         return (num_target_layers,)
 
     def check(self, config: "DrafterConfig") -> None:
@@ -67,7 +66,6 @@ class LastLayer(Fusion):
             )
 
     def build(self, config: "DrafterConfig") -> nn.Module:
-        """Drop the layer axis."""
         return nn.Flatten(2)
 
 

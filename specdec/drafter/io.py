@@ -10,8 +10,7 @@ from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter
-from specdec.utils.checksums import SUMS, check_sums, write_sums
-from specdec.utils.files import explain, read_json, sha256, staged_directory, write_json
+from specdec.utils.files import SUMS, check_sums, read_json, sha256, staged_directory, write_json, write_sums
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
@@ -31,10 +30,8 @@ def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path
             save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(
-            temporary / "config.json",
-            {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()},
-        )
+        about = {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()}
+        write_json(temporary / "config.json", about)
         write_sums(temporary)
     return directory
 
@@ -54,51 +51,29 @@ def load(
 
     Raises:
         ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected or of another
-            shape than the config says. The message names it.
+            shape than the config says.
     """
     directory = Path(directory)
     if not directory.is_dir():
         raise ValueError(f"{directory}: no such drafter directory")
-    where = directory / "config.json"
+    if (directory / SUMS).exists():
+        check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
+    where, weights = directory / "config.json", directory / WEIGHTS
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
-    try:
-        config = DrafterConfig.from_json(stored.get("drafter"), str(where))
-    except ValueError:
-        _check_sums(directory)  # where it is damaged, that says more than what came of it
-        raise
-    weights = directory / WEIGHTS
-    if not weights.is_file():
-        raise ValueError(f"{weights}: no such file")
-    try:
-        tensors = load_file(weights)
-        digest = sha256(weights)
-    except SafetensorError as error:
-        raise ValueError(f"{weights}: damaged or cut off ({error}); copy or export the drafter again") from error
-    except OSError as error:
-        raise explain(error, weights) from error
-    if digest != stored.get("weights_sha256"):
+    config = DrafterConfig.from_json(stored.get("drafter"), str(where))
+    if sha256(weights) != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
-    _check_sums(directory)
+    tensors = load_file(weights)
     stored_dtype = tensors["lm_head.weight"].dtype if "lm_head.weight" in tensors else torch.float32
     drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or stored_dtype)
-    wanted = drafter.state_dict()
-    if missing := sorted(set(wanted) - set(tensors)):
-        raise ValueError(f"{weights}: missing tensors: {', '.join(missing)}")
-    if unexpected := sorted(set(tensors) - set(wanted)):
-        raise ValueError(f"{weights}: unexpected tensors: {', '.join(unexpected)}")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            raise ValueError(f"{weights}: {name} is {list(tensor.shape)}, the config says {list(wanted[name].shape)}")
-    drafter.load_state_dict(tensors)
+    try:
+        drafter.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{weights}: not as config.json says: {' '.join(str(error).split())}") from error
     drafter.vocab.refresh()
     return drafter.to(device).eval().requires_grad_(False)
-
-
-def _check_sums(directory: Path) -> None:
-    if (directory / SUMS).exists():
-        check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
 
 
 def _tensors(drafter: Drafter) -> dict[str, torch.Tensor]:

@@ -1,10 +1,11 @@
-"""The drafter: its decoder layers, and the module that training, decoding and export call.
+"""The drafter: the module that training, decoding and export call, its decoder layers, and its draft vocabulary.
 
-Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary.
+Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary, V target vocabulary.
 """
 
 import hashlib
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,10 @@ from torch import Tensor, nn
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
-from specdec.drafter.vocab import DraftVocab
+from specdec.drafter.parts import built
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU
 from specdec.nn.rope import Rope
 from specdec.nn.view import View
-from specdec.utils.config_diff import class_name
-
-Built = TypeVar("Built", bound=nn.Module)
 
 
 class Layer(nn.Module):
@@ -70,21 +68,6 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
-def built(axis: str, config: Any, kind: type[Built]) -> Built:
-    """The module of one of a config's axes.
-
-    Raises:
-        ValueError: it builds something else.
-    """
-    part = getattr(config, axis)
-    module = part.build(config)
-    if not isinstance(module, kind):
-        made = "None" if module is None else f"a {type(module).__name__}"
-        wanted = f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"{axis} {class_name(type(part))}: its build returned {made}, wanted an instance of {wanted}")
-    return module
-
-
 @torch.no_grad()
 def draw(weight: Tensor, seed: int, name: str) -> None:
     """Normal weights, by their module's name and a seed: drafters of two designs begin alike in all that they share."""
@@ -103,7 +86,7 @@ class Drafter(nn.Module):
 
     Args:
         config: the complete description.
-        target_ids_D: int64, the draft vocabulary; see :func:`specdec.drafter.vocab.choose`.
+        target_ids_D: int64, the draft vocabulary; see :func:`choose`.
     """
 
     def __init__(self, config: DrafterConfig, target_ids_D: Tensor) -> None:
@@ -172,3 +155,67 @@ class Drafter(nn.Module):
         self.lm_head.weight.copy_(head_VH[self.vocab.target_ids_D.to(head_VH.device)])
         if isinstance(self.norms.output, RMSNorm):
             self.norms.output.weight.copy_(norm_scale_H)
+
+
+def choose(counts_V: Tensor, size: int, always: Iterable[int] = ()) -> Tensor:
+    """The most frequent ``size`` token ids, ascending; ties go to the lower id.
+
+    Args:
+        counts_V: int64, how often each id is supervised in the training data.
+        always: ids that are in it whatever their count: end-of-turn and other control tokens, without which a
+            drafter can never propose to stop.
+
+    Raises:
+        ValueError: more ids must be in it than fit, or an id is out of range.
+    """
+    size_V = counts_V.shape[0]
+    forced = sorted(set(always))
+    if forced and not 0 <= forced[0] <= forced[-1] < size_V:
+        raise ValueError(f"token ids {forced} do not all lie in 0..{size_V - 1}")
+    if not len(forced) <= size <= size_V:
+        raise ValueError(f"a draft vocabulary of {size} must hold {len(forced)} control tokens and at most {size_V}")
+    ranked_V = counts_V.to(torch.int64).clone()
+    ranked_V[forced] = torch.iinfo(torch.int64).max
+    order_V = torch.sort(ranked_V, descending=True, stable=True).indices
+    return order_V[:size].sort().values
+
+
+class DraftVocab(nn.Module):
+    """Maps draft ids to target ids and back.
+
+    Args:
+        target_ids_D: int64, strictly increasing target ids; offsets exist only in exported checkpoints.
+
+    Raises:
+        ValueError: the ids are not strictly increasing, or out of range.
+    """
+
+    target_ids_D: Tensor
+    draft_ids_V: Tensor
+
+    def __init__(self, target_ids_D: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.register_buffer("target_ids_D", target_ids_D.to(torch.int64))
+        self.register_buffer("draft_ids_V", self.target_ids_D.new_empty(vocab_size), persistent=False)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Check the ids and rebuild the map back, after they have been set or loaded."""
+        ids_D, size_V = self.target_ids_D, self.draft_ids_V.shape[0]
+        if len(ids_D) == 0 or bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= size_V:
+            raise ValueError(f"draft vocabulary: the target ids must increase strictly inside 0..{size_V - 1}")
+        self.draft_ids_V.fill_(-1)
+        self.draft_ids_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is the target's whole vocabulary."""
+        return len(self.target_ids_D) == len(self.draft_ids_V)
+
+    def to_target(self, draft_ids: Tensor) -> Tensor:
+        """Target ids of draft ids, any shape."""
+        return self.target_ids_D[draft_ids]
+
+    def to_draft(self, target_ids: Tensor) -> Tensor:
+        """Draft ids of target ids, any shape; -1 where the draft vocabulary lacks the token."""
+        return self.draft_ids_V[target_ids]

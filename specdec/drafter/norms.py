@@ -89,7 +89,6 @@ class NormEach(nn.ModuleList):
     """EAGLE-3.1's ``fc_norm``: a norm of its own for every captured state."""
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
-        """(B, T, N, H) to the same."""
         return torch.stack([norm(x) for norm, x in zip(self, aux_BTNH.unbind(2), strict=True)], dim=2)
 
 
@@ -97,7 +96,6 @@ class NormConcat(RMSNorm):
     """One RMSNorm over all captured states together (``norm_before_fc``)."""
 
     def forward(self, aux_BTNH: Tensor) -> Tensor:
-        """(B, T, N, H) to the same."""
         return super().forward(aux_BTNH.flatten(2)).view_as(aux_BTNH)
 
 

@@ -1,21 +1,30 @@
-"""A part of a drafter: a frozen spec that builds a module; and parts as plain data.
+"""A part of a drafter: a frozen spec that builds a module; parts as plain data; and whether what they build fits.
 
 specdec's own part is saved by its class's name, so that files can move, a user's own by its import path. A part with
 arguments is ``{"class_path": name, "init_args": {...}}``, as in a config; one without is its name alone.
+
+Legend: B batch, T nodes, N aux layers, H hidden, W queries, keys and values of the first layer.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from specdec.utils.config_diff import class_name
 from specdec.utils.imports import FLAG, ensure
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
+    from specdec.drafter.model import Drafter
 
 Kind = TypeVar("Kind")
+Built = TypeVar("Built", bound=nn.Module)
+
+B, T = 2, 3  # of a dry run
 
 
 class Part:
@@ -74,3 +83,108 @@ def _find(base: type[Kind], name: str) -> type[Kind] | None:
     if dataclasses.is_dataclass(base) and class_name(base) == name:
         return base
     return next((found for cls in base.__subclasses__() if (found := _find(cls, name))), None)
+
+
+def built(axis: str, config: Any, kind: type[Built]) -> Built:
+    """The module of one of a config's axes.
+
+    Raises:
+        ValueError: it builds something else.
+    """
+    part = getattr(config, axis)
+    module = part.build(config)
+    if not isinstance(module, kind):
+        made = "None" if module is None else f"a {type(module).__name__}"
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(f"{axis} {class_name(type(part))}: its build returned {made}, wanted an instance of {wanted}")
+    return module
+
+
+@torch.no_grad()
+def dry_run(drafter: "Drafter") -> None:
+    """Send a few nodes through norms, fusion, entry and recurrence, one after another; layers and head stay out of it.
+
+    It runs where the drafter is, on the meta device too, and changes nothing in it.
+
+    Raises:
+        ValueError: a part fails, or returns another shape or dtype than the drafter needs; the message names the
+            part, what it returned and what was wanted.
+    """
+    config, weight = drafter.config, drafter.lm_head.weight
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    aux_BTNH = weight.new_zeros(B, T, len(config.aux_layers), config.target_hidden_size)
+    h_BTH = weight.new_zeros(B, T, config.hidden_size)
+    heads_BTnd = weight.new_zeros(B, T, heads, config.head_dim)
+    fusion, entry, recurrence = (
+        f"{axis} {type(getattr(config, axis)).__name__}" for axis in ("fusion", "entry", "recurrence")
+    )
+    norms = {site: (getattr(drafter.norms, site), h_BTH) for site in ("embed", "hidden", "input", "output")}
+    norms |= {"aux": (drafter.norms.aux, aux_BTNH), "query_key": (drafter.layers.layers[0].attention.norm, heads_BTnd)}
+    modes = {module: module.training for module in drafter.modules()}
+    drafter.eval()  # so that no module counts batches or draws random numbers
+    try:
+        for site, (norm, x) in norms.items():
+            _check(f"norms.{site}", _call(f"norms.{site}", norm, x), x)
+        _check(fusion, _call(fusion, drafter.fusion, drafter.norms.aux(aux_BTNH)), h_BTH)
+        read = _call(entry, drafter.entry.read, h_BTH)
+        if not isinstance(read, Tensor) or read.shape[:2] != (B, T):
+            made = f"shape {tuple(read.shape)}" if isinstance(read, Tensor) else f"a {type(read).__name__}"
+            raise ValueError(f"{entry} read tokens into {made}, wanted a tensor of shape ({B}, {T}, ...)")
+        entered = _call(entry, drafter.entry, read, h_BTH, h_BTH, drafter.norms)
+        if not hasattr(entered, "block_BTH"):
+            raise ValueError(f"{entry} returned a {type(entered).__name__}, wanted Entered(block, beside, residual)")
+        _check(entry, entered.block_BTH, h_BTH, " as block_BTH")
+        if entered.beside_BTW is not None:
+            _check(entry, entered.beside_BTW, heads_BTnd.flatten(2), " as beside_BTW")
+        _check(entry, entered.residual_BTH, h_BTH, " as residual_BTH")
+        _check(recurrence, _call(recurrence, drafter.recurrence, h_BTH, h_BTH), h_BTH)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+class PartFlops(NamedTuple):
+    """Floating point operations per token of the parts that differ from design to design, in matrix products."""
+
+    fuse: int  # the target's states to a feature, once for each token
+    read: int  # the entry's share of the token embedding, once for each token, however many steps read it
+    enter: int  # the entry's share of the feature, in every step
+
+
+@torch.no_grad()
+def part_flops(config: "DrafterConfig") -> PartFlops:
+    """Count a design's operations as torch runs it, on the meta device: a user's own parts are counted as ours are."""
+    with torch.device("meta"):
+        norms, fusion = config.norms.build(config), config.fusion.build(config)
+        entry: Any = config.entry.build(config)
+        aux_BTNH = torch.empty(B, T, len(config.aux_layers), config.target_hidden_size)
+        h_BTH = torch.empty(B, T, config.hidden_size)
+        read = entry.read(h_BTH)
+        return PartFlops(_flops(fusion, aux_BTNH), _flops(entry.read, h_BTH), _flops(entry, read, h_BTH, h_BTH, norms))
+
+
+def _flops(run: Callable[..., Any], *inputs: Any) -> int:
+    """Per token."""
+    with FlopCounterMode(display=False) as counter:
+        run(*inputs)
+    return counter.get_total_flops() // (B * T)
+
+
+def _call(part: str, module: Callable[..., Any], *inputs: Any) -> Any:
+    try:
+        return module(*inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs if isinstance(x, Tensor))
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{part} cannot take tensors of shape {shapes}: {reason}") from error
+
+
+def _check(part: str, made: Any, like: Tensor, role: str = "") -> None:
+    shape = tuple(like.shape)
+    if not isinstance(made, Tensor):
+        raise ValueError(f"{part} returned a {type(made).__name__}{role}, wanted a tensor of shape {shape}")
+    if made.shape != shape or made.dtype != like.dtype:
+        raise ValueError(
+            f"{part} returned shape {tuple(made.shape)} of {made.dtype}{role}, wanted {shape} of {like.dtype}: "
+            "mend the module that it builds"
+        )

@@ -25,7 +25,6 @@ class FeedRaw(nn.Module):
     """Of a state and its normalised self, the state as it is."""
 
     def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
-        """The raw state."""
         return raw_BTH
 
 
@@ -33,7 +32,6 @@ class FeedNormed(nn.Module):
     """Of a state and its normalised self, the latter."""
 
     def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
-        """The normalised state."""
         return normed_BTH
 
 
@@ -42,7 +40,6 @@ class PreNorm(Recurrence):
     """EAGLE-1 to 3: feed the un-normalised output back (https://arxiv.org/abs/2503.01840)."""
 
     def build(self, config: "DrafterConfig") -> nn.Module:
-        """No parameters."""
         return FeedRaw()
 
 
@@ -51,10 +48,8 @@ class PostNorm(Recurrence):
     """EAGLE-3.1's ``norm_output``: feed back what the head sees (https://arxiv.org/abs/2605.09992)."""
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        """There must be a norm to come after."""
         if not config.norms.output:
             raise ValueError("recurrence PostNorm needs norms.output=true: there is no norm to feed back from")
 
     def build(self, config: "DrafterConfig") -> nn.Module:
-        """No parameters."""
         return FeedNormed()

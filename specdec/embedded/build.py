@@ -25,11 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec import __version__
 from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
 from specdec.nn.optimizers import MuonAdamW
-from specdec.utils.files import read_json, staged_directory, write_json
-from specdec.utils.locks import cache_directory, locked
-from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.files import cache_directory, locked, read_json, staged_directory, write_json
+from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.progress import no_progress_bars, progress
-from specdec.utils.provenance import provenance
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 from specdec.utils.signals import Asked, asked_to_end
 
 RESULT = "bench.json"

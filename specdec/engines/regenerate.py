@@ -20,8 +20,8 @@ from specdec.engines.serve import TIMEOUT, VllmLaunch, find_vllm
 from specdec.target import TargetSource
 from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
+from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.provenance import provenance
 from specdec.utils.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specdec.decoding import check_made_for, check_pair, warn_unless_made_for
+from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
 from specdec.evaluation.statistics import HOW
 from specdec.target import Target, TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import read_json
-from specdec.utils.machine import multiplies_bfloat16
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import multiplies_bfloat16, provenance
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +106,7 @@ def load_pairs(
     for drafter in drafters:
         drafter.to(device=target.device, dtype=target.dtype)
         check_pair(target, drafter)
-        if not other_target:
-            check_made_for(target, drafter)
-        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter)))
+        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter, refuse=not other_target)))
     return pairs
 
 

@@ -37,9 +37,7 @@ TOGETHER = 32  # sequences drawn side by side
 TOP_K, LENGTH = 3, 3  # tokens that sampling leaves at each place; tokens of a continuation
 LOOKED_AT = 16  # prompts, for the one after which draws tell most
 SUSPECT = 1e-6  # a p-value below it fails
-RULES: tuple[Literal["one_hot", "with_replacement", "without_replacement"], ...] = (
-    "one_hot", "with_replacement", "without_replacement",
-)  # fmt: skip
+RULES: tuple[Literal["one_hot", "without_replacement"], ...] = ("one_hot", "without_replacement")
 
 
 def certify(

@@ -24,8 +24,7 @@ from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, format_of
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
-from specdec.utils.checksums import SUMS, check_sums
-from specdec.utils.files import explain, read_json, sha256
+from specdec.utils.files import SUMS, check_sums, explain, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

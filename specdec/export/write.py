@@ -28,10 +28,9 @@ from specdec.export.read import (
 )
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
-from specdec.utils.checksums import write_sums
 from specdec.utils.config_diff import canonical
-from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_text
-from specdec.utils.provenance import provenance
+from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
+from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
 

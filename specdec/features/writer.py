@@ -16,8 +16,7 @@ from torch import Tensor
 
 from specdec.features.store import DTYPES, INDEX, UNFINISHED, Contract, FeatureIndex, PackedRow, Shard, ShardEntry
 from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import sha256, staged
-from specdec.utils.locks import locked
+from specdec.utils.files import locked, sha256, staged
 
 log = logging.getLogger(__name__)
 

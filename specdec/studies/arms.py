@@ -20,7 +20,7 @@ from specdec.data import TokenData
 from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
-from specdec.drafter.dry_run import dry_run
+from specdec.drafter.parts import dry_run
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config

@@ -19,8 +19,7 @@ from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import ACCEPTANCE, FAMILIES, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
-from specdec.utils.checksums import SUMS, check_sums, write_sums
-from specdec.utils.files import staged_directory, write_json, write_text
+from specdec.utils.files import SUMS, check_sums, staged_directory, write_json, write_sums, write_text
 
 UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
 HOW = (

@@ -25,7 +25,7 @@ from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
 from specdec.utils.config_diff import canonical
 from specdec.utils.files import sha256
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import provenance
 
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")

@@ -41,7 +41,7 @@ from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config_diff import canonical
 from specdec.utils.files import write_json, write_text
 from specdec.utils.imports import flags
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import provenance
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"

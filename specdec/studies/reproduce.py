@@ -22,7 +22,7 @@ from specdec.training.callbacks import LOSSES, read_lines
 from specdec.utils.config import new_run
 from specdec.utils.files import read_json, write_json, write_text
 from specdec.utils.imports import flags
-from specdec.utils.provenance import provenance
+from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
 CARD, VERSION = "card.json", 3

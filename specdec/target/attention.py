@@ -24,8 +24,6 @@ from specdec.nn.cache import FEW, Pieces, additive, attend_few, attend_pieces
 from specdec.nn.view import View
 from specdec.target.model_parts import OURS, OURS_EAGER, ModelParts
 
-HOOKED = "_specdec_hooked"  # among a module's attributes: its tape and boundary
-
 Mask = Tensor | Pieces | None
 """What a layer gets for a mask."""
 
@@ -123,7 +121,7 @@ class Tape:
     """What one forward hands to the layers and keeps of them; between forwards the hooks do nothing.
 
     The hooks stay on the model, since ``torch.compile`` cannot follow hooks that come and go; whoever else uses the
-    model does not notice them.
+    model, another tape included, does not notice them.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -133,17 +131,6 @@ class Tape:
         for i, layer in enumerate(parts.layers):
             layer.register_forward_pre_hook(partial(self._enter_layer, i, parts.mask_argument), with_kwargs=True)
         parts.final_norm.register_forward_pre_hook(partial(self._enter_norm, len(parts.layers)))
-        for boundary, module in enumerate((*parts.layers, parts.final_norm)):
-            vars(module)[HOOKED] = (self, boundary)
-
-    @classmethod
-    def of(cls, parts: ModelParts) -> "Tape":
-        """The tape of a model, which has one however often it is wrapped; a new one where its layers have changed."""
-        found = [vars(module).get(HOOKED, (None, None)) for module in (*parts.layers, parts.final_norm)]
-        tape = found[0][0]
-        if tape is not None and found == [(tape, boundary) for boundary in range(len(found))]:
-            return tape
-        return cls(parts)
 
     @contextlib.contextmanager
     def running(self, masks: Sequence[Mask], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:

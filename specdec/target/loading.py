@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -21,7 +21,6 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available
 
-from specdec.utils.files import explain, read_json
 from specdec.utils.progress import no_progress_bars
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,8 +42,6 @@ def load_model(
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
     local = _is_directory(source)
-    if local:
-        _check_files(Path(source))
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
     with _told_in_one_line(source, local), no_progress_bars():
         config = AutoConfig.from_pretrained(source, **common)
@@ -155,29 +152,6 @@ def _is_directory(source: str) -> bool:
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
         raise ValueError(f"{source}: no such directory")
     return False
-
-
-def _check_files(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ValueError(f"{path}: not a model directory, it has no config.json")
-    read_json(path / "config.json")
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        raise ValueError(f"{path}: has no *.safetensors weights; other formats are not read")
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        named = set(read_json(index)["weight_map"].values())
-        absent = sorted(named - {file.name for file in weights})
-        if absent:
-            raise ValueError(f"{path / absent[0]}: no such file, though {index.name} names it")
-    for file in weights:
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{file}: corrupt or truncated ({_one_line(error)}): fetch it again") from error
-        except OSError as error:
-            raise explain(error, file) from error
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class Target:
         self._parts = parts = model_parts(model)
         use_own_attention(model)
         self._head = Head(model, parts.decoder, parts.head)
-        self._tape = Tape.of(parts)
+        self._tape = Tape(parts)
         self.config = parts.config  # of the text model, Hugging Face's
         self.final_norm = parts.final_norm
         self.num_layers = len(parts.layers)  # L; boundaries run from 0 to L

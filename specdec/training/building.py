@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load
-from specdec.drafter.dry_run import dry_run
+from specdec.drafter.parts import dry_run
 from specdec.target import Target
 from specdec.utils.config_diff import canonical, pairs, words
 

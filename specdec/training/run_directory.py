@@ -17,8 +17,7 @@ import yaml
 from specdec.training.checkpoint import contents
 from specdec.utils.config import run_names
 from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, write_json, write_text
-from specdec.utils.locks import lock_now
+from specdec.utils.files import explain, lock_now, write_json, write_text
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ only parameter is a dataclass, as ``evaluate_command(config: EvaluationConfig)``
 """
 
 import dataclasses
-import difflib
 import inspect
 import json
 import sys
@@ -62,14 +61,13 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
     """Parse and build the parts; the parser must have been made with ``exit_on_error=False``.
 
     Raises:
-        ValueError: an argument is unknown, missing or of the wrong type; for an unknown one with the likeliest name.
+        ValueError: an argument is unknown, missing or of the wrong type.
     """
     guard()
     try:
         return parser.instantiate(parser.parse_args(argv))
     except ArgumentError as error:
-        options = [option for action in parser._actions for option in action.option_strings]
-        raise ValueError(short(str(error)) + suggestion(argv, options)) from error
+        raise ValueError(short(str(error))) from error
 
 
 def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
@@ -97,17 +95,6 @@ def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
             out.append(f"{word}=true" if hint is bool and not values else word)
             index += 1
     return out
-
-
-def suggestion(argv: list[str], options: list[str]) -> str:
-    """``; did you mean --NAME?`` for the first option that is not known, else nothing."""
-    for word in argv:
-        option = word.split("=")[0]
-        known = option in options or any(option.startswith(f"{name}.") for name in options)
-        if option.startswith("--") and option != "--" and not known:
-            close = difflib.get_close_matches(option, options, n=1)
-            return f"; did you mean {close[0]}?" if close else ""
-    return ""
 
 
 def target_shorthand(argv: list[str]) -> list[str]:

@@ -5,7 +5,6 @@ silently keep the old figure. Here the references are replaced first, against ev
 plain files.
 """
 
-import contextlib
 import datetime
 import itertools
 import os
@@ -134,24 +133,6 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}, rest
-
-
-def place(args: list[str], value: str) -> str:
-    """Where a value stands, as ``--key`` or ``file: key``, files that a config refers to included; else nothing."""
-    files, overrides, _ = _split(args)
-    for key, text in overrides:
-        leaves = [leaf for _, leaf in _leaves(_parsed(text))]
-        if value in leaves:
-            return f"--{key}"
-        files += [leaf for leaf in leaves if _is_yaml(leaf)]
-    for file in files:  # grows meanwhile
-        with contextlib.suppress(ValueError):  # one that no reader of configs could read says nothing
-            for key, leaf in _leaves(OmegaConf.to_container(read_yaml(file), resolve=False)):
-                if leaf == value:
-                    return f"{file}: {key}"
-                if _is_yaml(leaf) and leaf not in files:
-                    files.append(leaf)
-    return ""
 
 
 def runs_folder() -> Path:

@@ -1,31 +1,34 @@
-"""Files that are whole or absent: atomic writes, hashes, and directories never overwritten silently."""
+"""Files that are whole or absent: atomic writes, hashes, and locks; directories are never overwritten silently."""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+log = logging.getLogger(__name__)
+
+SUMS = "SHA256SUMS"
+_SUM = re.compile(r"([0-9a-f]{64})  ([^\s/\\][^/\\\0]*)")
 
 
 def explain(error: OSError, path: Path | str) -> ValueError:
     """Say in one line why ``path`` could not be read or written."""
-    reason = {
-        errno.ENOSPC: "no space left on the device",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EACCES: "permission denied",
-        errno.EPERM: "permission denied",
-        errno.EROFS: "the file system is read-only",
-        errno.ENOENT: "no such file or directory",
+    known = {
         errno.EEXIST: "a part of the path is a file, not a directory",
         errno.ENOTDIR: "a part of the path is a file, not a directory",
         errno.EISDIR: "it is a directory",
-    }.get(error.errno or 0, error.strerror or str(error))
-    return ValueError(f"{path}: {reason}")
+    }
+    said = error.strerror or str(error)
+    return ValueError(f"{path}: {known.get(error.errno or 0, said[:1].lower() + said[1:])}")
 
 
 def _sync(path: Path) -> None:
@@ -165,3 +168,78 @@ def sha256(path: Path | str) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise explain(error, path) from error
+
+
+def write_sums(directory: Path) -> None:
+    """List a directory's files, itself without sub-directories, as ``sha256sum -c`` reads them; the last act."""
+    files = sorted(file for file in directory.iterdir() if file.is_file() and file.name != SUMS)
+    write_text(directory / SUMS, "".join(f"{sha256(file)}  {file.name}\n" for file in files))
+
+
+def check_sums(directory: Path, remedy: str) -> None:
+    """Compare every file with its hash; sub-directories, and files with a dot at their front, are not looked at.
+
+    Args:
+        remedy: what to do where one differs.
+
+    Raises:
+        ValueError: there is no list, it is damaged, or a file is missing, was changed or is not in it.
+    """
+    where = directory / SUMS
+    try:
+        *lines, end = where.read_text(encoding="ascii").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{where}: missing or damaged: {remedy}") from error
+    listed = {match[2]: match[1] for line in lines if (match := _SUM.fullmatch(line))}
+    if not lines or end or len(listed) < len(lines):
+        raise ValueError(f"{where}: damaged or cut off: {remedy}")
+    there = sorted(file.name for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
+    if more := [name for name in there if name not in listed and name != SUMS]:
+        raise ValueError(f"{directory / more[0]}: not in {SUMS}, which is cut off, or it came later: {remedy}")
+    for name, digest in listed.items():
+        if not (directory / name).is_file() or sha256(directory / name) != digest:
+            raise ValueError(f"{directory / name}: its SHA-256 is not that in {SUMS}: changed or damaged; {remedy}")
+
+
+def cache_directory() -> Path:
+    """``$SPECDEC_CACHE``, else ``$XDG_CACHE_HOME/specdec``, else ``~/.cache/specdec``."""
+    if own := os.environ.get("SPECDEC_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file ``path``, waiting for whoever holds it; it ends with the process, however that ends.
+
+    The file stays: were it removed, two processes could hold a lock of the same name.
+
+    Raises:
+        ValueError: ``path`` may not be written.
+    """
+    with _told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a")
+    with stream:
+        if not lock_now(stream):
+            log.info("waiting for another process that holds %s", path)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def lock_now(stream: IO, shared: bool = False) -> bool:
+    """Whether the lock of an open file could be had without waiting.
+
+    It lasts until this process, and all that have inherited the open file, have closed it or ended.
+
+    Args:
+        shared: beside others that ask for no more.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

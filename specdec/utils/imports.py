@@ -12,7 +12,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from jsonargparse import set_parsing_settings
 
@@ -32,28 +31,34 @@ def guard() -> None:
     )
 
 
-def allow(modules: Iterable[str]) -> None:
-    """Let values name what lies in these modules, and import them, so that a saved drafter finds its parts.
+@contextlib.contextmanager
+def allowing(modules: Iterable[str]) -> Iterator[None]:
+    """For the length of a block, let values name what lies in these modules, and import them, so that a saved drafter
+    finds its parts.
 
     The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
 
     Raises:
         ValueError: one is no module, or cannot be imported.
     """
-    modules = list(modules)
-    if not modules:
-        return
-    for module in modules:
-        if not all(name.isidentifier() for name in module.split(".")) or module.split(".")[0] == "jsonargparse":
-            raise ValueError(f"{FLAG} {module}: not a module that can be allowed; give names such as my_package.parts")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
-    importlib.invalidate_caches()
-    for module in modules:
-        _import(module)
-        _check_whose(module.split(".")[0])
-    _vouched.extend(module for module in modules if module not in _vouched)
-    guard()
+    modules, vouched, path = list(modules), list(_vouched), list(sys.path)
+    try:
+        if modules and not {"", os.getcwd()} & set(sys.path):
+            sys.path.append(os.getcwd())
+        importlib.invalidate_caches()
+        for module in modules:
+            if not all(name.isidentifier() for name in module.split(".")) or module.split(".")[0] == "jsonargparse":
+                raise ValueError(f"{FLAG} {module}: not a module that can be allowed; give names as my_package.parts")
+            _import(module)
+        _vouched.extend(module for module in modules if module not in _vouched)
+        guard()
+        yield
+    finally:
+        if over := [module for module in _vouched if module not in vouched]:
+            set_parsing_settings(import_path_denylist=over)
+            _vouched[:] = vouched
+        if sys.path[:-1] == path:
+            del sys.path[-1]
 
 
 def _import(module: str) -> None:
@@ -67,31 +72,6 @@ def _import(module: str) -> None:
         raise ValueError(f"{FLAG} {module}: it needs the module {error.name}, which is not installed") from error
     except (ImportError, SyntaxError) as error:
         raise ValueError(f"{FLAG} {module}: it cannot be imported: {error}") from error
-
-
-def _check_whose(name: str) -> None:
-    taken = sys.modules[name].__file__
-    for here in (Path(name, "__init__.py"), Path(f"{name}.py")):
-        if here.is_file() and taken is not None:
-            if not here.samefile(taken):
-                raise ValueError(f"{FLAG} {name}: {taken} came before {here.resolve()}: give yours a name of its own")
-            return
-
-
-@contextlib.contextmanager
-def allowing(modules: Iterable[str]) -> Iterator[None]:
-    """As :func:`allow`, and :func:`guard`, for the length of a block."""
-    vouched, path = list(_vouched), list(sys.path)
-    guard()
-    try:
-        allow(modules)
-        yield
-    finally:
-        if over := [module for module in _vouched if module not in vouched]:
-            set_parsing_settings(import_path_denylist=over)
-            _vouched[:] = vouched
-        if sys.path[:-1] == path:
-            del sys.path[-1]
 
 
 def ensure(class_path: str) -> None:
@@ -131,22 +111,21 @@ def flags() -> list[str]:
     return [FLAG, ",".join(_vouched)] if _vouched else []
 
 
-REFUSED = re.compile(r"Importing '([^']+)' is not allowed")
-KEY = re.compile(r"(?:Parser key|argument) [\"'-]*([\w.]+)")
-NOT_IMPORTED = " was not imported: "
+_REFUSED = re.compile(r"Importing '([^']+)' is not allowed")
+_KEY = re.compile(r"(?:Parser key|argument) [\"'-]*([\w.]+)")
 
 
 def refusal(message: str) -> str | None:
     """A line that says what was refused, if that is what a parser's message is about; it begins with the name."""
-    found = REFUSED.search(message)
+    found = _REFUSED.search(message)
     if found is None:
         return None
-    path, key = found[1], KEY.search(message)
+    path, key = found[1], _KEY.search(message)
     module, _, last = path.rpartition(".")
     where = f"{path} ({key[1]})" if key else path
     if last in ("yaml", "yml", "json"):
         return f"{where}: no such file"
     if module.split(".")[0] in sys.stdlib_module_names:
-        return f"{where}{NOT_IMPORTED}Python's own modules hold no part, and some run commands: remove it"
+        return f"{where} was not imported: Python's own modules hold no part, and some run commands: remove it"
     names = ", ".join((*DEFAULT, *_vouched))
-    return f"{where}{NOT_IMPORTED}only {names} may be named; if you trust {module}, add {FLAG} {module}"
+    return f"{where} was not imported: only {names} may be named; if you trust {module}, add {FLAG} {module}"

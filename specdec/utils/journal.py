@@ -4,16 +4,15 @@ The first line says what the work is; every later one is something that was fini
 is dropped when the journal is opened again.
 """
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import explain
-from specdec.utils.locks import lock_now
+from specdec.utils.files import explain, lock_now
 
 SYNC = 2.0  # seconds between two waits for the disk
 
@@ -51,16 +50,17 @@ class Journal:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
-        except OSError as error:
+            alone = lock_now(self._file)
+        except OSError as error:  # of the lock too: a file system may have none
             raise explain(error, self.path) from error
         try:
-            if not self._lock():
+            if not alone:
                 raise JournalBusyError(f"{self.path}: another process writes it: wait for its end")
             self._file.seek(0)
             content = self._file.read()
             whole = content.rfind(b"\n") + 1
             header: dict[str, Any] = {"journal": self.kind, "settings": self.settings}
-            new = _line(header).encode().startswith(content)  # not there, or a kill cut the first line short
+            new = _line(header).startswith(content)  # not there, or a kill cut the first line short
             lines = [self._parsed(line, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
             self._check(lines[0] if lines else header if new else {})
             self.entries = lines[1:]
@@ -72,20 +72,9 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
-
-    def _lock(self) -> bool:
-        try:
-            return lock_now(self._file)
-        except OSError as error:
-            raise ValueError(
-                f"{self.path}: this file system has no locks ({error.strerror}), so that two processes could do one "
-                "work: choose another place"
-            ) from error
 
     def fileno(self) -> int:
         """Of the open file: a child that inherits it keeps the journal locked for as long as it lives."""
@@ -97,24 +86,22 @@ class Journal:
         Raises:
             ValueError: the disk is full.
         """
-        data = _line(entry).encode()
+        data = _line(entry)
         try:
-            if os.write(self._file.fileno(), data) < len(data):
-                raise ValueError(f"{self.path}: no space left on the device")
+            if os.write(self.fileno(), data) < len(data):
+                raise ValueError(f"{self.path}: no space left on device")
             if time.monotonic() - self._synced > SYNC:
-                os.fsync(self._file.fileno())
+                os.fsync(self.fileno())
                 self._synced = time.monotonic()
         except OSError as error:
             raise explain(error, self.path) from error
 
     def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
+        with contextlib.suppress(ValueError):
             entry = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{self.path}, line {number}: not JSON: remove the line, or begin anew") from error
-        if not isinstance(entry, dict):
-            raise ValueError(f"{self.path}, line {number}: no entry of a journal: remove the line, or begin anew")
-        return entry
+            if isinstance(entry, dict):
+                return entry
+        raise ValueError(f"{self.path}, line {number}: no entry of a journal: remove the line, or begin anew")
 
     def _check(self, first: dict[str, Any]) -> None:
         if first.get("journal") != self.kind:
@@ -141,5 +128,5 @@ def is_being_written(path: Path) -> bool:
         return not lock_now(stream, shared=True)
 
 
-def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n"
+def _line(entry: dict[str, Any]) -> bytes:
+    return (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()

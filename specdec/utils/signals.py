@@ -15,6 +15,13 @@ class Asked(BaseException):
         """The exit status by convention."""
 
 
+class Note:
+    """Whether somebody asked this process to end."""
+
+    number: int | None = None
+    """The first signal that came."""
+
+
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[None]:
     """Inside, SIGINT and SIGTERM raise :class:`Asked`; in the main thread only."""
@@ -24,13 +31,6 @@ def asked_to_end() -> Iterator[None]:
 
     with _handled(ask):
         yield
-
-
-class Note:
-    """Whether somebody asked this process to end."""
-
-    number: int | None = None
-    """The first signal that came."""
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Greedy, OneHot, Rule, WithoutReplacement, WithReplacement
+from specdec.decoding.accept import Greedy, OneHot, Rule, WithoutReplacement
 from specdec.decoding.noise import AcceptanceNoise
 from specdec.decoding.tree import DraftTree
 from tests.decoding.enumeration import ids, random_law
@@ -27,7 +27,7 @@ def batch(B: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Dr
     return DraftTree(tokens_BN, torch.tensor(parents), q_BND.to(dtype), ids_D), p_BNV.to(dtype), noise
 
 
-RULES = [Greedy(), OneHot(), WithReplacement(), WithoutReplacement()]
+RULES = [Greedy(), OneHot(), WithoutReplacement()]
 
 
 def some(

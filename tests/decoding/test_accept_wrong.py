@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, OneHot, Rule, WithoutReplacement, WithReplacement, at
+from specdec.decoding.accept import Accepted, OneHot, Rule, WithoutReplacement, at
 from specdec.decoding.noise import AcceptanceNoise, draw
 from specdec.decoding.sampling import LogitsProcessor
 from specdec.decoding.tree import DraftTree
@@ -50,20 +50,6 @@ class AbsoluteResidual(WithoutReplacement):
 class ResidualOfTheDrafter(WithoutReplacement):
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
         return _sum_one((q_BV - r_BV).clamp_min(0))
-
-
-class RepeatedWithoutResidual(WithReplacement):
-    """Refused children leave p as it was."""
-
-    def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
-        return r_BV
-
-
-class RepeatedWithHalfTheResidual(WithReplacement):
-    """Half of p is left as it was."""
-
-    def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
-        return _sum_one(super().residual(r_BV, q_BV) + r_BV)
 
 
 class ResidualNotNormalised(WithoutReplacement):
@@ -169,7 +155,6 @@ class OneHotWarmer(OneHot):
 RIGHT: dict[str, Rule] = {
     "most likely": OneHot(),
     "distinct": WithoutReplacement(),
-    "repeatedly": WithReplacement(),
 }
 TWO = [0, 0, 0]
 WRONG = [
@@ -182,9 +167,6 @@ WRONG = [
     (ResidualNotNormalised(), TWO, "distinct"),
     (LeftNotNormalised(), TWO, "distinct"),
     (KeepsTheRefused(), PAIRS, "distinct"),
-    (WithReplacement(), TWO, "distinct"),
-    (RepeatedWithoutResidual(), TWO, "repeatedly"),
-    (RepeatedWithHalfTheResidual(), TWO, "repeatedly"),
     (TargetColderHere(), CHAIN, "distinct"),
     (DrafterColderHere(), CHAIN, "distinct"),
     (TopPHere(), CHAIN, "distinct"),

@@ -9,7 +9,6 @@ import torch
 
 from specdec.decoding import (
     Chain,
-    ConfidentChain,
     DraftShape,
     DynamicTree,
     Generation,
@@ -27,7 +26,6 @@ from tests.tiny import presets
 GROWTHS: dict[str, DraftShape | None] = {
     "plain": None,
     "chain": Chain(4),
-    "confident": ConfidentChain(5, 0.3),
     "static": StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))),
     "dynamic": DynamicTree(depth=4, top_k=3, nodes=12),
 }
@@ -37,7 +35,6 @@ REPEATABLE = {
     "penalised": Sampling(temperature=0.7, repetition_penalty=1.3, top_k=20),
 }
 DRAWN = {
-    "with_replacement": Sampling(temperature=0.7, rule="with_replacement"),
     "without_replacement": Sampling(temperature=0.7, rule="without_replacement", draft_temperature=1.2),
 }
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [5, 5], [22, 9, 13, 40], [1, 2, 3, 4, 5, 6], [58]]
@@ -99,7 +96,7 @@ def test_a_batch_of_any_size_gives_what_each_gives_alone(name: str, sampling: st
 
 
 @pytest.mark.parametrize("sampling", DRAWN)
-@pytest.mark.parametrize("name", ["chain", "confident", "static"])
+@pytest.mark.parametrize("name", ["chain", "static"])
 def test_drawn_drafts_do_not_hang_on_the_company(name: str, sampling: str) -> None:
     """All noise is the text's own, so tokens and acceptance repeat, though they are not plain decoding's."""
     wanted = alone(decoder_of(name, DRAWN[sampling]), REQUESTS)
@@ -115,7 +112,7 @@ def test_windows_of_a_batch_are_each_ones_own(name: str, family: str) -> None:
     assert together(decoder_of(name, batch=3, family=family), REQUESTS) == wanted
 
 
-@pytest.mark.parametrize("name", ["plain", "confident", "dynamic"])
+@pytest.mark.parametrize("name", ["plain", "chain", "dynamic"])
 def test_end_tokens_end_their_own_sequence(name: str) -> None:
     """The first token of some, a later one of others, none of the rest."""
     whole = alone(decoder_of("plain"), REQUESTS)

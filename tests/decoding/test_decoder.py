@@ -6,9 +6,9 @@ from collections.abc import Collection
 import pytest
 import torch
 
+import specdec.decoding.decoder as decoder_module
 from specdec.decoding import (
     Chain,
-    ConfidentChain,
     DraftShape,
     DynamicTree,
     Generation,
@@ -69,7 +69,7 @@ def test_of_a_perfect_drafter_everything_is_accepted(name: str, growth: DraftSha
     assert made.seconds > 0
 
 
-@pytest.mark.parametrize("growth", [*GROWTHS[:-1], ConfidentChain(4, 0.0), StaticTree()], ids=str)
+@pytest.mark.parametrize("growth", [*GROWTHS[:-1], StaticTree()], ids=str)
 @pytest.mark.parametrize("batch", [2])
 def test_of_the_worst_drafter_nothing_is_accepted_and_nothing_is_lost(growth: DraftShape, batch: int) -> None:
     requests = [Request(prompt, 12) for prompt in (PROMPT, [9], list(range(20)))]
@@ -106,29 +106,32 @@ def test_an_end_token_in_the_prompt_does_not_stop() -> None:
     assert PlainDecoder(MARKOV).generate(PROMPT, 6, PROMPT).ids == TEXT[:6]
 
 
-class Lagging:
-    """A GPU's timer, whose marks can be read once the last was waited for."""
-
-    def __init__(self) -> None:
-        self.marks, self.reached = 0, -1
-
-    def mark(self) -> int:
-        self.marks += 1
-        return self.marks - 1
-
-    def wait(self, mark: int) -> None:
-        self.reached = mark
-
-    def seconds(self, start: int, end: int) -> float:
-        assert start < end <= self.reached
-        return float(end - start)
-
-
-def test_times_are_read_once_the_device_has_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec.decoding.decoder.timer", lambda device: Lagging())
+def test_every_pass_is_timed_by_the_devices_own_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = iter(range(1000))
+    monkeypatch.setattr("specdec.decoding.decoder._mark", lambda device: float(next(marks)))
     made = speculate(Chain(3), 9)
     assert made.draft_ms == made.verify_ms == (1000.0,) * len(made.accepted)
     assert speculate(Chain(3), 1).draft_ms == ()  # no pass, no mark
+
+
+def test_a_gpus_marks_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA's events, whose times come from the device."""
+    made: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.number = len(made)
+            made.append(self.number)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 5.0 * (end.number - self.number)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    first, _, last = (decoder_module._mark(torch.device("cuda")) for _ in range(3))
+    assert decoder_module._ms(first, last) == 10.0
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=str)

@@ -5,7 +5,7 @@ Legend: V vocabulary, M draws.
 
 import torch
 
-from specdec.decoding.noise import draw, draw_distinct, draw_repeatedly
+from specdec.decoding.noise import draw, draw_distinct
 
 LAW = torch.tensor([0.05, 0.4, 0.0, 0.3, 0.25])
 M = 400_000
@@ -39,10 +39,3 @@ def test_distinct_draws_are_sequential_draws_from_what_is_left() -> None:
     counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25).double()
     assert counts[wanted.flatten() == 0].sum() == 0
     assert p_value(counts, M * wanted.flatten()) > 1e-6
-
-
-def test_repeated_draws_are_independent() -> None:
-    pairs = draw_repeatedly(LAW, race(M, 2, 5))
-    law = LAW.double()
-    counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25).double()
-    assert p_value(counts, M * (law[:, None] * law).flatten()) > 1e-6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.decoding import Chain, DraftShape, DynamicTree, PlainDecoder, Sampling, SpeculativeDecoder, StaticTree
-from specdec.decoding.accept import Greedy, OneHot, WithoutReplacement, WithReplacement
+from specdec.decoding.accept import Greedy, OneHot, WithoutReplacement
 from specdec.decoding.decoder import Request
 from specdec.decoding.noise import draw, token_races
 from specdec.decoding.sampling import SamplerState
@@ -91,8 +91,6 @@ def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
     ("rule", "growth"),
     [
         ("one_hot", Chain(2)),
-        ("with_replacement", Chain(2)),
-        ("with_replacement", BINARY),
         ("without_replacement", BINARY),
     ],
     ids=str,
@@ -144,7 +142,6 @@ def test_a_seed_is_a_text_of_its_own() -> None:
 
 def test_the_rule_follows_the_temperature() -> None:
     assert isinstance(Sampling().acceptance, Greedy) and isinstance(Sampling(temperature=1.0).acceptance, OneHot)
-    assert isinstance(Sampling(rule="with_replacement").acceptance, WithReplacement)
     assert isinstance(Sampling(rule="without_replacement").acceptance, WithoutReplacement)
     for rule, temperature in product(("auto", "one_hot"), (0.0, 1.0)):
         assert Sampling(temperature=temperature, rule=rule).repeatable  # type: ignore[arg-type]

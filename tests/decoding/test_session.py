@@ -9,7 +9,6 @@ import torch
 
 from specdec.decoding import (
     Chain,
-    ConfidentChain,
     DraftShape,
     DynamicTree,
     PlainDecoder,
@@ -47,7 +46,6 @@ def pair(family: str = "llama", dtype: torch.dtype = torch.float64) -> tuple[Tar
         ("llama", Chain(2), Sampling(), 2, 2),
         pytest.param("llama", TREE, Sampling(), 1, 2, marks=slow),
         pytest.param("llama", TREE, Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2), 2, 2, marks=slow),
-        pytest.param("llama", ConfidentChain(4, 0.9), Sampling(), 2, 1, marks=slow),  # drafting has no fixed shape
         pytest.param("mistral", STATIC, Sampling(temperature=0.8), 2, 2, marks=slow),
         pytest.param("gemma2", TREE, Sampling(), 1, 2, marks=slow),
     ],
@@ -77,7 +75,7 @@ def test_compiled_tokens_are_plain_ones(
 
 @slow
 @pytest.mark.usefixtures("no_graphs")
-@pytest.mark.parametrize("rule", ["with_replacement", "without_replacement"])
+@pytest.mark.parametrize("rule", ["without_replacement"])
 def test_compiled_draws_are_those_of_eager_decoding(rule: Any) -> None:
     target, drafter = pair()
     sampling = Sampling(temperature=0.9, top_k=20, rule=rule)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.decoding import Chain, ChildSampling, DraftShape, DynamicTree, StaticTree
-from specdec.decoding.accept import Greedy, Rule, WithoutReplacement, WithReplacement
+from specdec.decoding.accept import Greedy, Rule, WithoutReplacement
 from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, grow_batch, paths_of, random_law, seeded
 
 STATIC = StaticTree(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)))
@@ -122,7 +122,7 @@ def rules_for(growth: DraftShape) -> list[Rule]:
     """One that takes likely children, and those that draw them, where the growth lets them and siblings differ."""
     if isinstance(growth, DynamicTree):
         return [Greedy()]
-    return [Greedy(), WithoutReplacement(), *([WithReplacement()] if isinstance(growth, Chain) else [])]
+    return [Greedy(), WithoutReplacement()]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

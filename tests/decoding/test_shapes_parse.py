@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.decoding import Chain, ConfidentChain, DraftShape, DynamicTree, StaticTree, parse_shape
+from specdec.decoding import Chain, DraftShape, DynamicTree, StaticTree, parse_shape
 
 
 @pytest.mark.parametrize(
@@ -13,9 +13,6 @@ from specdec.decoding import Chain, ConfidentChain, DraftShape, DynamicTree, Sta
     [
         ("chain", Chain()),
         ("chain:depth=3", Chain(3)),
-        ("confident", ConfidentChain()),
-        ("confident:depth=8,threshold=.25", ConfidentChain(8, 0.25)),
-        ("confident:threshold=0", ConfidentChain(threshold=0.0)),
         ("tree", DynamicTree()),
         ("tree:depth=6,top_k=10,nodes=59", DynamicTree(6, 10, 59)),
         ("tree:nodes=20", DynamicTree(nodes=20)),
@@ -29,15 +26,13 @@ def test_text_names_a_growth(text: str, growth: DraftShape) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected one of chain, confident, tree, static"),
-        ("star", "'star': expected one of chain, confident"),
-        ("Chain:depth=3", "expected one of chain, confident"),
+        ("", "expected one of chain, tree, static"),
+        ("star", "'star': expected one of chain"),
+        ("Chain:depth=3", "expected one of chain"),
         ("chain:top_k=3", "'top_k=3' is not one of depth=NUMBER"),
         ("chain:depth=", "is not one of depth=NUMBER"),
         ("chain:depth=two", "'depth=two' is not one of"),
         ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
-        ("confident:threshold=1", r"threshold must lie in \[0, 1\), not 1\.0"),
-        ("confident:threshold=1e-3", "is not one of depth=NUMBER, threshold=NUMBER"),
         ("chain:depth=0", "depth must be at least 1"),
         ("tree:nodes=1000", "candidates, not 1000"),
         ("static:", "'static:': a static tree has one parameter, file=PATH"),

@@ -1,6 +1,5 @@
 """Ancestors are the transitive closure of parents, and padding changes nothing."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,23 +23,6 @@ def test_ancestors_are_the_transitive_closure_of_any_trees(parents: list[list[in
     """The smaller ones of a batch are padded."""
     most = max(map(len, parents))
     assert_closure([own + list(range(len(own), most)) for own in parents])
-
-
-@pytest.mark.parametrize("drawn", [True, False])
-def test_padding_is_behind_and_its_own_parent(drawn: bool) -> None:
-    tokens_BN, parents_BN = torch.tensor([[5, 6, 7], [8, 9, 9]]), torch.tensor([[0, 0, 1], [0, 0, 0]])
-    q_BND = torch.rand(2, 3, 4) if drawn else None
-    tree = DraftTree(tokens_BN, parents_BN, q_BND)
-    assert tree.padded(3) is tree
-    padded = tree.padded(5)
-    assert torch.equal(padded.tokens_BN[:, :3], tokens_BN) and torch.equal(padded.parents_BN[:, :3], parents_BN)
-    assert padded.parents_BN[:, 3:].tolist() == [[3, 4]] * 2
-    assert padded.tokens_BN.shape == (2, 5) and padded.tokens_BN.dtype == padded.parents_BN.dtype == torch.int64
-    if q_BND is None:
-        assert padded.q_BND is None
-    else:
-        assert padded.q_BND is not None and padded.q_BND.shape == (2, 5, 4)
-        assert torch.equal(padded.q_BND[:, :3], q_BND) and not padded.q_BND[:, 3:].any()
 
 
 def test_roots_alone() -> None:

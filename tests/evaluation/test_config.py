@@ -28,7 +28,8 @@ def test_another_target_is_refused_unless_asked_for(
     error = capsys.readouterr().err
     assert "trained for another target" in error and len(error.splitlines()) == 1
 
-    def beyond(*_: object) -> None:
+    def beyond(*_: object, refuse: bool) -> None:
+        assert not refuse
         raise ValueError("it got beyond the check")
 
     monkeypatch.setattr("specdec.evaluation.config.warn_unless_made_for", beyond)

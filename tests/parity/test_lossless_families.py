@@ -21,7 +21,6 @@ from transformers import (
 
 from specdec.decoding import (
     Chain,
-    ConfidentChain,
     DraftShape,
     DynamicTree,
     Generation,
@@ -56,7 +55,6 @@ CONTEXT = {"qwen3": 0.45, "gemma3": 2.5, "mixtral": 0.25}  # how far the context
 PRESETS = {"qwen3": "eagle3_1", "gemma3": "eagle1", "mixtral": "eagle3"}
 SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4),
-    "confident": ConfidentChain(6, 0.3),
     "static": StaticTree(),
     "dynamic": DynamicTree(depth=4, top_k=3, nodes=12),
 }

@@ -16,7 +16,7 @@ from specdec.studies import figures
 from specdec.studies.card import write_card
 from specdec.studies.record import read_record
 from specdec.studies.results import results
-from specdec.utils.locks import lock_now
+from specdec.utils.files import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
 DRAWN = {"acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png", "losses.png"}

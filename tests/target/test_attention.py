@@ -174,25 +174,14 @@ def test_only_the_states_asked_for_are_kept() -> None:
             torch.testing.assert_close(got, own.hidden_states[boundary], rtol=0, atol=1e-12)
 
 
-def test_a_model_has_one_tape_until_its_layers_change() -> None:
+def test_several_tapes_of_a_model_leave_each_other_alone() -> None:
     model, ids_1T = make("llama"), tokens(6)
-    tape = Tape.of(model_parts(model))
-    assert Tape.of(model_parts(model)) is tape and Tape.of(model_parts(make("llama"))) is not tape
+    tapes = [Tape(model_parts(model)) for _ in range(2)]
     masks = layer_masks(View.chain(0, 6, 6), 6, (None,) * LAYERS, torch.float64)
-    for changed in (copy.deepcopy, _without_its_first_layer):
-        other = changed(model)
-        fresh = Tape.of(model_parts(other))
-        assert fresh is not tape and Tape.of(model_parts(other)) is fresh
-        last = len(other.model.layers)
-        with fresh.running(masks[:last], {0, last}) as states:
-            own_logits(other, ids_1T)
-        assert set(states) == {0, last} and not tape._states
-
-
-def _without_its_first_layer(model: PreTrainedModel) -> PreTrainedModel:
-    model.model.layers = model.model.layers[1:]
-    model.config.num_hidden_layers -= 1
-    return model
+    for tape, other in (tapes, tapes[::-1]):
+        with tape.running(masks, {0, LAYERS}) as states:
+            own_logits(model, ids_1T)
+        assert set(states) == {0, LAYERS} and not other._states
 
 
 @pytest.mark.parametrize("by_place", [True, False])

@@ -100,20 +100,14 @@ def truncate(path: Path) -> None:
     (path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
 
 
-def name_absent_shard(path: Path) -> None:
-    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 REMOTE = {"model_type": "odd", "auto_map": {"AutoConfig": "conf.C", "AutoModelForCausalLM": "mod.M"}}
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda p: (p / "config.json").unlink(), "not a model directory, it has no config.json"),
-    "broken config": (lambda p: (p / "config.json").write_text('{"a":'), "config.json, line 1: not valid JSON"),
+    "no config": (lambda p: (p / "config.json").unlink(), "Unrecognized model"),
+    "broken config": (lambda p: (p / "config.json").write_text('{"a":'), "is not a valid JSON file"),
     "empty config": (lambda p: (p / "config.json").write_text("{}"), "Should have a `model_type`"),
-    "truncated": (truncate, "model.safetensors: corrupt or truncated ("),
-    "garbage": (lambda p: (p / "model.safetensors").write_bytes(b"no"), "model.safetensors: corrupt or truncated ("),
-    "no weights": (lambda p: (p / "model.safetensors").unlink(), "has no *.safetensors weights"),
-    "absent shard": (name_absent_shard, "model-00002-of-00002.safetensors: no such file, though"),
+    "truncated": (truncate, "Error while deserializing header"),
+    "garbage": (lambda p: (p / "model.safetensors").write_bytes(b"no"), "Error while deserializing header"),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), "no file named model.safetensors"),
     "missing weights": (lambda p: change(p, num_hidden_layers=5), "9 weights are missing from the checkpoint, model"),
     "other shapes": (lambda p: change(p, hidden_size=48), "other shapes than config.json says"),
     "unknown family": (lambda p: change(p, model_type="odd"), "model type `odd`"),

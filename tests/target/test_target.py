@@ -199,7 +199,9 @@ def test_the_wrapped_model_is_left_as_it_was() -> None:
     with pytest.raises(RuntimeError):
         target(ids_1T, broken, [1, LAYERS])
     target.logits(target(ids_1T, packed(12), [0, LAYERS]).final_BTH, torch.tensor([3]))
-    assert sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()) == LAYERS + 1  # at rest
+    assert sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()) == 2 * (
+        LAYERS + 1
+    )  # at rest
     assert not any("forward" in vars(m) for m in model.modules())
     assert torch.equal(own_logits(model, ids_1T), own_1TV)
     pickle.dumps(target)  # to worker processes

@@ -101,7 +101,7 @@ def test_a_function_is_a_command() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--drafer", "D"], "did you mean --drafter"),
+        (["--drafer", "D"], "drafer"),
         (["--drafter", "D"], "prompts"),
         (["--drafter", "D", "--prompts", "a", "--sizes", "x"], "sizes"),
         (["--drafter", "D", "--prompts", "a", "--plain", "maybe"], "plain"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.config import compose, place, shipped
+from specdec.utils.config import compose, shipped
 
 
 def write(path: Path, text: str) -> str:
@@ -97,16 +97,3 @@ def test_a_bare_part_file_is_given_by_its_whole_path(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert compose(["--model.drafter", "part.yaml"])[1] == [f"--model.drafter={part}"]
     assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter=none.yaml"]
-
-
-def test_the_place_of_a_value_is_found(tmp_path: Path) -> None:
-    part = write(tmp_path / "part.yaml", "fusion: {class_path: a.B}\nagain: main.yaml")
-    file = write(tmp_path / "main.yaml", "model: {drafter: part.yaml, loss: [{x: c.D}]}")
-    broken = write(tmp_path / "broken.yaml", "a: [")
-    args = ["--config", broken, "--config", file, "--data=e.F", "--model.loss", "{class_path: g.H}"]
-    assert place(args, "a.B") == f"{part}: fusion.class_path"
-    assert place(args, "c.D") == f"{file}: model.loss[0].x"
-    assert place(args, "e.F") == "--data"
-    assert place(args, "g.H") == "--model.loss"
-    assert place(["--model.drafter", part], "a.B") == f"{part}: fusion.class_path"
-    assert place(args, "i.J") == ""

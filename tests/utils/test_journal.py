@@ -52,7 +52,7 @@ def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
     [
         (json.dumps({"journal": "other", "settings": {}}) + "\n", "no journal of test"),
         (json.dumps({"journal": "test", "settings": {"a": 2}}) + "\n", "begun otherwise: a 2 there, 1 now"),
-        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\nnonsense\n{}\n", "line 2: not JSON"),
+        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\nnonsense\n{}\n", "line 2: no entry"),
         (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\n[1]\n", "line 2: no entry"),
         ("my notes", "no journal of test"),
     ],

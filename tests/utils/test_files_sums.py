@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.checksums import SUMS, check_sums, write_sums
+from specdec.utils.files import SUMS, check_sums, write_sums
 
 
 @pytest.fixture

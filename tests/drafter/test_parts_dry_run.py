@@ -26,8 +26,8 @@ from specdec.drafter import (
     Wide,
     dry_run,
 )
-from specdec.drafter.dry_run import part_flops
 from specdec.drafter.entry import WideEntry
+from specdec.drafter.parts import part_flops
 from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_config, tiny_drafter
 
 QKV = (4 + 2 * 2) * 12  # queries, keys and values of all heads

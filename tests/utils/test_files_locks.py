@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.locks import cache_directory, locked
+from specdec.utils.files import cache_directory, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from specdec.utils.locks import locked
+from specdec.utils.files import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
