@@ -30,7 +30,7 @@ from specdec.training.building import FromTarget, Start, build, check_checkpoint
 from specdec.training.cost import MemoryNeed, Precision, memory_need
 from specdec.training.distributed import is_sharded, local, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
-from specdec.training.recipe import FeatureNoise, NoNoise, WarmupCosine, noisy, total_steps
+from specdec.training.recipe import FeatureNoise, NoNoise, WarmupCosine, check_rows, noisy, total_steps
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 
 log = logging.getLogger(__name__)
@@ -156,6 +156,7 @@ class DrafterModule(pl.LightningModule):
             device = self.trainer.strategy.root_device
             drafter = self.build(data)
             self.open(data, drafter)
+            check_rows(self.trainer, data, self.source.first_rows)
             name, kernel = unroll_kernel(self.attention, device)
             log.info("unroll attention: %s", name)
             self.objective = dataclasses.replace(self.objective, kernel=kernel)

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from specdec.data import Batch
+from specdec.data import Batch, TokenData
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,26 @@ def total_steps(trainer: pl.Trainer) -> int:
     batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # type: ignore[attr-defined]
     batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
+
+
+def check_rows(trainer: pl.Trainer, data: TokenData, first_rows: int | None) -> None:
+    """Refuse, before the first step, a run that draws more training rows than its features have.
+
+    Args:
+        first_rows: how many of the rows that the first epoch draws first have features; None: all.
+
+    Raises:
+        ValueError: the run draws more; the message says how many.
+    """
+    if first_rows is None or trainer.state.fn != "fit":
+        return
+    drawn = total_steps(trainer) * trainer.accumulate_grad_batches * data.batch_size * trainer.world_size
+    drawn = min(drawn, len(data.splits.train.ids_BT))
+    if drawn > first_rows:
+        raise ValueError(
+            f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: run "
+            f"specdec cache with --first_rows {drawn}, into another directory"
+        )
 
 
 class FeatureNoise:

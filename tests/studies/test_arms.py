@@ -73,7 +73,7 @@ def axes(**levels: Any) -> dict[str, Any]:
         (axes(**{"model.target.source": "/nowhere"}), "arm x=b: /nowhere: no such directory"),
         (axes(**{"model.ttt_steps": 7}), "arms x=a and x=b come to the same training and the same measures"),
         (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),
-        (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: .*did you mean --max_new_tokens?"),
+        (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: unrecognized arguments: --max_new_token=5"),
         (axes(**{"drift.depths": 5}), "arm x=b: level b of axis x gives drift.depths, but the study has no drift"),
         (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
         (
