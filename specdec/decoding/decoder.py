@@ -35,7 +35,7 @@ class Generation(NamedTuple):
     """Tokens generated after a prompt, and how."""
 
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[int, ...]  # per target pass: tokens committed less one, the bonus token or an accepted end token
+    accepted: tuple[int, ...]  # per target pass: tokens committed less the last, the bonus or an end token
     seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
     context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
@@ -163,8 +163,8 @@ class PlainDecoder:
 class SpeculativeDecoder(PlainDecoder):
     """Speculative decoding; the output is the target's own.
 
-    Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with the
-    other rules it has plain decoding's distribution.
+    Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with
+    ``without_replacement`` it has plain decoding's distribution.
 
     Raises:
         ValueError: drafter and target do not match, or the rule cannot judge such a shape.

@@ -20,7 +20,7 @@ class AcceptanceNoise(NamedTuple):
     """All randomness in accepting, independent of the randomness in drafting."""
 
     coin_BN: Tensor  # uniform in [0, 1), one for each node
-    race_BLV: Tensor  # Exp(1), positive; one race for each level: the root's draws the token after the root
+    race_BLV: Tensor  # Exp(1): argmax(p / race) draws from p; one a level: the root's draws the token after the root
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:

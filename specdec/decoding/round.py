@@ -1,6 +1,7 @@
 """One round of B sequences: draft, verify, accept, commit. Nothing here waits for the device.
 
-Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers, H hidden, T tokens, V vocabulary.
+Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux layers (N in drafter and target),
+H hidden, T tokens, V vocabulary.
 """
 
 from typing import NamedTuple

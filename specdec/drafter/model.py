@@ -1,6 +1,7 @@
-"""The drafter: the module that training, decoding and export call, its decoder layers, and its draft vocabulary.
+"""The drafter: the module that training and decoding run and export writes, its decoder layers, its draft vocabulary.
 
-Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary, V target vocabulary.
+Legend: B batch, T nodes, N aux layers, H hidden, D draft vocabulary, V target vocabulary, W queries, keys and
+values.
 """
 
 import hashlib
@@ -69,7 +70,7 @@ class Step(NamedTuple):
 
 
 @torch.no_grad()
-def draw(weight: Tensor, seed: int, name: str) -> None:
+def init_normal(weight: Tensor, seed: int, name: str) -> None:
     """Normal weights, by their module's name and a seed: drafters of two designs begin alike in all that they share."""
     if weight.is_meta:  # it has a shape and nothing else
         return
@@ -79,10 +80,10 @@ def draw(weight: Tensor, seed: int, name: str) -> None:
 
 
 class Drafter(nn.Module):
-    """An EAGLE drafter. Training, decoding and export call `fuse`, `step` and `logits`, and nothing else.
+    """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
-    The head is a call of its own, since it is the widest product: training calls it for supervised rows,
-    decoding for the frontier.
+    Decoding calls the three; training takes `step` apart into `read`, once for all unroll steps, and `advance`, and
+    multiplies by `lm_head.weight` piece by piece. The head is a call of its own, since it is the widest product.
 
     Args:
         config: the complete description.
@@ -105,7 +106,7 @@ class Drafter(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                draw(module.weight, seed, name)
+                init_normal(module.weight, seed, name)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 

@@ -5,7 +5,8 @@ are worked out once and serve every unroll step. Each piece's draft logits are m
 gradients by the head's input and by its weight remain for the backward pass.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
-(slots of one step in a piece), H hidden, D draft vocabulary, V vocabulary.
+(slots of one step in a piece), H hidden, D draft vocabulary, W columns of a block of the target's vocabulary,
+U positions asked for by any slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -105,10 +106,10 @@ def _softmax_(logits_CD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pointwise
-def _take(logits_CB: Tensor, at_D: Tensor, into_CD: Tensor) -> Tensor:
+def _take(logits_CW: Tensor, at_D: Tensor, into_CD: Tensor) -> Tensor:
     """Copy some columns; the greatest logit of all."""
-    into_CD.copy_(logits_CB.index_select(1, at_D))
-    return logits_CB.amax(-1).to(into_CD.dtype)
+    into_CD.copy_(logits_CW.index_select(1, at_D))
+    return logits_CW.amax(-1).to(into_CD.dtype)
 
 
 class StepSlots(NamedTuple):

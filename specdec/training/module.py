@@ -3,7 +3,7 @@
 One training step is read in five files: this one (``training_step``), ``step.py`` (target, unroll and loss), ``ttt.py``
 (the unroll), ``head_loss.py`` (both heads, piece by piece) and ``losses.py``.
 
-Legend: B batch, T tokens, V vocabulary.
+Legend: B batch, T tokens, N aux layers, H hidden.
 """
 
 import contextlib

@@ -45,8 +45,8 @@ def reachable(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
 
 
 class KeptSlots(NamedTuple):
-    """The slots that the unroll computes beyond their step-0 keys, which later slots see; beyond these a slot is seen
-    by nobody but itself, so one that no step trains is left out: in chat data most of the prompt."""
+    """The slots that the unroll computes whole. Later slots see a slot's step-0 keys and nothing else of it, so of a
+    slot that no step trains (in chat data most of the prompt) only those keys are computed."""
 
     slots_BM: Tensor  # int64, into the row's T, ascending; a row with fewer than M ends in copies of its slot 0
     place_S: Tensor  # int64, where a kept slot stands among the B M
