@@ -22,9 +22,9 @@ from rich.table import Table
 
 from specdec.diagnostics.doctor_model import agreement, gradient, overfit, rope, switches
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
-from specdec.diagnostics.inspect import fit_options
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import fit_options
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress

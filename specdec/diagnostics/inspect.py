@@ -8,7 +8,6 @@ Example: specdec inspect --target Qwen/Qwen3-0.6B --data ChatData --data.train c
 """
 
 import argparse
-import re
 import sys
 from collections import Counter
 from itertools import groupby
@@ -25,7 +24,7 @@ from specdec.data.chat import MaskError
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import target_shorthand
+from specdec.utils.command import fit_options
 from specdec.utils.files import write_json
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -81,11 +80,6 @@ def main(argv: list[str]) -> int:
     if own.json:
         write_json(own.json, {"data": type(data).__name__, "seq_len": data.seq_len, "splits": splits})
     return 0
-
-
-def fit_options(argv: list[str]) -> list[str]:
-    """The options of ``specdec fit``, where ``--target`` is ``--model.target``."""
-    return [re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)]
 
 
 def _split(documents: list[Document], encoded: Any, data: TokenData, tokenizer: Any) -> dict[str, Any]:

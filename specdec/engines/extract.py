@@ -11,7 +11,6 @@ Example: specdec cache --config RUN.yaml --out features
 import contextlib
 import dataclasses
 import logging
-import re
 import shutil
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.utils.command import parse, short, target_shorthand
+from specdec.utils.command import fit_options, parse, short
 from specdec.utils.config import compose
 from specdec.utils.progress import progress
 
@@ -143,7 +142,7 @@ def read(argv: list[str], prog: str) -> CacheRequest:
     Raises:
         ValueError: an argument or a config is wrong.
     """
-    config, rest = compose([re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)])
+    config, rest = compose(fit_options(argv))
     config = {key: value for key, value in config.items() if key not in NOT_OURS}
     parser = LightningArgumentParser(prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a config of specdec fit; several are merged in their order")

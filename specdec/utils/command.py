@@ -8,6 +8,7 @@ only parameter is a dataclass, as ``evaluate_command(config: EvaluationConfig)``
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,11 @@ def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
 def target_shorthand(argv: list[str]) -> list[str]:
     """``--target NAME`` for ``--target.source NAME``."""
     return ["--target.source" + arg[len("--target") :] if arg.split("=")[0] == "--target" else arg for arg in argv]
+
+
+def fit_options(argv: list[str]) -> list[str]:
+    """The options of ``specdec fit``, given to a command where ``--target`` stands for ``--model.target``."""
+    return [re.sub(r"^--target\.", "--model.target.", arg) for arg in target_shorthand(argv)]
 
 
 def short(message: str) -> str:

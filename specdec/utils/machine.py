@@ -101,23 +101,18 @@ def multiplies_bfloat16() -> bool:
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
-def memory(proc: Path = PROC, group: Path = GROUP) -> int | None:
-    """Bytes in all: the least of the machine's and the control group's; None where the system does not say."""
-    return min([*_of_kernel(proc, "MemTotal"), *_limit(group)], default=None)
-
-
 def free_memory(proc: Path = PROC, group: Path = GROUP) -> int | None:
     """Bytes that could still be taken: the least of what the kernel calls available and what the control group leaves;
     None where the system does not say."""
     left = [max(0, most - _taken(group)) for most in _limit(group)]
-    return min([*_of_kernel(proc, "MemAvailable"), *left], default=None)
+    return min([*_available(proc), *left], default=None)
 
 
-def _of_kernel(proc: Path, field: str) -> list[int]:
+def _available(proc: Path) -> list[int]:
     if not (known := proc / "meminfo").is_file():
         return []
     lines = dict(line.split(":", 1) for line in known.read_text().splitlines())
-    return [int(lines[field].split()[0]) * 1024]
+    return [int(lines["MemAvailable"].split()[0]) * 1024]
 
 
 def _limit(group: Path) -> list[int]:
