@@ -305,10 +305,10 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if not data.answer_only:
         yield unchecked(again, "data.answer_only=false asks for every token of the training conversations")
         return
-    yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see specdec inspect")
+    yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see --samples")
     if not (pairs := list(_rendered(setup, data))):
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
-        yield unchecked(again, f"{why}: look at specdec inspect")
+        yield unchecked(again, f"{why}: look at --samples")
         return
     ours_T, own_T = (torch.cat(column) for column in zip(*pairs, strict=True))
     alike = {by: float((ours_T & own_T.roll(by)).sum() / (ours_T | own_T.roll(by)).sum()) for by in (0, -1, 1)}
