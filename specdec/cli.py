@@ -22,17 +22,13 @@ COMMANDS = {
     "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.run:evaluate_command", "acceptance length and speed of a drafter"),
     "compare": ("specdec.evaluation.compare:compare", "whether two evaluations differ by more than chance"),
-    "explain": (
-        "specdec.diagnostics.explain:explain",
-        "where acceptance is lost, bar by bar, down to what decodes",
-    ),
     "robustness": (
         "specdec.diagnostics.robustness:robustness",
         "what a drafter keeps of its acceptance on unusual input",
     ),
     "drift": (
         "specdec.diagnostics.drift:drift",
-        "attention, recurrent state and acceptance, draft step by draft step",
+        "where acceptance is lost; attention, state and acceptance by draft step",
     ),
     "tune": ("specdec.evaluation.tune:tune", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.write:export", "a drafter as a checkpoint that vLLM or SGLang serves"),
@@ -59,7 +55,7 @@ GROUPS = {
     "train": ("quickstart", "fit", "validate", "doctor", "plan", "pretrain"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
-    "diagnose": ("explain", "drift", "robustness", "parity"),
+    "diagnose": ("drift", "robustness", "parity"),
     "serve": ("export", "import", "serve", "bench"),
     "study": ("sweep", "card", "reproduce"),
 }

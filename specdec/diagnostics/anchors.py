@@ -34,16 +34,9 @@ class AnsweredText(NamedTuple):
     prompt: int
     """How many are the prompt's; at least one."""
 
-    def anchors(self, count: int, depth: int) -> list[int]:
-        """At most ``count`` anchors spread evenly over the answer, each with ``depth`` more tokens behind it.
-
-        None where the answer is too short.
-        """
-        places = len(self.ids) - depth - self.prompt
-        if places < 1:
-            return []
-        count = min(count, places)
-        return [self.prompt + (2 * n + 1) * places // (2 * count) for n in range(count)]
+    def anchors(self, depth: int) -> range:
+        """Every place of the answer that has ``depth`` more tokens behind it."""
+        return range(self.prompt, len(self.ids) - depth)
 
 
 def answered_texts(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText
+from specdec.diagnostics.anchors import AnchoredText, AnsweredText, Chains
 from specdec.drafter import Drafter
 from specdec.evaluation.statistics import Array, Statistic, measured, ratio
 from specdec.nn.cache import StaticCache
@@ -54,7 +54,6 @@ class DriftSettings:
 
     Args:
         depths: draft tokens of a chain; may exceed the depth that the drafter was trained at.
-        anchors: chains for each prompt, at most.
         sink_tokens: positions from the text's first one on that count as the sink.
         recent: committed tokens before a chain that count as recent.
 
@@ -63,7 +62,6 @@ class DriftSettings:
     """
 
     depths: int = 8
-    anchors: int = 16
     sink_tokens: int = 1
     recent: int = 16
 
@@ -79,7 +77,7 @@ class DriftSettings:
 
 @torch.inference_mode()
 def measure(target: Target, drafter: Drafter, text: AnsweredText, settings: DriftSettings) -> Tensor:
-    """Draft from the text's anchors, verify what was drafted, and add up.
+    """Draft from every place of a text's answer, verify what was drafted, and add up.
 
     Nothing is drawn at random, and neither target nor drafter change.
 
@@ -90,16 +88,18 @@ def measure(target: Target, drafter: Drafter, text: AnsweredText, settings: Drif
     Raises:
         ValueError: the text with a chain is too long for the target.
     """
-    anchors = text.anchors(settings.anchors, settings.depths)
-    if not anchors:
-        return torch.zeros(len(SERIES), settings.depths, 2, dtype=torch.float64)
-    anchored = AnchoredText(target, drafter, text.ids, settings.depths, len(anchors), verify=True)
-    parts = [_of_chains(anchored, some, text.prompt, settings) for some in anchored.groups(anchors)]
-    return torch.stack(parts).sum(0).cpu()
+    sums_FK2 = torch.zeros(len(SERIES), settings.depths, 2, dtype=torch.float64)
+    if anchors := text.anchors(settings.depths):
+        anchored = AnchoredText(target, drafter, text.ids, settings.depths, len(anchors), verify=True)
+        for some in anchored.groups(anchors):
+            sums_FK2 += drafted(anchored, some, text.prompt, anchors.stop, settings)[1].cpu()
+    return sums_FK2
 
 
-def _of_chains(one: AnchoredText, anchors: list[int], prompt: int, settings: DriftSettings) -> Tensor:
-    """The sums of chains side by side, (F, K, 2)."""
+def drafted(
+    one: AnchoredText, anchors: list[int], prompt: int, end: int, settings: DriftSettings
+) -> tuple[Chains, Tensor]:
+    """Chains side by side, and their sums (F, K, 2); chains from ``end`` on do not count in these."""
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
     attention: list[Tensor] = []  # (A, 6) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
@@ -113,8 +113,8 @@ def _of_chains(one: AnchoredText, anchors: list[int], prompt: int, settings: Dri
             outs.append(seen.out_BTH[0])
 
         chains = one.draft(anchors, on_step=look)
-    all_A = torch.ones(len(anchors), dtype=torch.float64, device=anchor_A.device)
-    accepted_A, by_step = all_A, []
+    counted_A = (anchor_A < end).double()
+    accepted_A, by_step = counted_A, []
     for k, output in enumerate(one.verify(anchors, chains.tokens_AK)):
         logits_AV = one.target.logits(output.final_BTH)[0]
         state_AH = chains.features_AJH[:, k + 1]
@@ -128,10 +128,10 @@ def _of_chains(one: AnchoredText, anchors: list[int], prompt: int, settings: Dri
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
         }
-        weights_F = [reached_A if name == "conditional_acceptance" else all_A for name in SERIES]
+        weights_F = [reached_A if name == "conditional_acceptance" else counted_A for name in SERIES]
         pairs = zip((found[name] for name in SERIES), weights_F, strict=True)
         by_step.append(torch.stack([torch.stack([(x_A * w_A).sum(), w_A.sum()]) for x_A, w_A in pairs]))
-    return torch.stack(by_step, 1)
+    return chains, torch.stack(by_step, 1)
 
 
 def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int, settings: DriftSettings) -> Tensor:

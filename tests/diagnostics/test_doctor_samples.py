@@ -42,7 +42,9 @@ def test_it_shows_what_is_supervised_and_tells_what_is_lost(
     assert cells["documents"] == cells["supervised runs"] == "4"
     assert cells["which end with"].startswith("'<|im_end|>' 75%") and cells["packed rows"].startswith("3, ")
     assert cells["tokens of a document: least, median, 95 %, most"].endswith(", 60")
-    assert "5 conversations, 1 cut to 60 tokens" in caplog.text and "1 of 5 rows have no supervised token" in caplog.text
+    assert (
+        "5 conversations, 1 cut to 60 tokens" in caplog.text and "1 of 5 rows have no supervised token" in caplog.text
+    )
 
 
 def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +62,9 @@ def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsy
 def test_text_is_looked_at_too(tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("two plus two is four\n" * 20)
-    assert samples(tokenizer, "--data", "TextData", "--data.train", f"{tmp_path}/*.txt", "--data.val_fraction", 0.5) == 0
+    assert (
+        samples(tokenizer, "--data", "TextData", "--data.train", f"{tmp_path}/*.txt", "--data.val_fraction", 0.5) == 0
+    )
     assert "100.0% supervised" in capsys.readouterr().out
 
 
