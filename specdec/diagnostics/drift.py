@@ -19,7 +19,7 @@ from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import (
     SERIES,
     Document,
-    DriftSettings,
+    check_depths,
     document,
     drift_figures,
     measure,
@@ -53,15 +53,11 @@ class DriftConfig(MeasurementConfig):
     Args:
         drafter: the drafter's directory.
         depths: draft steps of a chain; may exceed the trained ones.
-        sink_tokens: first positions of the text that count as the sink.
-        recent: committed tokens before a chain that count as recent.
         trained_depth: unroll steps in training, where no run directory around the drafter says it.
     """
 
     drafter: str
     depths: int = 8
-    sink_tokens: int = 1
-    recent: int = 16
     trained_depth: int | None = None
 
 
@@ -73,8 +69,7 @@ def drift(config: DriftConfig) -> int:
 
     Example: specdec drift --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl --limit 40
     """
-    settings = DriftSettings(config.depths, config.sink_tokens, config.recent)
-    settings.check_length(config.max_new_tokens)
+    check_depths(config.depths, config.max_new_tokens)
     trained = depth_of_training(Path(config.drafter), config.trained_depth)
     with staged_directory(config.place("drift")) as folder:
         prompts = config.load_prompts()
@@ -83,7 +78,7 @@ def drift(config: DriftConfig) -> int:
         left_out = {one.prompt_id: one.reason for one in skipped}
         kept = [prompt.prompt_id for prompt in prompts if prompt.prompt_id not in left_out]
         asked = list(zip(kept, ids, strict=True))
-        levels, texts = measure_levels(pair.target, pair.drafter, asked, config.max_new_tokens, settings)
+        levels, texts = measure_levels(pair.target, pair.drafter, asked, config.max_new_tokens, config.depths)
         names, context = [one.text.prompt_id for one in texts], config.context(pair.target, prompts)
         found = document(names, [one.sums_FK2 for one in texts], trained, config.depths)
         short = f"its answer is too short for a chain of {config.depths} tokens"
@@ -174,7 +169,7 @@ class AttentionDrift(ValidationCallback):
         count: prompts at most.
         prompt_tokens: length of a prompt cut from plain text; a conversation is cut where its first answer begins.
         every_n_validations: measure at every n-th validation of a fit.
-        depths, sink_tokens, recent: see :class:`DriftSettings`.
+        depths: draft steps of a chain.
 
     Raises:
         ValueError: a number is out of range, or a prompts file is wrong.
@@ -190,11 +185,9 @@ class AttentionDrift(ValidationCallback):
         prompt_tokens: int = 64,
         every_n_validations: int = 1,
         depths: int = 8,
-        sink_tokens: int = 1,
-        recent: int = 16,
     ) -> None:
-        self.settings = DriftSettings(depths, sink_tokens, recent)
-        self.settings.check_length(max_new_tokens)
+        check_depths(depths, max_new_tokens)
+        self.depths = depths
         super().__init__(prompts, max_new_tokens, count, prompt_tokens, every_n_validations, behind=depths)
         self._texts: dict[int, AnsweredText] | None = None
 
@@ -205,18 +198,17 @@ class AttentionDrift(ValidationCallback):
             ValueError: there is no prompt, one does not fit the target, or no answer is long enough.
         """
         assert isinstance(pl_module, DrafterModule)
-        depths = self.settings.depths
-        usable = sum(len(text.anchors(depths)) for text in self._answered(trainer, pl_module).values())
+        usable = sum(len(text.anchors(self.depths)) for text in self._answered(trainer, pl_module).values())
         if not trainer.strategy.reduce(torch.tensor(float(usable), device=pl_module.device), reduce_op="sum"):
             raise ValueError(
-                f"AttentionDrift: no answer of the target is long enough for a chain of {depths} tokens: set fewer "
+                f"AttentionDrift: no answer of the target is long enough for a chain of {self.depths} tokens: set fewer "
                 "depths, or other prompts"
             )
 
     def look(self, trainer: pl.Trainer, module: DrafterModule, asked: FixedPrompts) -> None:
         """Measure, and log the summary's means."""
         series = dict(zip(SERIES, torch.stack(self._measured(trainer, module), 2).numpy(), strict=True))
-        for one in drift_figures(self.settings.depths, module.ttt_steps):
+        for one in drift_figures(self.depths, module.ttt_steps):
             total = one.columns(series[one.series]).sum(0, keepdims=True)
             if (mean := measured(total, one.of)["mean"]) is not None:
                 module.log(f"drift/{one.name}", mean, sync_dist=True, batch_size=1)
@@ -225,8 +217,8 @@ class AttentionDrift(ValidationCallback):
         """Every prompt's sums, on every process; all have to ask."""
         assert module.drafter is not None
         texts, copy = self._answered(trainer, module), decoding_copy(module.drafter, module.target).eval()
-        own = {number: measure(module.target, copy, text, self.settings) for number, text in texts.items()}
-        empty = torch.zeros(len(SERIES), self.settings.depths, 2, dtype=torch.float64)
+        own = {number: measure(module.target, copy, text, self.depths) for number, text in texts.items()}
+        empty = torch.zeros(len(SERIES), self.depths, 2, dtype=torch.float64)
         sums = torch.stack([own.get(number, empty) for number in range(len(self.prepare(trainer, module)))])
         if trainer.world_size > 1:  # a prompt is one process's, and zero on the others
             sums = trainer.strategy.reduce(sums.to(module.device), reduce_op="sum").cpu()

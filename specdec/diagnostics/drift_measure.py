@@ -48,35 +48,18 @@ Document = dict[str, Any]
 """The measured part of ``drift.json``."""
 
 
-@dataclass(frozen=True)
-class DriftSettings:
-    """Of one measurement.
+SINK = 1  # first positions of a text that count as the sink
+RECENT = 16  # committed tokens before a chain that count as recent
 
-    Args:
-        depths: draft tokens of a chain; may exceed the depth that the drafter was trained at.
-        sink_tokens: positions from the text's first one on that count as the sink.
-        recent: committed tokens before a chain that count as recent.
 
-    Raises:
-        ValueError: a number is out of range.
-    """
-
-    depths: int = 8
-    sink_tokens: int = 1
-    recent: int = 16
-
-    def __post_init__(self) -> None:
-        if min(vars(self).values()) < 1:
-            raise ValueError(f"{vars(self)}: every number must be at least 1")
-
-    def check_length(self, max_new_tokens: int) -> None:
-        """Raise ValueError if no answer can be long enough for a chain."""
-        if max_new_tokens <= self.depths:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}: it must exceed depths, {self.depths}")
+def check_depths(depths: int, max_new_tokens: int) -> None:
+    """Raise ValueError if no answer can be long enough for a chain of so many drafts."""
+    if not 1 <= depths < max_new_tokens:
+        raise ValueError(f"depths is {depths}, max_new_tokens {max_new_tokens}: depths must be from 1 to below that")
 
 
 @torch.inference_mode()
-def measure(target: Target, drafter: Drafter, text: AnsweredText, settings: DriftSettings) -> Tensor:
+def measure(target: Target, drafter: Drafter, text: AnsweredText, depths: int) -> Tensor:
     """Draft from every place of a text's answer, verify what was drafted, and add up.
 
     Nothing is drawn at random, and neither target nor drafter change.
@@ -88,17 +71,15 @@ def measure(target: Target, drafter: Drafter, text: AnsweredText, settings: Drif
     Raises:
         ValueError: the text with a chain is too long for the target.
     """
-    sums_FK2 = torch.zeros(len(SERIES), settings.depths, 2, dtype=torch.float64)
-    if anchors := text.anchors(settings.depths):
-        anchored = AnchoredText(target, drafter, text.ids, settings.depths, len(anchors), verify=True)
+    sums_FK2 = torch.zeros(len(SERIES), depths, 2, dtype=torch.float64)
+    if anchors := text.anchors(depths):
+        anchored = AnchoredText(target, drafter, text.ids, depths, len(anchors), verify=True)
         for some in anchored.groups(anchors):
-            sums_FK2 += drafted(anchored, some, text.prompt, anchors.stop, settings)[1].cpu()
+            sums_FK2 += drafted(anchored, some, text.prompt, anchors.stop)[1].cpu()
     return sums_FK2
 
 
-def drafted(
-    one: AnchoredText, anchors: list[int], prompt: int, end: int, settings: DriftSettings
-) -> tuple[Chains, Tensor]:
+def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
     """Chains side by side, and their sums (F, K, 2); chains from ``end`` on do not count in these."""
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
     attention: list[Tensor] = []  # (A, 6) of each step
@@ -107,7 +88,7 @@ def drafted(
 
         def look(level: int) -> None:
             weights = [seen.weights_BhTS[layer][0].transpose(0, 1) for layer in sorted(seen.weights_BhTS)]
-            regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1], settings)
+            regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1])
             attention.append(torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights]).double().mean(0))
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0])
@@ -134,7 +115,7 @@ def drafted(
     return chains, torch.stack(by_step, 1)
 
 
-def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int, settings: DriftSettings) -> Tensor:
+def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
     """Which key slots are what to each chain, (A, 5, S) bool, in the order of :data:`ATTENTION` but for the entropy.
 
     They are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind them stand
@@ -144,8 +125,8 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int, settings: Dri
     slot_S, anchor_A1 = torch.arange(slots, device=device), anchor_A[:, None]
     own_S = slot_S >= text + chains
     position_AS = torch.where(slot_S < text, slot_S, anchor_A1 - 1)
-    sink_AS = ~own_S & (position_AS < settings.sink_tokens)
-    recent_AS = ~own_S & ~sink_AS & (position_AS >= anchor_A1 - settings.recent)
+    sink_AS = ~own_S & (position_AS < SINK)
+    recent_AS = ~own_S & ~sink_AS & (position_AS >= anchor_A1 - RECENT)
     prompt_AS = ~own_S & ~sink_AS & ~recent_AS & (position_AS < prompt)
     rest_AS = ~own_S & ~sink_AS & ~recent_AS & ~prompt_AS
     return torch.stack([sink_AS, prompt_AS, recent_AS, own_S.expand_as(sink_AS), rest_AS], 1)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
-from specdec.diagnostics.drift_measure import SERIES, DriftSettings, drafted
+from specdec.diagnostics.drift_measure import SERIES, drafted
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.statistics import Array, Measured, measured, ratio
@@ -99,25 +99,25 @@ def measure_levels(
     drafter: Drafter,
     prompts: Sequence[tuple[str, list[int]]],
     max_new_tokens: int,
-    settings: DriftSettings,
+    depths: int,
 ) -> tuple[Levels, list[MeasuredText]]:
     """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
 
     Args:
-        prompts: ids and tokens, each with room for the answer and ``settings.depths`` tokens behind it.
+        prompts: ids and tokens, each with room for the answer and ``depths`` tokens behind it.
 
     Raises:
         ValueError: no answer comes to a target pass.
     """
-    depth, texts = settings.depths, list[MeasuredText]()
+    texts = list[MeasuredText]()
     with progress("drafting", "prompts", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
-        for one in answered_texts(target, prompts, max_new_tokens + depth, on_answer=lambda: advance(1)):
+        for one in answered_texts(target, prompts, max_new_tokens + depths, on_answer=lambda: advance(1)):
             made = len(one.ids) - one.prompt
             kept = min(max_new_tokens, made)
             ended = made if one.ids[-1] in target.eos_token_ids else None
-            text = PaddedAnswer(*one._replace(ids=one.ids + [one.ids[-1]] * (kept + depth - made)), kept, ended)
+            text = PaddedAnswer(*one._replace(ids=one.ids + [one.ids[-1]] * (kept + depths - made)), kept, ended)
             if text.anchors:
-                texts.append(measure_text(target, drafter, text, settings))
+                texts.append(measure_text(target, drafter, text, depths))
             advance(1)
         if not texts:
             raise ValueError("no answer comes to a target pass: all end with their first token")
@@ -126,19 +126,19 @@ def measure_levels(
         levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
         levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
         asked = [text.ids[: text.prompt] for text, *_ in texts]
-        levels[OBSERVED] = observed(target, drafter, asked, max_new_tokens, depth, advance)
+        levels[OBSERVED] = observed(target, drafter, asked, max_new_tokens, depths, advance)
     return levels, texts
 
 
 @torch.no_grad()
-def measure_text(target: Target, drafter: Drafter, text: PaddedAnswer, settings: DriftSettings) -> MeasuredText:
+def measure_text(target: Target, drafter: Drafter, text: PaddedAnswer, depth: int) -> MeasuredText:
     """Draft from every place of one answer."""
-    depth, anchors, device = settings.depths, text.anchors, target.device
+    anchors, device = text.anchors, target.device
     more = range(anchors.start, anchors.stop + depth - 1)  # where the drafts of the last place can read true states
     anchored = AnchoredText(target, drafter, text.ids, depth, len(more), verify=True)
     right, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
     for some in anchored.groups(more):
-        chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + text.kept - depth, settings)
+        chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + text.kept - depth)
         right.append(chains.matched([*text.ids, *[-1] * depth], some))
         sums_FK2 += part_FK2.cpu()
     right_SK = torch.cat(right)

@@ -15,7 +15,7 @@ from specdec.data import TextData
 from specdec.diagnostics import waterfall
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift import AttentionDrift, depth_of_training
-from specdec.diagnostics.drift_measure import DriftSettings, document, measure, summary
+from specdec.diagnostics.drift_measure import document, measure, summary
 from specdec.diagnostics.waterfall import DOWN
 from specdec.drafter import load
 from specdec.evaluation.answers import read_answers
@@ -55,7 +55,7 @@ def test_the_command(
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
     model, one, _ = load_pair(TargetSource(str(target_directory)), drafter_directory)
     asked = [(name, model.tokenizer.encode(text)) for name, text in zip(found["prompts"], LINES, strict=True)]
-    for number, text in enumerate(waterfall.measure_levels(model, one, asked, 16, DriftSettings(3))[1]):
+    for number, text in enumerate(waterfall.measure_levels(model, one, asked, 16, 3)[1]):
         for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
@@ -88,8 +88,8 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--depths", "16"], "max_new_tokens is 16: it must exceed depths, 16"),
-        (["--sink_tokens", "0"], "must be at least 1"),
+        (["--depths", "16"], "depths is 16, max_new_tokens 16: depths must be from 1 to below"),
+        (["--depths", "0"], "depths is 0"),
         (["--max_new_tokens", "300"], "303 new ones exceed"),
         (["--trained_depth", "0"], "trained_depth must be at least 1"),
         (["--limit", "0"], "limit is 0"),
@@ -181,7 +181,7 @@ def test_what_is_logged_is_of_the_drafter_as_it_stands(
     data.prepare(loaded.tokenizer)
     asked = [(f"validation-{n}", ids) for n, ids in enumerate(document_prompts(data.splits.validation, 3, 64, 200))]
     kept = load(out / "drafter")
-    sums = [measure(loaded, kept, text, DriftSettings(4)) for text in answered_texts(loaded, asked, 12)]
+    sums = [measure(loaded, kept, text, 4) for text in answered_texts(loaded, asked, 12)]
     figures = summary(document([name for name, _ in asked], sums, 2, 4))
     logged = {name: [float(row[name]) for row in rows(out) if row[name]] for name in rows(out)[0] if "drift/" in name}
     assert {f"drift/{name}" for name in figures} >= set(logged) >= {"drift/state_rms_growth", "drift/sink_mass_last"}
@@ -211,7 +211,7 @@ def test_processes_share_the_prompts() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"depths": 12}, "max_new_tokens is 12: it must exceed"),
+        ({"depths": 12}, "depths is 12, max_new_tokens 12"),
         ({"prompt_tokens": 4}, "prompt_tokens 4"),
         ({"max_new_tokens": 250}, "no validation document can be made a prompt"),
     ],

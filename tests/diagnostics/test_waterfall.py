@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.drift_measure import DriftSettings, measure
+from specdec.diagnostics.drift_measure import measure
 from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
 from specdec.drafter import Drafter
 from specdec.target import Target
@@ -49,7 +49,7 @@ def explained(
     target: Target, drafter: Drafter, prompts: list[list[int]] = PROMPTS, new: int = NEW
 ) -> tuple[Levels, list[MeasuredText]]:
     named = [(str(number), ids) for number, ids in enumerate(prompts)]
-    return measure_levels(target, drafter, named, new, DriftSettings(DEPTH))
+    return measure_levels(target, drafter, named, new, DEPTH)
 
 
 def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
@@ -122,7 +122,7 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     assert levels["own_features"] == at_these != levels["true_features"]
     for text, _, sums in texts:  # the same chains, as those of drift during training
         answered = AnsweredText(text.prompt_id, text.ids[: text.prompt + text.kept], text.prompt)
-        torch.testing.assert_close(sums, measure(target, drafter, answered, DriftSettings(DEPTH)))
+        torch.testing.assert_close(sums, measure(target, drafter, answered, DEPTH))
     lengths, losses, _ = figures(levels)
     assert lengths["perfect"] - sum(losses.values()) == pytest.approx(lengths["observed"], abs=1e-12)
     assert all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3])) and losses["true_features"] > 0.3
