@@ -201,8 +201,8 @@ class AttentionDrift(ValidationCallback):
         usable = sum(len(text.anchors(self.depths)) for text in self._answered(trainer, pl_module).values())
         if not trainer.strategy.reduce(torch.tensor(float(usable), device=pl_module.device), reduce_op="sum"):
             raise ValueError(
-                f"AttentionDrift: no answer of the target is long enough for a chain of {self.depths} tokens: set fewer "
-                "depths, or other prompts"
+                f"AttentionDrift: no answer of the target is long enough for a chain of {self.depths} tokens: set "
+                "fewer depths, or other prompts"
             )
 
     def look(self, trainer: pl.Trainer, module: DrafterModule, asked: FixedPrompts) -> None:

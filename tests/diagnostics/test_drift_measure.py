@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.diagnostics import drift_measure as module
+from specdec.diagnostics import drift_measure
 from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import SERIES, drafted, measure, observing
 from specdec.drafter import Drafter
@@ -94,8 +94,8 @@ def indifferent(name: str) -> Drafter:
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
 def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SINK", 2)
-    monkeypatch.setattr(module, "RECENT", 3)
+    monkeypatch.setattr(drift_measure, "SINK", 2)
+    monkeypatch.setattr(drift_measure, "RECENT", 3)
     text = texts()[0]
     anchor = text.anchors(4)[10]
     assert anchor > 12 and text.prompt == 4
@@ -111,7 +111,7 @@ def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypa
 
 
 def test_shares_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECENT", 2)
+    monkeypatch.setattr(drift_measure, "RECENT", 2)
     found = means(measure(target(), drafter(), texts()[1], 7))
     for k in range(7):
         assert sum(found[part][k] for part in PARTS) == pytest.approx(1, abs=1e-12)
