@@ -16,7 +16,6 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from specdec.data.rows import read_text
 from specdec.decoding import Sampling
 from specdec.decoding.noise import coins
 from specdec.drafter import Drafter, Step
@@ -38,18 +37,10 @@ class CleanRun:
     Args:
         max_new_tokens: of every answer.
         nodes: of the largest draft tree, the root included.
-        filler: a file whose text contexts are filled with; by default the standard library's sources that the embedded
-            target did not train on.
-
-    Raises:
-        ValueError: the file cannot be read.
     """
 
-    def __init__(
-        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int, filler: str | None = None
-    ) -> None:
+    def __init__(self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
-        self._filler = None if filler is None else [read_text(Path(filler))]
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """What the target is asked first, or why that cannot be decoded."""
@@ -62,29 +53,16 @@ class CleanRun:
 
     @cached_property
     def documents(self) -> Sequence[str]:
-        """Texts to fill contexts with."""
-        return self._filler or [source.text for source in corpus(EmbeddedConfig().seed).held_out]
+        """Texts to fill contexts with: the standard library's sources that the embedded target did not train on."""
+        return [source.text for source in corpus(EmbeddedConfig().seed).held_out]
 
     def filler(self, tokens: int, without: str) -> str:
-        """The first ``tokens`` tokens of the documents that do not hold a text.
-
-        Raises:
-            ValueError: they have fewer.
-        """
+        """The first ``tokens`` tokens of the documents that do not hold a text; ValueError if they have fewer."""
         text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
             raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
-
-
-class ConversationParts(NamedTuple):
-    """What a :class:`PromptConversation` is made of."""
-
-    prompt: Prompt
-    tokenizer: Any
-    system: str | None = None
-    thinking: bool | None = None
 
 
 class OtherTokenizer:
@@ -120,57 +98,52 @@ class OtherTokenizer:
         return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
 
 
-def no_bos(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+def no_bos(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
     """Without the start token (https://arxiv.org/abs/2605.09992)."""
-    return one._replace(tokenizer=OtherTokenizer(one.tokenizer, bos=False))
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, bos=False))
 
 
-def no_template(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+def no_template(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
     """The messages' contents alone."""
-    return _templated(one, "")
+    return _templated(prompt, "", clean)
 
 
-def template(one: ConversationParts, family: str, clean: CleanRun) -> ConversationParts:
+def template(prompt: Prompt, family: str, clean: CleanRun) -> PromptConversation:
     """Another family's chat template."""
-    return _templated(one, FAMILIES[family])
+    return _templated(prompt, FAMILIES[family], clean)
 
 
-def _templated(one: ConversationParts, jinja: str) -> ConversationParts:
-    raw = one.prompt.text is not None
-    return one if raw else one._replace(tokenizer=OtherTokenizer(one.tokenizer, template=jinja))
+def _templated(prompt: Prompt, jinja: str, clean: CleanRun) -> PromptConversation:
+    tokenizer = clean.target.tokenizer
+    return PromptConversation(
+        prompt, tokenizer if prompt.text is not None else OtherTokenizer(tokenizer, template=jinja)
+    )
 
 
-def no_system(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
-    """Without the prompt's own system prompt; what a template adds by itself stays."""
-    own = one.prompt.messages
-    if own is None:
-        return one
-    kept = [message for message in own if message["role"] not in ("system", "developer")]
-    return one._replace(prompt=one.prompt._replace(messages=kept))
+def system(prompt: Prompt, name: str, clean: CleanRun) -> PromptConversation:
+    """Another system prompt in the place of the prompt's own; in front of raw text, which has no place for one."""
+    text, messages = SYSTEM_PROMPTS[name], prompt.messages
+    if prompt.text is not None:
+        return _in_front(prompt, text, clean)
+    if messages is not None:
+        messages = [message for message in messages if message["role"] not in ("system", "developer")]
+    return PromptConversation(prompt._replace(messages=messages), clean.target.tokenizer, system=text)
 
 
-def system(one: ConversationParts, name: str, clean: CleanRun) -> ConversationParts:
-    """Another system prompt; raw text, which has no place for one, has it in front."""
-    text = SYSTEM_PROMPTS[name]
-    if one.prompt.text is not None:
-        return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{text}\n\n{words}"))
-    return no_system(one, None, clean)._replace(system=text)
-
-
-def language(one: ConversationParts, code: str, clean: CleanRun) -> ConversationParts:
+def language(prompt: Prompt, code: str, clean: CleanRun) -> PromptConversation:
     """An instruction to answer in a language, in that language."""
-    return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}"))
+    return _in_front(prompt, LANGUAGES[code], clean)
 
 
-def thinking(one: ConversationParts, on: bool, clean: CleanRun) -> ConversationParts:
-    """The template's ``enable_thinking``."""
-    return one if one.prompt.text is not None else one._replace(thinking=on)
-
-
-def context(one: ConversationParts, tokens: int, clean: CleanRun) -> ConversationParts:
+def context(prompt: Prompt, tokens: int, clean: CleanRun) -> PromptConversation:
     """Unrelated text first, that does not hold the prompt."""
-    filled = with_first_words(one.prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
-    return one._replace(prompt=filled)
+    filled = with_first_words(prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
+    return PromptConversation(filled, clean.target.tokenizer)
+
+
+def _in_front(prompt: Prompt, text: str, clean: CleanRun) -> PromptConversation:
+    changed = with_first_words(prompt, lambda words: f"{text}\n\n{words}")
+    return PromptConversation(changed, clean.target.tokenizer)
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -188,18 +161,13 @@ def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
 class ConditionKind(NamedTuple):
     """What conditions of a name have in common."""
 
-    group: str
-    """Under which they stand in figures."""
-    label: str
-    """What tables call them."""
-    change: Callable[[ConversationParts, Any, CleanRun], ConversationParts] | None
-    """What is asked instead of the usual, by the parameter's value; ValueError where a prompt cannot be asked so."""
+    group: str  # under which they stand in figures
+    label: str  # what tables call them
+    change: Callable[[Prompt, Any, CleanRun], PromptConversation] | None  # what is asked instead of the usual
     parameter: str = ""
-    values: tuple[Any, ...] = (None,)
-    """Those that are measured where none is named; all that there are, unless it is a number."""
+    values: tuple[Any, ...] = (None,)  # measured where none is named; all that there are, unless it is a number
     number: type[int] | type[float] | None = None
-    least: float = 0
-    """Of a number."""
+    least: float = 0  # of a number
 
 
 NOISE = "noise on the drafter's input"
@@ -207,10 +175,8 @@ CONDITIONS = {
     "no_bos": ConditionKind("template", "no BOS", no_bos),
     "no_template": ConditionKind("template", "no template", no_template),
     "template": ConditionKind("template", "template of {value}", template, "family", tuple(FAMILIES)),
-    "no_system": ConditionKind("system prompt", "no system prompt", no_system),
     "system": ConditionKind("system prompt", "system prompt: {value}", system, "text", tuple(SYSTEM_PROMPTS)),
     "language": ConditionKind("language", "instruction in {value}", language, "code", tuple(LANGUAGES)),
-    "thinking": ConditionKind("thinking", "enable_thinking={value}", thinking, "on", (True, False)),
     "context": ConditionKind(
         "context", "{value:,} tokens of context", context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1
     ),
@@ -257,8 +223,9 @@ class Condition:
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        usual = ConversationParts(prompt, clean.target.tokenizer)
-        return PromptConversation(*(self.of.change(usual, self.value, clean) if self.of.change else usual))
+        if self.of.change is None:
+            return PromptConversation(prompt, clean.target.tokenizer)
+        return self.of.change(prompt, self.value, clean)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """How tokens are drawn; drafts stay the drafter's most likely."""

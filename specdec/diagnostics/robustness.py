@@ -37,7 +37,7 @@ from specdec.evaluation.style import (
     whiskers,
     write_report,
 )
-from specdec.utils.files import sha256, staged_directory, write_json
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
 
 CLEAN = Condition()
@@ -61,7 +61,6 @@ class RobustnessConfig(MeasurementConfig):
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.
-        filler: a file of text that contexts are filled with; by default the standard library's sources.
         seed: of noise and temperatures.
         batch_size: sequences decoded side by side; fewer where texts are long.
     """
@@ -69,7 +68,6 @@ class RobustnessConfig(MeasurementConfig):
     drafter: str
     conditions: list[str] = field(default_factory=list)
     shape: str = "chain:depth=5"
-    filler: str | None = None
     seed: int = 0
     batch_size: int = 8
 
@@ -88,12 +86,11 @@ def robustness(config: RobustnessConfig) -> None:
     if not 0 <= config.seed < 2**31:
         raise ValueError(f"seed is {config.seed}: it must lie from 0 to 2**31 - 1")
     prompts = config.load_prompts()
-    filler_sha256 = sha256(config.filler) if config.filler else None
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1, config.filler)
+    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1)
     context = config.context(pair.target, prompts)
     context["drafter"] = drafter_facts(config.drafter, pair)
-    context["settings"] |= {"shape_config": shape.describe(), "filler_sha256": filler_sha256}
+    context["settings"]["shape_config"] = shape.describe()
     with staged_directory(config.place("robustness")) as folder:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
