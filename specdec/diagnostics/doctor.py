@@ -6,14 +6,13 @@ place of a new one; --target NAME is short for --model.target.source NAME. --sam
 for which only the target's tokenizer is loaded. The exit status is 1 if a fault was found, and 2 if specdec fit would
 refuse the set-up.
 
-Example: specdec doctor --config run.yaml --only taps masks --out report
+Example: specdec doctor --config run.yaml --only taps masks
 
 Legend: T tokens, N documents.
 """
 
 import argparse
 import contextlib
-import math
 import sys
 import tempfile
 from collections import Counter
@@ -30,22 +29,19 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.data import Document, TokenData
-from specdec.diagnostics.doctor_model import agreement, gradient, overfit, rope, switches
+from specdec.diagnostics.doctor_model import agreement, gradient, overfit, switches
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
-from specdec.utils.files import write_json
-from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "taps": taps, "masks": masks, "labels": labels, "vocabulary": vocabulary, "gradient": gradient,
-    "switches": switches, "rope": rope, "parity": agreement,
+    "switches": switches, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
 MARKS = {CheckResult.SOUND: "sound", CheckResult.FAULTY: "[bold]FAULTY[/bold]", CheckResult.UNCHECKED: "unchecked"}
-REPORT = "doctor.json"
 SUPERVISED, PLAIN = "bold green", "dim"
 SHOWN = 600  # tokens of a sample
 
@@ -64,12 +60,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"a directory for {REPORT}; no older one in it")
     own, args = parser.parse_known_args(argv)
     if own.seconds <= 0:
         raise ValueError(f"--seconds is {own.seconds:g}: it must be above 0")
-    if own.out is not None and (own.out / REPORT).exists():
-        raise ValueError(f"{own.out} holds a report already: choose another --out")
     args = fit_options(args) or ["--config", "conf/quickstart.yaml"]
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     cli = configured(Configured, "fit", args, RunDirectory())
@@ -85,15 +78,7 @@ def main(argv: list[str]) -> int:
             findings += made(name, setup)
             done(1)
     show(findings, console)
-    sound = all(one.result is not CheckResult.FAULTY for one in findings)
-    if own.out is not None:
-        # JSON has no word for a number that is none
-        figures = [one.figure if one.figure is not None and math.isfinite(one.figure) else None for one in findings]
-        rows = [one._asdict() | {"figure": figure} for one, figure in zip(findings, figures, strict=True)]
-        about = {"target": setup.target.identity, "drafter": own.drafter, "curve": setup.curve, "sound": sound}
-        own.out.mkdir(parents=True, exist_ok=True)
-        write_json(own.out / REPORT, about | {"findings": rows, "provenance": provenance()})
-    return 0 if sound else 1
+    return int(any(one.result is CheckResult.FAULTY for one in findings))
 
 
 def made(name: str, setup: SetUp) -> list[Finding]:

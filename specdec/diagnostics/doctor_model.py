@@ -1,4 +1,4 @@
-"""Checks of the drafter: its gradient, its switches, its rope, training beside decoding, and one sample learnt.
+"""Checks of the drafter: its gradient, its switches, training beside decoding, and one sample learnt.
 
 Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 """
@@ -6,9 +6,10 @@ Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, 
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
 from specdec.nn.optimizers import AdamW
-from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
@@ -36,11 +36,9 @@ EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # of the logits' range, in float64: less is no change
 CHOICES: dict[str, tuple[Any, ...]] = {"aux": ("none", "each", "concat"), "residual": ("raw", "normed")}  # else a bool
 OPPOSITES = {PreNorm: PostNorm(), PostNorm: PreNorm()}
-MOVED = 17
 # of the sample that is learnt
 PROMPT, ANSWER = 32, 64  # tokens
 PROMPTS = 4  # the one is taken whose answer tells most
-MOST = 4000  # steps
 EVERY = 5  # steps between looks
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
 TRIES = 4  # decodings of a sample that training has right, before the two are told apart
@@ -186,37 +184,6 @@ def switches(setup: SetUp) -> Iterator[Finding]:
 
 
 @torch.no_grad()
-def rope(setup: SetUp) -> Iterator[Finding]:
-    """The drafter turns its queries and keys as its target does, and at the positions that decoding uses."""
-    config, hf, K = setup.drafter.config, setup.target.config, max(2, setup.objective.steps)
-    ours = dict(config.rope) | {"max_position_embeddings": config.max_position_embeddings}
-    theirs = rope_parameters(hf) | {"max_position_embeddings": hf.max_position_embeddings}
-    if config.hidden_size == setup.target.hidden_size:
-        heads = hf.num_attention_heads or config.num_attention_heads
-        ours["head_dim"] = config.head_dim
-        theirs["head_dim"] = getattr(hf, "head_dim", None) or hf.hidden_size // heads
-    keys = sorted({*ours, *theirs})
-    other = [f"{key} {ours.get(key)} for {theirs.get(key)}" for key in keys if ours.get(key) != theirs.get(key)]
-    fault = f"{'; '.join(other)}: copy the target's whole rope block; a drafter trained otherwise must stay as it is"
-    yield judged(f"{len(keys)} rope parameters of the drafter are the target's", len(other), "<=", 0, fault)
-    drafter, ids_1T = setup.lively(), setup.sample().ids_BT
-    aux_1TNH = setup.aux(ids_1T)
-    own_KTD, rotary = logits_of(drafter, ids_1T, aux_1TNH, K), drafter.layers.rope
-    tables = rotary.tables
-
-    def at(change: Callable[[Tensor], Tensor]) -> float:
-        """How far the logits move where queries and keys turn at other positions and see what they saw."""
-        rotary.tables = lambda at_BT: tables(change(at_BT))  # type: ignore[assignment,method-assign]
-        return _difference(own_KTD, logits_of(drafter, ids_1T, aux_1TNH, K))
-
-    reverse = at(lambda at_BT: at_BT.flip(1))
-    fault = "the order of tokens is not seen: queries and keys are not rotated"
-    yield judged("positions in reverse change the logits", reverse, ">", SEEN, fault)
-    what, moved = f"all positions moved by {MOVED} leave the logits as they are", at(lambda at_BT: at_BT + MOVED)
-    yield judged(what, moved, "<=", 0.01 * reverse, "positions enter absolutely: queries and keys turn differently")
-
-
-@torch.no_grad()
 def agreement(setup: SetUp) -> Iterator[Finding]:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
     depth, texts = max(2, setup.objective.steps) - 1, list[AnsweredText]()
@@ -241,7 +208,12 @@ class Sample(NamedTuple):
     prompt: list[int]
     answer: list[int]
     known: list[bool]  # of the answer's tokens, whether the draft vocabulary has them
-    tells: int  # tokens that are known and not the one before: what repeats itself is right by chance
+
+    @property
+    def telling(self) -> int:
+        """Tokens that are known and not the one before: what repeats itself is right by chance."""
+        changed = (one != other for one, other in pairwise(self.answer[:ANSWER]))
+        return sum(there and new for there, new in zip(self.known[1:], changed, strict=False))
 
 
 def overfit(setup: SetUp) -> Iterator[Finding]:
@@ -251,16 +223,14 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
     """
     sample, K = _chosen(setup), setup.objective.steps
     what = f"share accepted of one sample's drafts ({len(sample.prompt)} + {ANSWER} tokens, a chain of {K})"
-    if sample.tells < ANSWER / 8:
+    if sample.telling < ANSWER / 8:
         why = "the target's answers are one token over and over, or of tokens that the draft vocabulary lacks"
-        yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", sample.tells)
+        yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", sample.telling)
         return
-    accepted, refused, stalled = _learn(setup, sample)
-    first, last, share = setup.curve[0], setup.curve[-1], accepted / max(accepted + refused, 1)
-    told = f"loss from {first['loss']:.3g} to {last['loss']:.3g} in {last['step']} steps and {last['seconds']:.0f} s"
-    counted = f"{accepted} accepted, {refused} refused; right in training {last['right']:.1%}; {told}"
+    accepted, refused, right, stalled, told = _learn(setup, sample)
+    share, counted = accepted / max(accepted + refused, 1), f"{accepted} accepted, {refused} refused; {told}"
     fault = ""
-    if (last["right"] >= LEARNT and share < LEARNT) or share < last["right"] / 2 > 0.25:
+    if (right >= LEARNT and share < LEARNT) or share < right / 2 > 0.25:
         fault = "what training has right, decoding has not: see labels and parity"
     elif stalled:
         fault = "learning stopped by itself before the sample was learnt: a part is missing, or cut off from learning"
@@ -280,10 +250,8 @@ def _chosen(setup: SetUp) -> Sample:
         prompt = document.ids_T[:begin][-room:].tolist()
         answer = PlainDecoder(target).generate(prompt, length).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
-        changed = (one != other for one, other in pairwise(answer[:ANSWER]))
-        tells = sum(there and new for there, new in zip(known[1:], changed, strict=False))
-        found.append(Sample(prompt, answer, known, tells))
-    return max(found, key=lambda one: one.tells)
+        found.append(Sample(prompt, answer, known))
+    return max(found, key=lambda one: one.telling)
 
 
 @torch.no_grad()
@@ -298,15 +266,16 @@ def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
     return sum(made.accepted), refused
 
 
-def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
+def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, float, bool, str]:
     """Train until decoding accepts everything, nothing is learnt any more or the time is over.
 
     The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
 
     Returns:
-        Drafts accepted and refused in the last decoding, and whether learning stopped by itself before.
+        Drafts accepted and refused in the last decoding, the share right in training, whether learning stopped by
+        itself, and how it went.
     """
-    given, drafter, begun = setup.trainer, setup.drafter.train(), time.monotonic()
+    given, drafter, started = setup.trainer, setup.drafter.train(), time.monotonic()
     ids_1T = torch.tensor([[*sample.prompt, *sample.answer]], device=setup.target.device)
     batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(sample.prompt), 0 * ids_1T)
     known_1T = torch.tensor([[False] * len(sample.prompt) + sample.known], device=ids_1T.device)
@@ -317,24 +286,23 @@ def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, bool]:
     trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     fabric = Fabric(accelerator=given.accelerator, devices=1, precision=given.precision)
     train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), AdamW(trainable, lr=rate))
-    most_right, least_loss, idle, tries, stalled, done = 0.0, math.inf, 0, 0, False, (0, 1)
-    for number in range(MOST):
-        seconds = time.monotonic() - begun
-        late = seconds >= setup.seconds
+    losses, most_right, idle, tries = list[float](), 0.0, 0, 0
+    for number in itertools.count():
+        late = time.monotonic() - started >= setup.seconds
         look = number % EVERY == 0 or late
         out = train_step(batch, outputs, look)
         if look:
             right, loss = float(out.counts.hits_K.sum()) / can, float(out.loss.detach())
-            setup.curve.append({"step": number, "seconds": seconds, "loss": loss, "right": right})
-            idle = 0 if right > most_right or loss < 0.99 * least_loss else idle + 1
-            most_right, least_loss = max(most_right, right), min(least_loss, loss)
-            if right >= LEARNT or late or idle >= PATIENCE:
-                done = _decode(setup, sample)
+            idle = 0 if right > most_right or loss < 0.99 * min(losses, default=math.inf) else idle + 1
+            most_right, stalled = max(most_right, right), idle >= PATIENCE and not late
+            losses.append(loss)
+            if right >= LEARNT or late or stalled:
+                accepted, refused = _decode(setup, sample)
                 tries += right >= LEARNT
-                stalled = idle >= PATIENCE and not late
-                if late or stalled or not done[1] or tries >= TRIES:
+                if late or stalled or not refused or tries >= TRIES:
                     break
         optimizer.zero_grad()
         fabric.backward(out.loss)
         optimizer.step()
-    return *done, stalled
+    told = f"right in training {right:.1%}; loss from {losses[0]:.3g} to {losses[-1]:.3g} in {number} steps"
+    return accepted, refused, right, stalled, told

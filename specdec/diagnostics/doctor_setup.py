@@ -109,7 +109,6 @@ class SetUp:
         trainer: the trainer's settings: precision, accelerator and gradient clipping.
         begun: whether the drafter begins with a saved one's weights rather than the target's.
         seconds: for the overfitted sample.
-        curve: what the overfitted sample leaves for the report.
     """
 
     module: DrafterModule
@@ -119,7 +118,6 @@ class SetUp:
     trainer: Any
     begun: bool
     seconds: float
-    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.target, self.objective = self.module.target, self.module.objective

@@ -18,7 +18,6 @@ from specdec.drafter import Drafter, save
 from specdec.drafter.recurrence import FeedNormed
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
-from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
 from specdec.target import TargetOutput
 from specdec.training import step as step_module
@@ -213,18 +212,6 @@ def test_code(
     monkeypatch.setattr(where, name, wrong)
     found = faults(subject(text(tmp_path)), *causes)
     assert all(cause in told(found, check) for check, cause in causes.items())
-
-
-@pytest.mark.parametrize("change", [{"rope_theta": 50000.0}, {"partial_rotary_factor": 0.5}])
-def test_a_wrong_rope(change: dict[str, float], tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("specdec.drafter.config.rope_parameters", lambda config: rope_parameters(config) | change)
-    found = faults(subject(text(tmp_path)), "rope")
-    assert next(iter(change)) in told(found, "rope") and len(found) == 1
-
-
-def test_no_rotation_at_all(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("specdec.nn.layers.apply_rope", lambda x, cos, sin: x)
-    assert "are not rotated" in told(faults(subject(text(tmp_path)), "rope"), "rope")
 
 
 def test_decoding_at_other_positions(tmp_path: Path, monkeypatch: Patch) -> None:
