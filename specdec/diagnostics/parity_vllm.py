@@ -30,11 +30,7 @@ PATH = "/v1/completions"
 def vllm_to_ask(
     target: TargetSource, engine: str | None, url: str | None, draft_tokens: int | None, vllm_args: Sequence[str]
 ) -> VllmLaunch | str | None:
-    """What is started, or the URL of what runs, or None where no engine is asked.
-
-    Raises:
-        ValueError: options that do not go together, or there is no vLLM.
-    """
+    """What is started, the URL of what runs, or None; ValueError if options do not go together or vLLM is missing."""
     given = {"--url": url, "--draft_tokens": draft_tokens, "flags after --": vllm_args}
     told = [name for name, value in given.items() if value]
     if engine is None and told:
@@ -54,12 +50,9 @@ class VllmAnswer(NamedTuple):
 
     prompt: list[int]
     ids: list[int]
-    drafts: int
-    """Drafts a pass."""
-    known: list[int]
-    """Tokens of the answer that were known when each pass began; the first is 1, the prompt's own."""
-    accepted: list[int]
-    """Drafts that each pass accepted; of the last one those within the answer."""
+    drafts: int  # of a pass
+    known: list[int]  # tokens of the answer that were known when each pass began; the first is 1, the prompt's own
+    accepted: list[int]  # drafts that each pass accepted; of the last one those within the answer
 
 
 def ask_all(
@@ -68,12 +61,8 @@ def ask_all(
 ) -> list[VllmAnswer]:  # fmt: skip
     """Put every prompt to the vLLM at a URL, or to one that is started for it in this dtype and ended.
 
-    Args:
-        log: a new file for what a started one says.
-
-    Raises:
-        Asked: somebody asked this process to end.
-        ValueError: as :func:`ask`; or vLLM does not come up.
+    ``log`` is a new file for what a started one says. Asked if somebody asked this process to end; ValueError as of
+    :func:`ask`, or if vLLM does not come up.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
@@ -90,11 +79,7 @@ def ask_all(
 
 
 def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmAnswer:
-    """Put a prompt to a server that nobody else uses.
-
-    Raises:
-        ValueError: it does not answer, drafts nothing, serves somebody else, or does not send every pass by itself.
-    """
+    """Put a prompt to a server that nobody else uses; ValueError if it does not draft, or sends passes together."""
     # without a penalty of its own the target's generation_config.json has a say
     body = {"prompt": prompt, "repetition_penalty": 1.0, "return_token_ids": True}
     for _ in range(TRIES):
@@ -146,7 +131,7 @@ class EnginePasses(NamedTuple):
 
     @property
     def fault(self) -> str | None:
-        """What the engine does otherwise than it should; None if it accepts the same drafts, but for rounding."""
+        """What differs beyond rounding; None if nothing does."""
         if self.different:
             return f"{self.different} of {self.tokens} tokens are not this target's"
         return "vLLM accepts other drafts than these, see above" if any(x.different for x in self.positions) else None
