@@ -34,10 +34,6 @@ class AnsweredText(NamedTuple):
     prompt: int
     """How many are the prompt's; at least one."""
 
-    def anchors(self, depth: int) -> range:
-        """Every place of the answer that has ``depth`` more tokens behind it."""
-        return range(self.prompt, len(self.ids) - depth)
-
 
 def answered_texts(
     target: Target,

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText, Chains
+from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.drafter import Drafter
 from specdec.evaluation.statistics import Array, Statistic, measured, ratio
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility
-from specdec.target import Target
 
 ATTENTION = {  # titles and units; means over heads, then layers
     "sink_mass": ("Attention on the sink", "share of weight"),
@@ -52,35 +51,18 @@ SINK = 1  # first positions of a text that count as the sink
 RECENT = 16  # committed tokens before a chain that count as recent
 
 
-def check_depths(depths: int, max_new_tokens: int) -> None:
-    """Raise ValueError if no answer can be long enough for a chain of so many drafts."""
-    if not 1 <= depths < max_new_tokens:
-        raise ValueError(f"depths is {depths}, max_new_tokens {max_new_tokens}: depths must be from 1 to below that")
-
-
 @torch.inference_mode()
-def measure(target: Target, drafter: Drafter, text: AnsweredText, depths: int) -> Tensor:
-    """Draft from every place of a text's answer, verify what was drafted, and add up.
+def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
+    """Draft from anchors of a text, verify what was drafted, and add up. Nothing is drawn at random.
 
-    Nothing is drawn at random, and neither target nor drafter change.
+    Args:
+        prompt: tokens of the prompt.
+        end: chains from there on do not count.
 
     Returns:
-        (F, K, 2) float64 on the CPU: of every one of :data:`SERIES`, at every step, the sum over chains and how many
-        chains count; zeros where the text is too short for a chain.
-
-    Raises:
-        ValueError: the text with a chain is too long for the target.
+        The chains; and (F, K, 2) float64: of every one of :data:`SERIES`, at every step, the sum over chains and how
+        many chains count.
     """
-    sums_FK2 = torch.zeros(len(SERIES), depths, 2, dtype=torch.float64)
-    if anchors := text.anchors(depths):
-        anchored = AnchoredText(target, drafter, text.ids, depths, len(anchors), verify=True)
-        for some in anchored.groups(anchors):
-            sums_FK2 += drafted(anchored, some, text.prompt, anchors.stop)[1].cpu()
-    return sums_FK2
-
-
-def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
-    """Chains side by side, and their sums (F, K, 2); chains from ``end`` on do not count in these."""
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
     attention: list[Tensor] = []  # (A, 6) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm

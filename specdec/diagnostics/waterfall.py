@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
-from specdec.diagnostics.anchors import AnchoredText, answered_texts
+from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import SERIES, drafted
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import cpu_matmul_backend
@@ -56,36 +56,21 @@ Levels = dict[str, list[list[int]]]
 """By name: the drafts that are accepted in every pass of every prompt."""
 
 
-class PaddedAnswer(NamedTuple):
-    """A prompt and the target's greedy answer, with K tokens behind it for the last place's drafts."""
-
-    prompt_id: str
-    ids: list[int]  # prompt, answer, and K tokens; behind an end token repetitions of it, which nothing reads
-    prompt: int  # tokens of the prompt
-    kept: int  # N, tokens of the answer
-    end: int | None  # the first end token's place in the answer and the K tokens behind it, from 1
-
-    @property
-    def anchors(self) -> range:
-        """Of the places n = 1 to N - 1."""
-        return range(self.prompt, self.prompt + self.kept - 1)
-
-
 class MeasuredText(NamedTuple):
     """What was drafted at the places of one answer."""
 
-    text: PaddedAnswer
+    prompt_id: str
+    prompt: list[int]
     accepted: dict[str, list[int]]
     """Drafts accepted at each place, by level."""
     sums_FK2: Tensor
-    """As of :func:`specdec.diagnostics.drift_measure.measure`."""
+    """As of :func:`specdec.diagnostics.drift_measure.drafted`, of the chains that lie within the answer."""
 
 
 def passes(accepted: Sequence[int]) -> list[int]:
     """Where passes begin, from place 0 on, if each begins behind what the one before has committed.
 
-    Args:
-        accepted: drafts accepted at each place.
+    ``accepted`` are the drafts accepted at each place.
     """
     found, place = list[int](), 0
     while place < len(accepted):
@@ -112,12 +97,8 @@ def measure_levels(
     texts = list[MeasuredText]()
     with progress("drafting", "prompts", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
         for one in answered_texts(target, prompts, max_new_tokens + depths, on_answer=lambda: advance(1)):
-            made = len(one.ids) - one.prompt
-            kept = min(max_new_tokens, made)
-            ended = made if one.ids[-1] in target.eos_token_ids else None
-            text = PaddedAnswer(*one._replace(ids=one.ids + [one.ids[-1]] * (kept + depths - made)), kept, ended)
-            if text.anchors:
-                texts.append(measure_text(target, drafter, text, depths))
+            if (kept := min(max_new_tokens, len(one.ids) - one.prompt)) > 1:
+                texts.append(measure_text(target, drafter, one, kept, depths))
             advance(1)
         if not texts:
             raise ValueError("no answer comes to a target pass: all end with their first token")
@@ -125,36 +106,38 @@ def measure_levels(
         of = {PERFECT: PERFECT, VOCABULARY: VOCABULARY, TRUE_FEATURES: TRUE_FEATURES, OWN_FEATURES: TRUE_FEATURES}
         levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
         levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
-        asked = [text.ids[: text.prompt] for text, *_ in texts]
+        asked = [one.prompt for one in texts]
         levels[OBSERVED] = observed(target, drafter, asked, max_new_tokens, depths, advance)
     return levels, texts
 
 
 @torch.no_grad()
-def measure_text(target: Target, drafter: Drafter, text: PaddedAnswer, depth: int) -> MeasuredText:
-    """Draft from every place of one answer."""
-    anchors, device = text.anchors, target.device
+def measure_text(target: Target, drafter: Drafter, text: AnsweredText, kept: int, depth: int) -> MeasuredText:
+    """Draft from every place of an answer of ``kept`` tokens, behind which ``depth`` more stand unless it has ended."""
+    made, device = len(text.ids) - text.prompt, target.device
+    ids = text.ids + [text.ids[-1]] * (kept + depth - made)  # behind an end token, which nothing reads
+    anchors = range(text.prompt, text.prompt + kept - 1)
     more = range(anchors.start, anchors.stop + depth - 1)  # where the drafts of the last place can read true states
-    anchored = AnchoredText(target, drafter, text.ids, depth, len(more), verify=True)
+    anchored = AnchoredText(target, drafter, ids, depth, len(more), verify=True)
     right, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
     for some in anchored.groups(more):
-        chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + text.kept - depth)
-        right.append(chains.matched([*text.ids, *[-1] * depth], some))
+        chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + kept - depth)
+        right.append(chains.matched([*ids, *[-1] * depth], some))
         sums_FK2 += part_FK2.cpu()
     right_SK = torch.cat(right)
-    draft_AK = torch.arange(len(anchors), device=device)[:, None] + torch.arange(depth, device=device)
-    due_AK = torch.tensor(text.ids, device=device)[draft_AK + anchors.start + 1]
+    draft_AK = torch.arange(kept - 1, device=device)[:, None] + torch.arange(depth, device=device)
+    due_AK = torch.tensor(ids, device=device)[draft_AK + anchors.start + 1]
     hits = {
         PERFECT: torch.ones_like(due_AK, dtype=torch.bool),
         VOCABULARY: drafter.vocab.to_draft(due_AK) >= 0,
         TRUE_FEATURES: right_SK[:, 0][draft_AK],  # the first draft of the chain that begins k places further on
-        OWN_FEATURES: right_SK[: len(anchors)],
+        OWN_FEATURES: right_SK[: kept - 1],
     }
-    # none behind an end token, which is the pass's last token
-    left = [depth if text.end is None else min(depth, text.end - n - 1) for n in range(1, text.kept)]
-    most_A = torch.tensor(left, device=device)
+    most_A = torch.full((kept - 1,), depth, device=device)
+    if text.ids[-1] in target.eos_token_ids:  # nothing is accepted behind an end token, which is a pass's last token
+        most_A = most_A.minimum(made - 1 - torch.arange(1, kept, device=device))
     accepted = {name: hit_AK.cumprod(1).sum(1).minimum(most_A).tolist() for name, hit_AK in hits.items()}
-    return MeasuredText(text, accepted, sums_FK2)
+    return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2)
 
 
 def _at(accepted: dict[str, list[int]], name: str, begun: str) -> list[int]:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
-from specdec.diagnostics.drift_measure import measure
 from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
 from specdec.drafter import Drafter
 from specdec.target import Target
+from tests.diagnostics.made import measure
 from tests.perfect import disturb, markov_target, perfect_drafter, successors
 from tests.published import fill, published
 from tests.tiny import HIDDEN, presets
@@ -120,9 +120,10 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     runs = [one.accepted for one in texts]
     at_these = [[run["own_features"][place] for place in passes(run["true_features"])] for run in runs]
     assert levels["own_features"] == at_these != levels["true_features"]
-    for text, _, sums in texts:  # the same chains, as those of drift during training
-        answered = AnsweredText(text.prompt_id, text.ids[: text.prompt + text.kept], text.prompt)
-        torch.testing.assert_close(sums, measure(target, drafter, answered, DEPTH))
+    for text in texts:  # the curves are of the chains within the answer
+        ids = [*text.prompt, *PlainDecoder(target).generate(text.prompt, NEW, end).ids]
+        answered = AnsweredText(text.prompt_id, ids, len(text.prompt))
+        torch.testing.assert_close(text.sums_FK2, measure(target, drafter, answered, DEPTH))
     lengths, losses, _ = figures(levels)
     assert lengths["perfect"] - sum(losses.values()) == pytest.approx(lengths["observed"], abs=1e-12)
     assert all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3])) and losses["true_features"] > 0.3
@@ -135,10 +136,9 @@ def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
     for new in range(2, 14):
         levels, texts = explained(target, drafter, PROMPTS[:4], new)
         assert levels["own_tokens"] == levels["observed"], new
-        answers = [one.text for one in texts]
-        assert all(len(text.ids) == text.prompt + text.kept + DEPTH for text in answers)
-        seen |= {None if text.end is None else (text.end > text.kept) - (text.end < text.kept) for text in answers}
-        assert all(text.end is None or text.ids[text.prompt + text.end - 1] in ENDS for text in answers)
+        for text in texts:
+            ids = PlainDecoder(target).generate(text.prompt, new + DEPTH, ENDS).ids
+            seen.add((len(ids) > new) - (len(ids) < new) if ids[-1] in ENDS else None)
     assert {0, 1, None} <= seen
 
 
