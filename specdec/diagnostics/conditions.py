@@ -161,8 +161,6 @@ def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
 class ConditionKind(NamedTuple):
     """What conditions of a name have in common."""
 
-    group: str  # under which they stand in figures
-    label: str  # what tables call them
     change: Callable[[Prompt, Any, CleanRun], PromptConversation] | None  # what is asked instead of the usual
     parameter: str = ""
     values: tuple[Any, ...] = (None,)  # measured where none is named; all that there are, unless it is a number
@@ -170,19 +168,16 @@ class ConditionKind(NamedTuple):
     least: float = 0  # of a number
 
 
-NOISE = "noise on the drafter's input"
 CONDITIONS = {
-    "no_bos": ConditionKind("template", "no BOS", no_bos),
-    "no_template": ConditionKind("template", "no template", no_template),
-    "template": ConditionKind("template", "template of {value}", template, "family", tuple(FAMILIES)),
-    "system": ConditionKind("system prompt", "system prompt: {value}", system, "text", tuple(SYSTEM_PROMPTS)),
-    "language": ConditionKind("language", "instruction in {value}", language, "code", tuple(LANGUAGES)),
-    "context": ConditionKind(
-        "context", "{value:,} tokens of context", context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1
-    ),
-    "temperature": ConditionKind("temperature", "temperature {value:g}", None, "value", (0.6, 1.0), float, 0.01),
-    "noise_hidden": ConditionKind(NOISE, "hidden + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
-    "noise_embedding": ConditionKind(NOISE, "embedding + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
+    "no_bos": ConditionKind(no_bos),
+    "no_template": ConditionKind(no_template),
+    "template": ConditionKind(template, "family", tuple(FAMILIES)),
+    "system": ConditionKind(system, "text", tuple(SYSTEM_PROMPTS)),
+    "language": ConditionKind(language, "code", tuple(LANGUAGES)),
+    "context": ConditionKind(context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1),
+    "temperature": ConditionKind(None, "value", (0.6, 1.0), float, 0.01),
+    "noise_hidden": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
+    "noise_embedding": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
 }
 """By their names on the command line, in the order of tables and figures."""
 
@@ -209,17 +204,12 @@ class Condition:
     @property
     def of(self) -> ConditionKind:
         """What it has in common with others of its name."""
-        return CONDITIONS.get(self.kind, ConditionKind("clean", "clean", None))
+        return CONDITIONS.get(self.kind, ConditionKind(None))
 
     @property
     def name(self) -> str:
         """As on the command line: ``context:tokens=512``."""
         return f"{self.kind}:{self.of.parameter}={_spelled(self.value)}" if self.of.parameter else self.kind
-
-    @property
-    def title(self) -> str:
-        """For tables and figures."""
-        return self.of.label.format(value=self.value)
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""

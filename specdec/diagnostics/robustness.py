@@ -9,7 +9,6 @@ in the clean run, all of the same prompts:
 Legend: P prompts.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,21 +158,15 @@ def measure(
     """
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
-            _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
-
-
-def _decode(
-    clean: CleanRun, drafter: Drafter, shape: DraftShape, run: ConditionRun, batch: int, seed: int,
-    on_prompt: Callable[[], None],
-) -> None:  # fmt: skip
-    longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
-    (run.answers,) = benchmark(
-        clean.target, run.condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
-        sampling=run.condition.sampling(Sampling(seed=seed)), plain=False,
-        converse=lambda prompt, _: run.condition.conversation(prompt, clean),
-        batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=on_prompt,
-        on_skip=lambda one: run.left_out.update({one.prompt_id: one.reason}),
-    )  # fmt: skip
+            condition, left_out = run.condition, run.left_out
+            longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
+            (run.answers,) = benchmark(
+                clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
+                sampling=condition.sampling(Sampling(seed=seed)), plain=False,
+                converse=lambda prompt, _, condition=condition: condition.conversation(prompt, clean),
+                batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
+                on_skip=lambda one, left_out=left_out: left_out.update({one.prompt_id: one.reason}),
+            )  # fmt: skip
 
 
 def counts(answers: Sequence[Answer]) -> Counts:
@@ -206,7 +199,7 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     for run in runs:
         own, condition = counts(run.answers), run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {"name": condition.name, "title": condition.title, "group": condition.of.group, "skipped": run.skipped}
+        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped}
         shares = kept(own, clean)
         conditions.append({**what, "committed": columns[0], "passes": columns[1], "left_out": run.left_out, **shares})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
@@ -217,11 +210,11 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
     rows, skipped = [], []
     for one in found["conditions"]:
         if one["skipped"] is not None:
-            skipped.append([one["title"], one["skipped"]])
+            skipped.append([one["name"], one["skipped"]])
             continue
         shares = [shown(one[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES]
         length = shown(one["acceptance_length"], "{:.2f}".format)
-        rows.append([one["title"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
+        rows.append([one["name"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
     headings = ["Condition", "Acceptance length", "Length kept", "Drafts kept", "Prompts", "Left out"]
     left_out = [[name, why] for name, why in found["conditions"][0]["left_out"].items()]
     return [
@@ -232,23 +225,18 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
 
 
 def plot_robustness(found: dict[str, Any], path: Path) -> None:
-    """Draw what is kept under every condition, by group."""
-    conditions = [one for one in found["conditions"][1:] if one["skipped"] is None]
-    rows: list[tuple[str, dict[str, Any] | None]] = []  # a group's heading, or a condition
-    for group, own in itertools.groupby(conditions, lambda one: str(one["group"])):
-        rows += [(group, None), *((one["title"], one) for one in own)]
+    """Draw what is kept under every condition."""
+    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
     figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, share in zip(panels, SHARES, strict=True):
-        for y, (_, one) in enumerate(rows):
-            if one is not None and one[share] is not None:
+        for y, one in enumerate(rows):
+            if one[share] is not None:
                 below, above = whiskers(one[share])
                 axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [title for title, _ in rows])
-    for tick, (_, one) in zip(panels[0].get_yticklabels(), rows, strict=True):
-        tick.set_fontweight("bold" if one is None else "normal")
+    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
     panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
     save_figure(figure, path)

@@ -152,10 +152,10 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     assert kept(under, clean).items() <= by_name["system:text=short"].items()
     assert found["drafter"]["made_for_this_target"] is True and found["settings"]["shape_config"]["depth"] == 2
     report = (out / "report.md").read_text()
-    assert "| no template | the condition changes no prompt |" in report
-    assert "| system prompt: short |" in report and "too narrow" in report
+    assert "| no_template | the condition changes no prompt |" in report
+    assert "| system:text=short |" in report and "too narrow" in report
     shown = capsys.readouterr().out
-    assert "hidden + 1 RMS" in shown and "9,999 tokens of context" in shown
+    assert "noise_hidden:alpha=1" in shown and "context:tokens=9999" in shown
     assert main([*line, "--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
 
