@@ -6,7 +6,6 @@ Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 import contextlib
 import copy
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -39,10 +38,10 @@ OPPOSITES = {PreNorm: PostNorm(), PostNorm: PreNorm()}
 # of the sample that is learnt
 PROMPT, ANSWER = 32, 64  # tokens
 PROMPTS = 4  # the one is taken whose answer tells most
-EVERY = 5  # steps between looks
+EVERY = 5  # steps between decodings
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
 TRIES = 4  # decodings of a sample that training has right, before the two are told apart
-PATIENCE = 40  # looks without progress: in drafts, or by a hundredth of the loss
+PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the loss
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
@@ -208,39 +207,60 @@ class Sample(NamedTuple):
     prompt: list[int]
     answer: list[int]
     known: list[bool]  # of the answer's tokens, whether the draft vocabulary has them
-
-    @property
-    def telling(self) -> int:
-        """Tokens that are known and not the one before: what repeats itself is right by chance."""
-        changed = (one != other for one, other in pairwise(self.answer[:ANSWER]))
-        return sum(there and new for there, new in zip(self.known[1:], changed, strict=False))
+    telling: int  # tokens that are known and not the one before: what repeats itself is right by chance
 
 
 def overfit(setup: SetUp) -> Iterator[Finding]:
-    """One sample, trained on until decoding accepts every draft of it; the last check, since it trains the drafter.
+    """One sample, trained on until decoding accepts every draft; the last check, since it trains the drafter.
 
     The text is a real prompt with the target's own greedy answer, so that the drafts that would be accepted are known.
+    The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
     """
-    sample, K = _chosen(setup), setup.objective.steps
+    sample, drafter, K, begin = _sample(setup), setup.drafter.train(), setup.objective.steps, time.monotonic()
     what = f"share accepted of one sample's drafts ({len(sample.prompt)} + {ANSWER} tokens, a chain of {K})"
     if sample.telling < ANSWER / 8:
         why = "the target's answers are one token over and over, or of tokens that the draft vocabulary lacks"
         yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", sample.telling)
         return
-    accepted, refused, right, stalled, told = _learn(setup, sample)
-    share, counted = accepted / max(accepted + refused, 1), f"{accepted} accepted, {refused} refused; {told}"
-    fault = ""
+    ids_1T = torch.tensor([[*sample.prompt, *sample.answer]], device=setup.target.device)
+    batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(sample.prompt), 0 * ids_1T)
+    known_1T = torch.tensor([[False] * len(sample.prompt) + sample.known], device=ids_1T.device)
+    reached = [reachable(batch.loss_mask_BT, batch.documents_BT, k) & shift(known_1T, 2 + k) for k in range(K)]
+    can = max(sum(int(reached_1T.sum()) for reached_1T in reached), 1)
+    outputs = target_outputs(setup.target, drafter, batch, setup.objective)
+    trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
+    optimizer: Any = AdamW(trainable, lr=min(1e-2, max(2e-4, 0.5 / drafter.config.hidden_size)))
+    fabric = Fabric(accelerator=setup.trainer.accelerator, devices=1, precision=setup.trainer.precision)
+    train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), optimizer)
+    losses, most_right, idle, tries = list[float](), 0.0, 0, 0
+    while True:
+        out = train_step(batch, outputs, True)
+        right, loss = float(out.counts.hits_K.sum()) / can, float(out.loss.detach())
+        idle = 0 if right > most_right or loss < 0.99 * min(losses, default=math.inf) else idle + 1
+        most_right, late = max(most_right, right), time.monotonic() - begin >= setup.seconds
+        losses.append(loss)
+        if (ended := late or idle >= PATIENCE) or (right >= LEARNT and len(losses) % EVERY == 0):
+            accepted, refused = _decode(setup, sample)
+            tries += right >= LEARNT
+            if ended or not refused or tries == TRIES:
+                break
+        optimizer.zero_grad()
+        fabric.backward(out.loss)
+        optimizer.step()
+    share, fault = accepted / max(accepted + refused, 1), ""
+    counted = f"{accepted} accepted, {refused} refused; right in training {right:.1%}; loss from {losses[0]:.3g} to "
+    counted += f"{losses[-1]:.3g} in {len(losses)} steps"
     if (right >= LEARNT and share < LEARNT) or share < right / 2 > 0.25:
         fault = "what training has right, decoding has not: see labels and parity"
-    elif stalled:
+    elif idle >= PATIENCE:
         fault = "learning stopped by itself before the sample was learnt: a part is missing, or cut off from learning"
     if refused and not fault:
         yield unchecked(what, f"the time was over ({setup.seconds:g} s): {counted}; give --seconds more", share)
-        return
-    yield judged(what, share, ">=", 1, f"{counted}. {fault}", counted)
+    else:
+        yield judged(what, share, ">=", 1, f"{counted}. {fault}", counted)
 
 
-def _chosen(setup: SetUp) -> Sample:
+def _sample(setup: SetUp) -> Sample:
     """Of a few real prompts the one whose answer tells most; a prompt ends where its document's supervision begins."""
     target, vocab, length = setup.target, setup.drafter.vocab, ANSWER + setup.objective.steps + 2
     room = min(2 * SAMPLE, target.config.max_position_embeddings - length)
@@ -250,7 +270,9 @@ def _chosen(setup: SetUp) -> Sample:
         prompt = document.ids_T[:begin][-room:].tolist()
         answer = PlainDecoder(target).generate(prompt, length).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
-        found.append(Sample(prompt, answer, known))
+        changed = (one != other for one, other in pairwise(answer[:ANSWER]))
+        telling = sum(there and new for there, new in zip(known[1:], changed, strict=False))
+        found.append(Sample(prompt, answer, known, telling))
     return max(found, key=lambda one: one.telling)
 
 
@@ -264,45 +286,3 @@ def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
         at = place - len(sample.prompt) + count
         refused += count < K and at < len(sample.known) and sample.known[at]
     return sum(made.accepted), refused
-
-
-def _learn(setup: SetUp, sample: Sample) -> tuple[int, int, float, bool, str]:
-    """Train until decoding accepts everything, nothing is learnt any more or the time is over.
-
-    The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
-
-    Returns:
-        Drafts accepted and refused in the last decoding, the share right in training, whether learning stopped by
-        itself, and how it went.
-    """
-    given, drafter, started = setup.trainer, setup.drafter.train(), time.monotonic()
-    ids_1T = torch.tensor([[*sample.prompt, *sample.answer]], device=setup.target.device)
-    batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(sample.prompt), 0 * ids_1T)
-    known_1T = torch.tensor([[False] * len(sample.prompt) + sample.known], device=ids_1T.device)
-    reached = [reachable(batch.loss_mask_BT, batch.documents_BT, k) for k in range(setup.objective.steps)]
-    can = max(sum(int((reached_1T & shift(known_1T, 2 + k)).sum()) for k, reached_1T in enumerate(reached)), 1)
-    outputs = target_outputs(setup.target, drafter, batch, setup.objective)
-    rate = min(1e-2, max(2e-4, 0.5 / drafter.config.hidden_size))
-    trainable = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
-    fabric = Fabric(accelerator=given.accelerator, devices=1, precision=given.precision)
-    train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), AdamW(trainable, lr=rate))
-    losses, most_right, idle, tries = list[float](), 0.0, 0, 0
-    for number in itertools.count():
-        late = time.monotonic() - started >= setup.seconds
-        look = number % EVERY == 0 or late
-        out = train_step(batch, outputs, look)
-        if look:
-            right, loss = float(out.counts.hits_K.sum()) / can, float(out.loss.detach())
-            idle = 0 if right > most_right or loss < 0.99 * min(losses, default=math.inf) else idle + 1
-            most_right, stalled = max(most_right, right), idle >= PATIENCE and not late
-            losses.append(loss)
-            if right >= LEARNT or late or stalled:
-                accepted, refused = _decode(setup, sample)
-                tries += right >= LEARNT
-                if late or stalled or not refused or tries >= TRIES:
-                    break
-        optimizer.zero_grad()
-        fabric.backward(out.loss)
-        optimizer.step()
-    told = f"right in training {right:.1%}; loss from {losses[0]:.3g} to {losses[-1]:.3g} in {number} steps"
-    return accepted, refused, right, stalled, told
