@@ -1,10 +1,10 @@
 """``specdec doctor``: a set-up's faults, before it is trained.
 
 The options are those of specdec fit: specdec doctor --config RUN.yaml examines what specdec fit --config RUN.yaml
-would train; without any, the quick start's set-up. --drafter examines a saved, exported or published drafter in the
-place of a new one; --target NAME is short for --model.target.source NAME. --samples shows the training data instead,
-for which only the target's tokenizer is loaded. The exit status is 1 if a fault was found, and 2 if specdec fit would
-refuse the set-up.
+would train; without any, the quick start's set-up. --drafter examines a saved drafter in the place of a new one, as
+specdec import makes it of a published one; --target NAME is short for --model.target.source NAME. --samples shows the
+training data instead, for which only the target's tokenizer is loaded. The exit status is 1 if a fault was found, and
+2 if specdec fit would refuse the set-up.
 
 Example: specdec doctor --config run.yaml --only taps masks
 
@@ -14,11 +14,9 @@ Legend: T tokens, N documents.
 import argparse
 import contextlib
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +39,6 @@ CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "switches": switches, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
-MARKS = {CheckResult.SOUND: "sound", CheckResult.FAULTY: "[bold]FAULTY[/bold]", CheckResult.UNCHECKED: "unchecked"}
 SUPERVISED, PLAIN = "bold green", "dim"
 SHOWN = 600  # tokens of a sample
 
@@ -56,7 +53,7 @@ def main(argv: list[str]) -> int:
         prog="specdec doctor", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--drafter", metavar="DIR", help="a saved, exported or published drafter to examine")
+    parser.add_argument("--drafter", metavar="DIR", help="a saved drafter to examine")
     parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
@@ -69,9 +66,7 @@ def main(argv: list[str]) -> int:
     if own.samples is not None:
         show_samples(cli.datamodule, cli.model.target_source.load_tokenizer(), own.samples, console)
         return 0
-    with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as scratch:
-        given = cli.config["fit"].trainer, own.drafter, own.seconds, Path(scratch)
-        setup = set_up(cli.model, cli.datamodule, *given)
+    setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
     findings: list[Finding] = []
     with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
         for name in (name for name in CHECKS if name in own.only):
@@ -98,11 +93,11 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for one in findings:
         remark = f"; {one.note}" if one.note and one.result is CheckResult.SOUND else ""
         figure = "" if one.figure is None else f"{one.figure:.4g}"
-        table.add_row(one.check, escape(one.what + remark), figure, one.wanted, MARKS[one.result])
+        table.add_row(one.check, escape(one.what + remark), figure, one.wanted, one.result)
     console.print(table)
-    for result, told in ((CheckResult.FAULTY, "FAULTY"), (CheckResult.UNCHECKED, "not checked")):
-        for one in (one for one in findings if one.result is result):
-            console.print(f"{one.check}: {told}: {one.what}: {one.note}", markup=False)
+    for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):  # faults first
+        if one.result is not CheckResult.SOUND:
+            console.print(f"{one.check}: {one.result}: {one.what}: {one.note}", markup=False)
     sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
     end = f"{faulty} faults" if faulty else "no fault was found"
     console.print(f"{end}: {sound} sound, {rest} could not be checked")

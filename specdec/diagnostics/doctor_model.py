@@ -195,7 +195,7 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
     if not texts:
         yield unchecked(what, f"no document goes on for {depth + 4} tokens behind its first supervised one")
         return
-    drafter = setup.decoding() if setup.begun else setup.lively().to(setup.target.embedding_weight())
+    drafter = setup.decoding() if setup.saved else setup.lively().to(setup.target.embedding_weight())
     worst = max(compare(setup.target, drafter, texts, depth).rows, key=lambda row: row.share)
     fault = f"{worst.verdict}, at depth {worst.depth} ({worst.place}): what is trained is not what is decoded"
     yield judged(what, worst.share, "<=", worst.allowed, fault)

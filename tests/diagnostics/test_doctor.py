@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specdec.cli import main
 from specdec.diagnostics.doctor import CHECKS
 from specdec.drafter import DrafterSpec, save
-from specdec.export import export_drafter
 from specdec.target import Target
 from specdec.target.attention import Tape
 from tests.data.tiny import CHATML, tiny_tokenizer
@@ -63,24 +60,6 @@ def test_a_saved_drafter(
     assert "taps: not checked: the saved drafter drafts best from its stated boundaries" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-def test_an_exported_drafter(
-    absolute: bool, base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of which a converter may have written d2t as target ids, which no import reads."""
-    target = Target.load(target_directory)
-    export_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target), target, tmp_path / "served")
-    for name in ("specdec.json", "SHA256SUMS"):
-        (tmp_path / "served" / name).unlink()
-    if absolute:
-        file = tmp_path / "served" / "model.safetensors"
-        tensors = load_file(file)
-        save_file(tensors | {"d2t": tensors["d2t"] + torch.arange(200)}, file, metadata={"format": "pt"})
-    status = doctor(*base, "--drafter", tmp_path / "served", "--only", "vocabulary")
-    told = capsys.readouterr()
-    assert (status == 2 and "it must hold offsets" in told.err) if absolute else "vocabulary" in told.out
-
-
 def test_a_target_whose_taps_are_off(
     base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +92,7 @@ def test_chats_without_an_answer(base: list[str], tmp_path: Path, capsys: pytest
     [
         (["--seconds", "0"], "--seconds is 0"),
         (["--model.drafter.aux_layers=[9]"], "aux_layers [9]"),
-        (["--drafter", "/nowhere"], "/nowhere: no such directory"),
+        (["--drafter", "/nowhere"], "/nowhere: no such drafter directory"),
         (["--target", "/nowhere"], "/nowhere: no such directory"),
         (["--colour", "red"], "colour"),
     ],

@@ -124,7 +124,7 @@ def test_a_saved_drafter_that_was_trained_on_other_boundaries(by: int, tmp_path:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(logits, due_BT[due_BT >= 0]).backward()
         optimizer.step()
-    checked.begun = True
+    checked.saved = True
     last = made("taps", checked)[-1]
     assert "drafts best from its stated boundaries" in last.what
     assert last.result is (CheckResult.FAULTY if by else CheckResult.SOUND), last
