@@ -32,12 +32,7 @@ FILLER_CHARACTERS = 32  # of text for every token of filler, more than any token
 
 
 class CleanRun:
-    """The undisturbed run, that every condition changes one thing of.
-
-    Args:
-        max_new_tokens: of every answer.
-        nodes: of the largest draft tree, the root included.
-    """
+    """The undisturbed run, that every condition changes one thing of; ``nodes`` of the largest tree, root included."""
 
     def __init__(self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
@@ -66,12 +61,10 @@ class CleanRun:
 
 
 class OtherTokenizer:
-    """The target's tokenizer, but for how it writes a conversation.
+    """The target's tokenizer, with conversations written otherwise.
 
-    Args:
-        bos: False leaves out the start token wherever a text begins with it.
-        template: another chat template, in Jinja, behind the start token if the target's own writes one; the empty
-            string for the messages' contents alone, with a blank line between them.
+    Without ``bos`` the start token is left out wherever a text begins with it. ``template`` is another chat template,
+    in Jinja, behind the start token if the target's own writes one; if empty, the messages' contents alone.
     """
 
     def __init__(self, inner: Any, bos: bool = True, template: str | None = None) -> None:
@@ -105,45 +98,34 @@ def no_bos(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
 
 def no_template(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
     """The messages' contents alone."""
-    return _templated(prompt, "", clean)
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=""))
 
 
 def template(prompt: Prompt, family: str, clean: CleanRun) -> PromptConversation:
     """Another family's chat template."""
-    return _templated(prompt, FAMILIES[family], clean)
-
-
-def _templated(prompt: Prompt, jinja: str, clean: CleanRun) -> PromptConversation:
-    tokenizer = clean.target.tokenizer
-    return PromptConversation(
-        prompt, tokenizer if prompt.text is not None else OtherTokenizer(tokenizer, template=jinja)
-    )
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=FAMILIES[family]))
 
 
 def system(prompt: Prompt, name: str, clean: CleanRun) -> PromptConversation:
     """Another system prompt in the place of the prompt's own; in front of raw text, which has no place for one."""
-    text, messages = SYSTEM_PROMPTS[name], prompt.messages
+    text, messages, tokenizer = SYSTEM_PROMPTS[name], prompt.messages, clean.target.tokenizer
     if prompt.text is not None:
-        return _in_front(prompt, text, clean)
+        return PromptConversation(prompt._replace(text=f"{text}\n\n{prompt.text}"), tokenizer)
     if messages is not None:
         messages = [message for message in messages if message["role"] not in ("system", "developer")]
-    return PromptConversation(prompt._replace(messages=messages), clean.target.tokenizer, system=text)
+    return PromptConversation(prompt._replace(messages=messages), tokenizer, system=text)
 
 
 def language(prompt: Prompt, code: str, clean: CleanRun) -> PromptConversation:
     """An instruction to answer in a language, in that language."""
-    return _in_front(prompt, LANGUAGES[code], clean)
+    asked = with_first_words(prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}")
+    return PromptConversation(asked, clean.target.tokenizer)
 
 
 def context(prompt: Prompt, tokens: int, clean: CleanRun) -> PromptConversation:
     """Unrelated text first, that does not hold the prompt."""
     filled = with_first_words(prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
     return PromptConversation(filled, clean.target.tokenizer)
-
-
-def _in_front(prompt: Prompt, text: str, clean: CleanRun) -> PromptConversation:
-    changed = with_first_words(prompt, lambda words: f"{text}\n\n{words}")
-    return PromptConversation(changed, clean.target.tokenizer)
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -184,18 +166,10 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that is other than in the clean run.
+    """One thing that is other than in the clean run; ValueError if its value is out of range."""
 
-    Args:
-        kind: one of :data:`CONDITIONS`, or ``clean``.
-        value: of the parameter, where there is one.
-
-    Raises:
-        ValueError: the value is out of its range.
-    """
-
-    kind: str = "clean"
-    value: Any = None
+    kind: str = "clean"  # else one of CONDITIONS
+    value: Any = None  # of the parameter, where there is one
 
     def __post_init__(self) -> None:
         if self.of.number and not self.of.least <= self.value < float("inf"):
@@ -230,11 +204,8 @@ class Condition:
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     """Conditions by name: ``no_bos``, ``noise_hidden:alpha=0.5``, ``context:tokens=4096``, ``system:text=long``.
 
-    A name without its parameter stands for the usual ones; no name at all for all there are. A condition that is named
-    twice is measured once.
-
-    Raises:
-        ValueError: an unknown condition or parameter, or a value that it cannot have.
+    A name without its parameter stands for the usual ones; no name at all for all there are. ValueError for an unknown
+    condition or parameter, or a value that it cannot have.
     """
     return list(dict.fromkeys(one for text in texts or CONDITIONS for one in _parse(text)))
 
@@ -286,10 +257,8 @@ def blurred(x_BTH: Tensor, alpha: float, z_BTH: Tensor) -> Tensor:
 class NoisyDrafter(Drafter):
     """A drafter with all parts and weights of another, whose input is noisy. Inference only.
 
-    Args:
-        stream: HIDDEN, for noise on every feature that enters a step: the fused states of committed tokens and, in
-            drafting, the recurrent state, before the norm and where the residual path starts; or EMBEDDING, for noise
-            on every token embedding, before its norm.
+    With stream HIDDEN noise is on every feature that enters a step, fused or recurrent, before the norm and where the
+    residual path starts; with EMBEDDING on every token embedding, before its norm.
     """
 
     def __init__(self, drafter: Drafter, alpha: float, seed: int, stream: int) -> None:

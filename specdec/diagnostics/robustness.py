@@ -1,10 +1,8 @@
 """``specdec robustness``: how much of its acceptance a drafter keeps when its input is other than usual.
 
-Every prompt is decoded clean and under every condition, losslessly. With C tokens committed in N target passes, c and n
-in the clean run, all of the same prompts:
-
-- acceptance length kept = (C / N) / (c / n), at least n / c, since a pass commits the bonus token in any case;
-- accepted drafts kept = (C / N - 1) / (c / n - 1), without that token: 0 where no draft is accepted any more.
+With C tokens committed in N target passes, c and n in the clean run, all of the same prompts, ``length_kept`` is
+(C / N) / (c / n), at least n / c, since a pass commits the bonus token in any case; and ``drafts_kept`` is
+(C / N - 1) / (c / n - 1), without that token: 0 where no draft is accepted any more.
 
 Legend: P prompts.
 """
@@ -107,10 +105,8 @@ class ConditionRun:
 
     condition: Condition
     prompts: list[Prompt] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
-    """What the target is asked first, of every prompt."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Ids of prompts that are not decoded, and why."""
+    ids: list[list[int]] = field(default_factory=list)  # what the target is asked first, of every prompt
+    left_out: dict[str, str] = field(default_factory=dict)  # ids of prompts that are not decoded, and why
     answers: list[Answer] = field(default_factory=list)
 
     @property
@@ -120,11 +116,7 @@ class ConditionRun:
 
 
 def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
-    """What of the clean run's prompts a condition can be measured on.
-
-    Raises:
-        ValueError: clean, none of them can be decoded.
-    """
+    """What of the clean run's prompts a condition can be measured on; ValueError if clean none can be decoded."""
     run = ConditionRun(condition)
     for prompt in clean.prompts:
         name, usual = prompt.prompt_id, clean.asked[prompt.prompt_id]
@@ -150,12 +142,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
 def measure(
     clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0
 ) -> None:
-    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out.
-
-    Args:
-        batch: sequences side by side; fewer where texts are long.
-        seed: of temperatures and noise.
-    """
+    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
             condition, left_out = run.condition, run.left_out
@@ -191,8 +178,7 @@ def kept(under: Counts, clean: Counts) -> dict[str, Any]:
 def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     """What the drafter keeps under every condition; the first run is the clean one.
 
-    ``committed`` and ``passes`` of a condition are in the order of ``prompts``; both are 0 for a prompt that it has no
-    target pass of.
+    ``committed`` and ``passes`` are in the order of ``prompts``, 0 for a prompt without a target pass.
     """
     clean, ids = counts(runs[0].answers), [prompt.prompt_id for prompt in runs[0].prompts]
     conditions = []
