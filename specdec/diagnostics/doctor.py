@@ -27,16 +27,16 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.data import Document, TokenData
-from specdec.diagnostics.doctor_model import agreement, gradient, overfit, switches
-from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
+from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
-    "taps": taps, "masks": masks, "labels": labels, "vocabulary": vocabulary, "gradient": gradient,
-    "switches": switches, "parity": agreement,
+    "taps": taps, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
+    "inputs": inputs, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
 SUPERVISED, PLAIN = "bold green", "dim"

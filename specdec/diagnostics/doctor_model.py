@@ -1,9 +1,8 @@
-"""Checks of the drafter: its gradient, its switches, training beside decoding, and one sample learnt.
+"""Checks of the drafter: its gradient, its inputs, training beside decoding, and one sample learnt.
 
 Legend: T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary.
 """
 
-import contextlib
 import copy
 import dataclasses
 import math
@@ -21,7 +20,6 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
 from specdec.diagnostics.parity_compare import compare
-from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
 from specdec.training.divergences import LKLambda
@@ -33,8 +31,6 @@ from specdec.training.ttt import reachable, shift
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
 SEEN = 1e-9  # of the logits' range, in float64: less is no change
-CHOICES: dict[str, tuple[Any, ...]] = {"aux": ("none", "each", "concat"), "residual": ("raw", "normed")}  # else a bool
-OPPOSITES = {PreNorm: PostNorm(), PostNorm: PreNorm()}
 # of the sample that is learnt
 PROMPT, ANSWER = 32, 64  # tokens
 PROMPTS = 4  # the one is taken whose answer tells most
@@ -42,11 +38,6 @@ EVERY = 5  # steps between decodings
 LEARNT = 0.98  # of the drafts right in training: then decoding must show it
 TRIES = 4  # decodings of a sample that training has right, before the two are told apart
 PATIENCE = 200  # steps without progress: in drafts, or by a hundredth of the loss
-
-
-def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors, as a share of the range of the first."""
-    return float((one - other).abs().max() / (one.max() - one.min()).clamp_min(1e-30))
 
 
 def gradient(setup: SetUp) -> Iterator[Finding]:
@@ -124,46 +115,16 @@ def _finite_difference(setup: SetUp) -> Finding:
     return judged(what, off, "<=", EXACT, fault, "of SoftCrossEntropy, since LKLambda holds its weight" if held else "")
 
 
-def flips(config: DrafterConfig) -> Iterator[tuple[str, Any, DrafterConfig]]:
-    """Every other legal value of every norm and of the recurrence: the switch, the value, and the config with it."""
-    for one in dataclasses.fields(Norms):
-        for value in CHOICES.get(one.name, (False, True)):
-            if value != getattr(config.norms, one.name):
-                norms = dataclasses.replace(config.norms, **{one.name: value})
-                with contextlib.suppress(ValueError):  # this design does not have it
-                    yield f"norms.{one.name}", value, dataclasses.replace(config, norms=norms)
-    if (opposite := OPPOSITES.get(type(config.recurrence))) is not None:
-        with contextlib.suppress(ValueError):
-            yield "recurrence", type(opposite).__name__, dataclasses.replace(config, recurrence=opposite)
-
-
-def rebuilt(drafter: Drafter, config: DrafterConfig) -> Drafter:
-    """A drafter of this config with all of another's weights that it has a place for; norms beside them are ones."""
-    weights, head = drafter.state_dict(), drafter.lm_head.weight
-    with torch.random.fork_rng(devices=[]):  # what is drawn here is overwritten
-        out = Drafter(config, drafter.vocab.target_ids_D.cpu())
-    out.to(device=head.device, dtype=head.dtype)
-    kept = {name: weights[name] for name in out.state_dict() if name in weights}
-    missing = out.load_state_dict(kept, strict=False).missing_keys
-    assert all("norm" in name for name in missing), missing
-    return out.eval().requires_grad_(False)
-
-
 @torch.no_grad()
-def switches(setup: SetUp) -> Iterator[Finding]:
-    """Every switch of the design changes what the drafter says, and every input is read."""
+def inputs(setup: SetUp) -> Iterator[Finding]:
+    """Tokens, each of the target's states and what a step hands on are read: changed, they change the logits."""
     drafter, ids_1T, K = setup.lively(), setup.sample().ids_BT, 3
     aux_1TNH = setup.aux(ids_1T)
     own_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
-    for switch, value, config in flips(drafter.config):
-        turned_KTD = logits_of(rebuilt(drafter, config), ids_1T, aux_1TNH, K)
-        share = float((own_KTD.argmax(-1) != turned_KTD.argmax(-1)).double().mean())
-        what = f"{switch}, turned to {value}, changes the logits"
-        dead = f"{switch} is DEAD: the part is built and never applied; an ablation would compare a design with itself"
-        yield judged(what, _difference(own_KTD, turned_KTD), ">", SEEN, dead, f"{share:.0%} of the drafts")
 
     def read(what: str, one: Tensor, other: Tensor, cause: str) -> Finding:
-        return judged(f"{what}, changed, changes the logits", _difference(one, other), ">", SEEN, f"not read: {cause}")
+        moved = float((one - other).abs().max() / (one.max() - one.min()).clamp_min(1e-30))
+        return judged(f"{what}, changed, changes the logits", moved, ">", SEEN, f"not read: {cause}")
 
     other_KTD = logits_of(drafter, (ids_1T + 1) % drafter.config.vocab_size, aux_1TNH, K)
     yield read("the tokens", own_KTD, other_KTD, "the embedding does not reach the first layer")
@@ -251,7 +212,7 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
     counted = f"{accepted} accepted, {refused} refused; right in training {right:.1%}; loss from {losses[0]:.3g} to "
     counted += f"{losses[-1]:.3g} in {len(losses)} steps"
     if (right >= LEARNT and share < LEARNT) or share < right / 2 > 0.25:
-        fault = "what training has right, decoding has not: see labels and parity"
+        fault = "what training has right, decoding has not: see parity"
     elif idle >= PATIENCE:
         fault = "learning stopped by itself before the sample was learnt: a part is missing, or cut off from learning"
     if refused and not fault:

@@ -1,5 +1,5 @@
-"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, what
-each place is graded by, the draft vocabulary.
+"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, the
+draft vocabulary.
 
 Legend: B rows, T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary, V vocabulary, C positions.
 """
@@ -30,9 +30,8 @@ from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
 from specdec.target.proof import TOLERANCE
 from specdec.training.building import FromDrafter
-from specdec.training.head_loss import TargetProbs
 from specdec.training.module import DrafterModule
-from specdec.training.step import TargetOutputs, TrainStep, target_outputs
+from specdec.training.step import target_outputs
 from specdec.training.ttt import ORACLE, ttt_unroll
 
 ROWS = 4  # of the loader's first batch
@@ -215,9 +214,6 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     if max(map(_gap, map(target.final_norm, last), own)) <= allowed:
         fault = "the final norm is missing: Target.logits expects the last state after it"
     yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed, fault)
-    worst = max(_gap(target.logits(x[None])[0], out.logits[0]) for x, out in zip(last, outs, strict=True))
-    what = "the target's head on that state gives the target's own logits"
-    yield judged(what, worst, "<=", allowed, "see the last state; if that is sound, the head is applied otherwise")
     if setup.saved:
         yield _trained(setup, found)
 
@@ -321,42 +317,6 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
         return
     for batch in ResumableLoader(Batch(*(x[rows] for x in train)), data.batch_size, shuffle=False):
         yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
-
-
-@torch.no_grad()
-def labels(setup: SetUp) -> Iterator[Finding]:
-    """Step k at slot t is graded by the target at t + 1 + k.
-
-    For each step the target is replaced by one that says at t + 1 + k what slot t drafts: every draft must be a hit.
-    """
-    drafter, sample, K = setup.precise(), setup.sample(), setup.objective.steps
-    aux_1TNH, D = setup.aux(sample.ids_BT), drafter.config.draft_vocab_size
-    drafts_KT, T = logits_of(drafter, sample.ids_BT, aux_1TNH, K).argmax(-1), sample.ids_BT.shape[1]
-    place_1TH = torch.arange(T).to(aux_1TNH)[None, :, None].expand(1, T, setup.target.hidden_size)
-    train_step = TrainStep(drafter, setup.precise_objective)
-
-    def hits(off: int) -> float:
-        """Share of hits if the target is looked for some tokens off."""
-        hit = reached = 0.0
-        for k in range(K):
-
-            def probs(place_CH: Tensor, k: int = k) -> TargetProbs:
-                token_C = drafts_KT[k, (place_CH[:, 0].round().long() - 1 - k - off).clamp(0, T - 1)]
-                p_CD = F.one_hot(token_C, D).to(place_CH)
-                zero_C = torch.zeros_like(p_CD[:, 0])
-                return TargetProbs(p_CD, p_CD.clamp_min(1e-30).log(), zero_C, token_C, torch.ones_like(token_C).bool())
-
-            counts = train_step(sample, TargetOutputs(aux_1TNH, place_1TH, probs), True).counts
-            hit, reached = hit + float(counts.hits_K[k]), reached + float(counts.reached_K[k])
-        return hit / reached if reached else math.nan
-
-    shares = {off: hits(off) for off in (0, -1, 1, -2, 2)}
-    what = f"share of drafts that the objective grades at step k, slot t by the target at t + 1 + k (K = {K})"
-    if math.isnan(shares[0]):
-        yield unchecked(what, f"no slot of the sample's {T} tokens is supervised")
-        return
-    best = max(shares, key=shares.__getitem__)
-    yield judged(what, shares[0], ">=", 1, f"{shares[best]:.0%} are graded {best:+d} token off: labels are shifted")
 
 
 def vocabulary(setup: SetUp) -> Iterator[Finding]:
