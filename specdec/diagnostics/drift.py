@@ -134,10 +134,10 @@ def _number(value: float | None) -> str:
 def plot_drift(found: Document, path: Path) -> None:
     """Draw the waterfall, and every quantity by draft step; hollow markers lie beyond the trained depth."""
     figure, look, steps = Figure(figsize=(13, 11.5), dpi=130, layout="constrained"), style(0), found["depths"]
-    above, below = figure.subfigures(2, 1, height_ratios=[1, 3])
-    draw_waterfall(found["waterfall"], above.subplots())
+    rows = figure.add_gridspec(2, 1, height_ratios=[1, 3])
+    draw_waterfall(found["waterfall"], figure.add_subfigure(rows[0]).subplots())
     names = (name for name in SERIES if name != "rest_mass")
-    for name, axes in zip(names, below.subplots(3, 4).flat, strict=True):
+    for name, axes in zip(names, figure.add_subfigure(rows[1]).subplots(3, 4).flat, strict=True):
         series, at = found["series"][name], np.arange(1, steps + 1)
         mean, low, high = (np.array(series[key], dtype=float) for key in ("mean", "low", "high"))  # NaN for None
         axes.errorbar(at, mean, np.fmax(0, [mean - low, high - mean]), capsize=2, elinewidth=1, **look)

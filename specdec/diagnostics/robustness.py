@@ -145,15 +145,21 @@ def measure(
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
-            condition, left_out = run.condition, run.left_out
-            longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
-            (run.answers,) = benchmark(
-                clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
-                sampling=condition.sampling(Sampling(seed=seed)), plain=False,
-                converse=lambda prompt, _, condition=condition: condition.conversation(prompt, clean),
-                batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
-                on_skip=lambda one, left_out=left_out: left_out.update({one.prompt_id: one.reason}),
-            )  # fmt: skip
+            _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
+
+
+def _decode(
+    clean: CleanRun, drafter: Drafter, shape: DraftShape, run: ConditionRun, batch: int, seed: int,
+    on_prompt: Callable[[], None],
+) -> None:  # fmt: skip
+    longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
+    (run.answers,) = benchmark(
+        clean.target, run.condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
+        sampling=run.condition.sampling(Sampling(seed=seed)), plain=False,
+        converse=lambda prompt, _: run.condition.conversation(prompt, clean),
+        batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=on_prompt,
+        on_skip=lambda one: run.left_out.update({one.prompt_id: one.reason}),
+    )  # fmt: skip
 
 
 def counts(answers: Sequence[Answer]) -> Counts:
