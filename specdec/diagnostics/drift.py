@@ -54,7 +54,7 @@ class DriftConfig(MeasurementConfig):
     def __post_init__(self) -> None:
         if not 1 <= self.depths < self.max_new_tokens:
             raise ValueError(
-                f"depths is {self.depths}, max_new_tokens {self.max_new_tokens}: depths must be from 1 to below that"
+                f"depths is {self.depths}: it must lie from 1 to below max_new_tokens, {self.max_new_tokens}"
             )
 
 
@@ -95,19 +95,11 @@ def drift(config: DriftConfig) -> int:
 
 
 def depth_of_training(directory: Path, given: int | None) -> int | None:
-    """``model.ttt_steps`` of the run that the drafter lies in, as ``specdec fit`` wrote it; else what is given.
-
-    Raises:
-        ValueError: what is given is below 1, or the run's config cannot be read.
-    """
+    """``model.ttt_steps`` of the run that the drafter lies in; else what is given. ValueError if that is below 1."""
     if given is not None and given < 1:
         raise ValueError(f"trained_depth must be at least 1, not {given}")
-    run = directory.resolve().parent
-    if not (run / "provenance.json").is_file() or not (run / "config.yaml").is_file():
-        return given
-    times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}  # config.yaml, resumed config.1.yaml
-    path = max(times, key=lambda one: int(times[one]) if times[one].isdigit() else 0)
-    found = OmegaConf.select(read_yaml(str(path)), "model.ttt_steps")
+    config = directory.resolve().parent / "config.yaml"
+    found = OmegaConf.select(read_yaml(str(config)), "model.ttt_steps") if config.is_file() else None
     return found if isinstance(found, int) else given
 
 
@@ -116,12 +108,11 @@ def report_tables(found: Document) -> list[ReportTable]:
     trained = found["trained_depth"]
     steps = [f"{k}{'' if trained is None or k <= trained else '*'}" for k in range(1, found["depths"] + 1)]
     means = [[f"{one['title']} ({one['unit']})", *map(_number, one["mean"])] for one in found["series"].values()]
+    figures = [[one["title"], shown(one, _number)] for one in found["summary"].values()]
     about = f"{sum(found['chains'])} chains of {len(found['prompts'])} prompts, trained depth {trained or 'unknown'}"
     return [
         waterfall_table(found["waterfall"], found["depths"]),
-        ReportTable(
-            "Drift", ["Figure", ""], [[one["title"], shown(one, _number)] for one in found["summary"].values()]
-        ),
+        ReportTable("Drift", ["Figure", ""], figures),
         ReportTable(about, ["Mean at step (*: beyond the trained depth)", *steps], means),
         ReportTable("Left out", ["Prompt", "Reason"], [list(one.values()) for one in found["skipped"]], left=2),
     ]

@@ -83,8 +83,8 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         state_AH = chains.features_AJH[:, k + 1]
         reached_A, accepted_A = accepted_A, accepted_A * (logits_AV.argmax(-1) == chains.tokens_AK[:, k])
         found = dict(zip(ATTENTION, attention[k].unbind(1), strict=True)) | {
-            "state_rms": _rms(state_AH),
-            "out_rms": _rms(outs[k]),
+            "state_rms": state_AH.double().square().mean(-1).sqrt(),
+            "out_rms": outs[k].double().square().mean(-1).sqrt(),
             "cosine": _cosine(state_AH, chains.features_AJH[:, k]),
             "feature_cosine": _cosine(state_AH, drafter.fuse(output.aux_BTNH)[0]),
             "kl": _kl(logits_AV[:, drafter.vocab.target_ids_D], chains.log_probs_AKD[:, k]),
@@ -120,11 +120,6 @@ def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     return torch.cat([mass_AR, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
 
 
-def _rms(x: Tensor) -> Tensor:
-    """``||x|| / sqrt(H)`` over the last dimension, float64."""
-    return x.double().square().mean(-1).sqrt()
-
-
 def _cosine(x_AH: Tensor, y_AH: Tensor) -> Tensor:
     return F.cosine_similarity(x_AH.double(), y_AH.double(), dim=-1)
 
@@ -140,10 +135,8 @@ def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
 class Observed:
     """What the drafter's last forward did inside."""
 
-    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)
-    """Attention weights by layer; float32 at least. A key that is not visible has weight 0."""
-    out_BTH: Tensor | None = None
-    """What the last layer gave, before the output norm."""
+    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
+    out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
 
 
 class _WatchedCache:
@@ -192,11 +185,7 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
 
 
 def document(prompts: Sequence[str], sums: Sequence[Tensor], trained_depth: int | None, depths: int) -> Document:
-    """The measured part of ``drift.json`` from every prompt's sums; prompts without a chain are left out.
-
-    Raises:
-        ValueError: none has any.
-    """
+    """The measured part of ``drift.json`` from the sums of prompts, of those with a chain; ValueError if there is none."""
     chains = [int(one[0, 0, 1]) for one in sums]
     kept = [number for number, count in enumerate(chains) if count]
     if not kept:
@@ -236,8 +225,7 @@ class DriftFigure(NamedTuple):
     name: str
     title: str
     series: str
-    depths: tuple[range, ...]
-    """Steps counted from 0; the first, and where there is one the other, that is compared with it."""
+    depths: tuple[range, ...]  # steps counted from 0, and those that are compared with them, if any
     of: Statistic = ratio
 
     def columns(self, sums_KP2: Array) -> Array:

@@ -88,11 +88,8 @@ def measure_levels(
 ) -> tuple[Levels, list[MeasuredText]]:
     """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
 
-    Args:
-        prompts: ids and tokens, each with room for the answer and ``depths`` tokens behind it.
-
-    Raises:
-        ValueError: no answer comes to a target pass.
+    ``prompts`` are ids and tokens, each with room for the answer and ``depths`` tokens behind it. ValueError if no
+    answer comes to a target pass.
     """
     texts = list[MeasuredText]()
     with progress("drafting", "prompts", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
@@ -161,11 +158,7 @@ def observed(
 def waterfall(levels: Levels) -> dict[str, Any]:
     """Levels, the bars between them, and whether they add up to what decoding accepts; JSON-ready.
 
-    Args:
-        levels: those of :data:`DOWN`, then ``observed``.
-
-    Raises:
-        ValueError: a level has no target pass.
+    ``levels`` are those of :data:`DOWN`, then ``observed``. ValueError if one has no target pass.
     """
     own, decoded = levels[OWN_TOKENS], levels[OBSERVED]
     difference = _less(own, decoded)
