@@ -185,7 +185,7 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
 
 
 def document(prompts: Sequence[str], sums: Sequence[Tensor], trained_depth: int | None, depths: int) -> Document:
-    """The measured part of ``drift.json`` from the sums of prompts, of those with a chain; ValueError if there is none."""
+    """The measured part of ``drift.json`` from the sums of prompts, of those with a chain; ValueError if none has."""
     chains = [int(one[0, 0, 1]) for one in sums]
     kept = [number for number, count in enumerate(chains) if count]
     if not kept:
