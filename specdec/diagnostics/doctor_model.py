@@ -57,10 +57,8 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
     optimizer = module.make_optimizer([(name, p) for name, p in named.items() if p.requires_grad])
     optimizer.step()
     faults: dict[str, list[str]] = {}
-    for name, p in (
-        *named.items(),
-        *((f"the target's {name}", p) for name, p in setup.target.model.named_parameters()),
-    ):
+    frozen = {f"the target's {name}": p for name, p in setup.target.model.named_parameters()}
+    for name, p in (named | frozen).items():
         learned = name in named and learns.get(name, True)
         alive = p.grad is not None and bool(p.grad.isfinite().all() and p.grad.any())
         if learned and not p.requires_grad:

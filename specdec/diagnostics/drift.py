@@ -135,6 +135,6 @@ def plot_drift(found: Document, path: Path) -> None:
         beyond = slice(found["trained_depth"] or steps, None)
         axes.plot(at[beyond], mean[beyond], **look, linestyle="", markerfacecolor="white", zorder=3)
         axes.set(ylabel=series["unit"], xlabel="draft step k")
-        axes.set_title(series["title"], fontsize=10)
+        axes.set_title(series["title"], fontsize=9)
         axes.grid(alpha=0.3)
     save_figure(figure, path)

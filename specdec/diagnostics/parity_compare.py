@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -231,6 +232,4 @@ def places(text: AnsweredText, depth: int) -> list[int]:
 
 def spaced(slots: range) -> list[int]:
     """At most :data:`EACH` of them, the first and the last among them."""
-    if len(slots) <= EACH:
-        return list(slots)
-    return [slots[round(step * (len(slots) - 1) / (EACH - 1))] for step in range(EACH)]
+    return np.linspace(slots.start, slots.stop - 1, min(EACH, len(slots))).round().astype(int).tolist()

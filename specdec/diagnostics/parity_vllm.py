@@ -31,12 +31,12 @@ def vllm_to_ask(
     target: TargetSource, engine: str | None, url: str | None, draft_tokens: int | None, vllm_args: Sequence[str]
 ) -> VllmLaunch | str | None:
     """What is started, the URL of what runs, or None; ValueError if options do not go together or vLLM is missing."""
-    given = {"--url": url, "--draft_tokens": draft_tokens, "flags after --": vllm_args}
-    told = [name for name, value in given.items() if value]
-    if engine is None and told:
-        raise ValueError(f"{', '.join(told)} would go to vLLM, which is not asked without --engine vllm")
-    if url and len(told) > 1:
-        raise ValueError(f"{', '.join(told[1:])} would start vLLM, which is not started with --url")
+    options = {"--url": url, "--draft_tokens": draft_tokens, "flags after --": vllm_args}
+    given = [name for name, value in options.items() if value]
+    if engine is None and given:
+        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
+    if url and len(given) > 1:
+        raise ValueError(f"{', '.join(given[1:])} would start vLLM, which is not started with --url")
     if "--dtype" in map(flag_of, vllm_args):
         raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
     if url or engine is None:
