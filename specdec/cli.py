@@ -16,23 +16,19 @@ from pathlib import Path
 COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
-    "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, before it is trained"),
+    "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, or its data, before it is trained"),
     "plan": ("specdec.plan:main", "memory and speed of a fit on many devices, worked out in one process"),
     "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
     "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.run:evaluate_command", "acceptance length and speed of a drafter"),
     "compare": ("specdec.evaluation.compare:compare", "whether two evaluations differ by more than chance"),
-    "explain": (
-        "specdec.diagnostics.explain:explain",
-        "where acceptance is lost, bar by bar, down to what decodes",
-    ),
     "robustness": (
         "specdec.diagnostics.robustness:robustness",
         "what a drafter keeps of its acceptance on unusual input",
     ),
     "drift": (
         "specdec.diagnostics.drift:drift",
-        "attention, recurrent state and acceptance, draft step by draft step",
+        "where acceptance is lost; attention, state and acceptance by draft step",
     ),
     "tune": ("specdec.evaluation.tune:tune", "the fastest draft shape on this machine, for each batch size"),
     "export": ("specdec.export.write:export", "a drafter as a checkpoint that vLLM or SGLang serves"),
@@ -48,7 +44,6 @@ COMMANDS = {
     ),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
-    "inspect": ("specdec.diagnostics.inspect:main", "training data, and what of it is supervised, cut and packed"),
     "card": ("specdec.studies.card:card", "what a study found: figures, intervals, tables, one HTML page"),
     "reproduce": (
         "specdec.studies.reproduce:reproduce",
@@ -58,14 +53,14 @@ COMMANDS = {
 }
 GROUPS = {
     "train": ("quickstart", "fit", "validate", "doctor", "plan", "pretrain"),
-    "data": ("inspect", "regenerate", "cache"),
+    "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
-    "diagnose": ("explain", "drift", "robustness", "parity"),
+    "diagnose": ("drift", "robustness", "parity"),
     "serve": ("export", "import", "serve", "bench"),
     "study": ("sweep", "card", "reproduce"),
 }
 SHARED = ("fit", "validate")
-OF_FIT = ("doctor", "plan", "cache", "inspect")  # take the options of fit too
+OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too
 EXAMPLES = {
     "fit": "fit --model.target.source DIR --data ChatData --data.train answers.jsonl --trainer.max_steps 2000",
     "validate": "validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt",

@@ -219,12 +219,6 @@ class ChatData(TokenData):
         """Conversations of the test files, if any were given."""
         return None if self.test is None else self._encoded(self.test, tokenizer).usable(self.seq_len, "test")
 
-    def conversations(self, tokenizer: Any) -> dict[str, Encoded]:
-        """Every conversation of each split, those included that nothing can be learnt from."""
-        train, validation = self._train_and_validation(tokenizer)
-        test = {} if self.test is None else {"test": self._encoded(self.test, tokenizer)}
-        return {"train": train, "validation": validation, **test}
-
     def pack(self, documents: list[Document]) -> Batch:
         """Conversations as rows of ``seq_len`` tokens."""
         return pack_whole(documents, self.seq_len) if self.packing == "whole" else pad(documents, self.seq_len)

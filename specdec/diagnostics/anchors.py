@@ -29,21 +29,8 @@ class AnsweredText(NamedTuple):
     """A prompt and what the target itself says after it."""
 
     prompt_id: str
-    ids: list[int]
-    """The prompt's tokens and the answer's."""
-    prompt: int
-    """How many are the prompt's; at least one."""
-
-    def anchors(self, count: int, depth: int) -> list[int]:
-        """At most ``count`` anchors spread evenly over the answer, each with ``depth`` more tokens behind it.
-
-        None where the answer is too short.
-        """
-        places = len(self.ids) - depth - self.prompt
-        if places < 1:
-            return []
-        count = min(count, places)
-        return [self.prompt + (2 * n + 1) * places // (2 * count) for n in range(count)]
+    ids: list[int]  # the prompt's tokens and the answer's
+    prompt: int  # how many are the prompt's; at least one
 
 
 def answered_texts(
@@ -68,12 +55,9 @@ def answered_texts(
 class Chains(NamedTuple):
     """What A chains of K greedy drafts did."""
 
-    tokens_AK: Tensor
-    """int64, the drafted tokens, as ids of the target."""
-    log_probs_AKD: Tensor
-    """Of the draft vocabulary, float32 at least: the distribution that each draft is the likeliest token of."""
-    features_AJH: Tensor
-    """What each step read: the fused true states first, then the drafter's own; and what the last step handed on."""
+    tokens_AK: Tensor  # int64, the drafted tokens, as ids of the target
+    log_probs_AKD: Tensor  # float32 at least: the distribution that each draft is the likeliest token of
+    features_AJH: Tensor  # what each step read, the fused true states first; and what the last step handed on
 
     def matched(self, ids: Sequence[int], anchors: Sequence[int]) -> Tensor:
         """Whether each draft is the token that stands at its place in the target's greedy text, (A, K) bool."""

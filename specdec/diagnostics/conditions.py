@@ -16,7 +16,6 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from specdec.data.rows import read_text
 from specdec.decoding import Sampling
 from specdec.decoding.noise import coins
 from specdec.drafter import Drafter, Step
@@ -33,23 +32,10 @@ FILLER_CHARACTERS = 32  # of text for every token of filler, more than any token
 
 
 class CleanRun:
-    """The undisturbed run, that every condition changes one thing of.
+    """The undisturbed run, that every condition changes one thing of; ``nodes`` of the largest tree, root included."""
 
-    Args:
-        max_new_tokens: of every answer.
-        nodes: of the largest draft tree, the root included.
-        filler: a file whose text contexts are filled with; by default the standard library's sources that the embedded
-            target did not train on.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-
-    def __init__(
-        self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int, filler: str | None = None
-    ) -> None:
+    def __init__(self, target: Target, prompts: Sequence[Prompt], max_new_tokens: int, nodes: int) -> None:
         self.target, self.prompts, self.max_new_tokens, self.nodes = target, prompts, max_new_tokens, nodes
-        self._filler = None if filler is None else [read_text(Path(filler))]
 
     def first_ids(self, conversation: PromptConversation) -> list[int] | Skipped | None:
         """What the target is asked first, or why that cannot be decoded."""
@@ -62,15 +48,11 @@ class CleanRun:
 
     @cached_property
     def documents(self) -> Sequence[str]:
-        """Texts to fill contexts with."""
-        return self._filler or [source.text for source in corpus(EmbeddedConfig().seed).held_out]
+        """Texts to fill contexts with: the standard library's sources that the embedded target did not train on."""
+        return [source.text for source in corpus(EmbeddedConfig().seed).held_out]
 
     def filler(self, tokens: int, without: str) -> str:
-        """The first ``tokens`` tokens of the documents that do not hold a text.
-
-        Raises:
-            ValueError: they have fewer.
-        """
+        """The first ``tokens`` tokens of the documents that do not hold a text; ValueError if they have fewer."""
         text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
@@ -78,22 +60,11 @@ class CleanRun:
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
 
-class ConversationParts(NamedTuple):
-    """What a :class:`PromptConversation` is made of."""
-
-    prompt: Prompt
-    tokenizer: Any
-    system: str | None = None
-    thinking: bool | None = None
-
-
 class OtherTokenizer:
-    """The target's tokenizer, but for how it writes a conversation.
+    """The target's tokenizer, with conversations written otherwise.
 
-    Args:
-        bos: False leaves out the start token wherever a text begins with it.
-        template: another chat template, in Jinja, behind the start token if the target's own writes one; the empty
-            string for the messages' contents alone, with a blank line between them.
+    Without ``bos`` the start token is left out wherever a text begins with it. ``template`` is another chat template,
+    in Jinja, behind the start token if the target's own writes one; if empty, the messages' contents alone.
     """
 
     def __init__(self, inner: Any, bos: bool = True, template: str | None = None) -> None:
@@ -120,57 +91,41 @@ class OtherTokenizer:
         return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
 
 
-def no_bos(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+def no_bos(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
     """Without the start token (https://arxiv.org/abs/2605.09992)."""
-    return one._replace(tokenizer=OtherTokenizer(one.tokenizer, bos=False))
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, bos=False))
 
 
-def no_template(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
+def no_template(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
     """The messages' contents alone."""
-    return _templated(one, "")
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=""))
 
 
-def template(one: ConversationParts, family: str, clean: CleanRun) -> ConversationParts:
+def template(prompt: Prompt, family: str, clean: CleanRun) -> PromptConversation:
     """Another family's chat template."""
-    return _templated(one, FAMILIES[family])
+    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=FAMILIES[family]))
 
 
-def _templated(one: ConversationParts, jinja: str) -> ConversationParts:
-    raw = one.prompt.text is not None
-    return one if raw else one._replace(tokenizer=OtherTokenizer(one.tokenizer, template=jinja))
+def system(prompt: Prompt, name: str, clean: CleanRun) -> PromptConversation:
+    """Another system prompt in the place of the prompt's own; in front of raw text, which has no place for one."""
+    text, messages, tokenizer = SYSTEM_PROMPTS[name], prompt.messages, clean.target.tokenizer
+    if prompt.text is not None:
+        return PromptConversation(prompt._replace(text=f"{text}\n\n{prompt.text}"), tokenizer)
+    if messages is not None:
+        messages = [message for message in messages if message["role"] not in ("system", "developer")]
+    return PromptConversation(prompt._replace(messages=messages), tokenizer, system=text)
 
 
-def no_system(one: ConversationParts, value: None, clean: CleanRun) -> ConversationParts:
-    """Without the prompt's own system prompt; what a template adds by itself stays."""
-    own = one.prompt.messages
-    if own is None:
-        return one
-    kept = [message for message in own if message["role"] not in ("system", "developer")]
-    return one._replace(prompt=one.prompt._replace(messages=kept))
-
-
-def system(one: ConversationParts, name: str, clean: CleanRun) -> ConversationParts:
-    """Another system prompt; raw text, which has no place for one, has it in front."""
-    text = SYSTEM_PROMPTS[name]
-    if one.prompt.text is not None:
-        return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{text}\n\n{words}"))
-    return no_system(one, None, clean)._replace(system=text)
-
-
-def language(one: ConversationParts, code: str, clean: CleanRun) -> ConversationParts:
+def language(prompt: Prompt, code: str, clean: CleanRun) -> PromptConversation:
     """An instruction to answer in a language, in that language."""
-    return one._replace(prompt=with_first_words(one.prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}"))
+    asked = with_first_words(prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}")
+    return PromptConversation(asked, clean.target.tokenizer)
 
 
-def thinking(one: ConversationParts, on: bool, clean: CleanRun) -> ConversationParts:
-    """The template's ``enable_thinking``."""
-    return one if one.prompt.text is not None else one._replace(thinking=on)
-
-
-def context(one: ConversationParts, tokens: int, clean: CleanRun) -> ConversationParts:
+def context(prompt: Prompt, tokens: int, clean: CleanRun) -> PromptConversation:
     """Unrelated text first, that does not hold the prompt."""
-    filled = with_first_words(one.prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
-    return one._replace(prompt=filled)
+    filled = with_first_words(prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
+    return PromptConversation(filled, clean.target.tokenizer)
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -188,53 +143,33 @@ def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
 class ConditionKind(NamedTuple):
     """What conditions of a name have in common."""
 
-    group: str
-    """Under which they stand in figures."""
-    label: str
-    """What tables call them."""
-    change: Callable[[ConversationParts, Any, CleanRun], ConversationParts] | None
-    """What is asked instead of the usual, by the parameter's value; ValueError where a prompt cannot be asked so."""
+    change: Callable[[Prompt, Any, CleanRun], PromptConversation] | None  # what is asked instead of the usual
     parameter: str = ""
-    values: tuple[Any, ...] = (None,)
-    """Those that are measured where none is named; all that there are, unless it is a number."""
+    values: tuple[Any, ...] = (None,)  # measured where none is named; all that there are, unless it is a number
     number: type[int] | type[float] | None = None
-    least: float = 0
-    """Of a number."""
+    least: float = 0  # of a number
 
 
-NOISE = "noise on the drafter's input"
 CONDITIONS = {
-    "no_bos": ConditionKind("template", "no BOS", no_bos),
-    "no_template": ConditionKind("template", "no template", no_template),
-    "template": ConditionKind("template", "template of {value}", template, "family", tuple(FAMILIES)),
-    "no_system": ConditionKind("system prompt", "no system prompt", no_system),
-    "system": ConditionKind("system prompt", "system prompt: {value}", system, "text", tuple(SYSTEM_PROMPTS)),
-    "language": ConditionKind("language", "instruction in {value}", language, "code", tuple(LANGUAGES)),
-    "thinking": ConditionKind("thinking", "enable_thinking={value}", thinking, "on", (True, False)),
-    "context": ConditionKind(
-        "context", "{value:,} tokens of context", context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1
-    ),
-    "temperature": ConditionKind("temperature", "temperature {value:g}", None, "value", (0.6, 1.0), float, 0.01),
-    "noise_hidden": ConditionKind(NOISE, "hidden + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
-    "noise_embedding": ConditionKind(NOISE, "embedding + {value:g} RMS", None, "alpha", (0.1, 0.5, 1.0), float),
+    "no_bos": ConditionKind(no_bos),
+    "no_template": ConditionKind(no_template),
+    "template": ConditionKind(template, "family", tuple(FAMILIES)),
+    "system": ConditionKind(system, "text", tuple(SYSTEM_PROMPTS)),
+    "language": ConditionKind(language, "code", tuple(LANGUAGES)),
+    "context": ConditionKind(context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1),
+    "temperature": ConditionKind(None, "value", (0.6, 1.0), float, 0.01),
+    "noise_hidden": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
+    "noise_embedding": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
 }
 """By their names on the command line, in the order of tables and figures."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that is other than in the clean run.
+    """One thing that is other than in the clean run; ValueError if its value is out of range."""
 
-    Args:
-        kind: one of :data:`CONDITIONS`, or ``clean``.
-        value: of the parameter, where there is one.
-
-    Raises:
-        ValueError: the value is out of its range.
-    """
-
-    kind: str = "clean"
-    value: Any = None
+    kind: str = "clean"  # else one of CONDITIONS
+    value: Any = None  # of the parameter, where there is one
 
     def __post_init__(self) -> None:
         if self.of.number and not self.of.least <= self.value < float("inf"):
@@ -243,22 +178,18 @@ class Condition:
     @property
     def of(self) -> ConditionKind:
         """What it has in common with others of its name."""
-        return CONDITIONS.get(self.kind, ConditionKind("clean", "clean", None))
+        return CONDITIONS.get(self.kind, ConditionKind(None))
 
     @property
     def name(self) -> str:
         """As on the command line: ``context:tokens=512``."""
         return f"{self.kind}:{self.of.parameter}={_spelled(self.value)}" if self.of.parameter else self.kind
 
-    @property
-    def title(self) -> str:
-        """For tables and figures."""
-        return self.of.label.format(value=self.value)
-
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        usual = ConversationParts(prompt, clean.target.tokenizer)
-        return PromptConversation(*(self.of.change(usual, self.value, clean) if self.of.change else usual))
+        if self.of.change is None:
+            return PromptConversation(prompt, clean.target.tokenizer)
+        return self.of.change(prompt, self.value, clean)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """How tokens are drawn; drafts stay the drafter's most likely."""
@@ -273,11 +204,8 @@ class Condition:
 def parse_conditions(texts: Sequence[str]) -> list[Condition]:
     """Conditions by name: ``no_bos``, ``noise_hidden:alpha=0.5``, ``context:tokens=4096``, ``system:text=long``.
 
-    A name without its parameter stands for the usual ones; no name at all for all there are. A condition that is named
-    twice is measured once.
-
-    Raises:
-        ValueError: an unknown condition or parameter, or a value that it cannot have.
+    A name without its parameter stands for the usual ones; no name at all for all there are. ValueError for an unknown
+    condition or parameter, or a value that it cannot have.
     """
     return list(dict.fromkeys(one for text in texts or CONDITIONS for one in _parse(text)))
 
@@ -329,10 +257,8 @@ def blurred(x_BTH: Tensor, alpha: float, z_BTH: Tensor) -> Tensor:
 class NoisyDrafter(Drafter):
     """A drafter with all parts and weights of another, whose input is noisy. Inference only.
 
-    Args:
-        stream: HIDDEN, for noise on every feature that enters a step: the fused states of committed tokens and, in
-            drafting, the recurrent state, before the norm and where the residual path starts; or EMBEDDING, for noise
-            on every token embedding, before its norm.
+    With stream HIDDEN noise is on every feature that enters a step, fused or recurrent, before the norm and where the
+    residual path starts; with EMBEDDING on every token embedding, before its norm.
     """
 
     def __init__(self, drafter: Drafter, alpha: float, seed: int, stream: int) -> None:

@@ -1,41 +1,46 @@
 """``specdec doctor``: a set-up's faults, before it is trained.
 
 The options are those of specdec fit: specdec doctor --config RUN.yaml examines what specdec fit --config RUN.yaml
-would train; without any, the quick start's set-up. --drafter examines a saved, exported or published drafter in the
-place of a new one; --target NAME is short for --model.target.source NAME. The exit status is 1 if a fault was found,
-and 2 if specdec fit would refuse the set-up.
+would train; without any, the quick start's set-up. --drafter examines a saved drafter in the place of a new one, as
+specdec import makes it of a published one; --target NAME is short for --model.target.source NAME. --samples shows the
+training data instead, for which only the target's tokenizer is loaded. The exit status is 1 if a fault was found, and
+2 if specdec fit would refuse the set-up.
 
-Example: specdec doctor --config run.yaml --only taps masks --out report
+Example: specdec doctor --config run.yaml --only taps masks
+
+Legend: T tokens, N documents.
 """
 
 import argparse
 import contextlib
-import math
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from itertools import groupby
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from specdec.diagnostics.doctor_model import agreement, gradient, overfit, rope, switches
-from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, labels, masks, set_up, taps, vocabulary
+from specdec.data import Document, TokenData
+from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfit
+from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
-from specdec.utils.files import write_json
-from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
-    "taps": taps, "masks": masks, "labels": labels, "vocabulary": vocabulary, "gradient": gradient,
-    "switches": switches, "rope": rope, "parity": agreement,
+    "taps": taps, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
+    "inputs": inputs, "parity": agreement,
     "overfit": overfit,  # trains the drafter, so nothing comes after it
 }  # fmt: skip
-MARKS = {CheckResult.SOUND: "sound", CheckResult.FAULTY: "[bold]FAULTY[/bold]", CheckResult.UNCHECKED: "unchecked"}
-REPORT = "doctor.json"
+SUPERVISED, PLAIN = "bold green", "dim"
+SHOWN = 600  # tokens of a sample
 
 
 def main(argv: list[str]) -> int:
@@ -48,35 +53,27 @@ def main(argv: list[str]) -> int:
         prog="specdec doctor", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--drafter", metavar="DIR", help="a saved, exported or published drafter to examine")
+    parser.add_argument("--drafter", metavar="DIR", help="a saved drafter to examine")
+    parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"a directory for {REPORT}; no older one in it")
     own, args = parser.parse_known_args(argv)
     if own.seconds <= 0:
         raise ValueError(f"--seconds is {own.seconds:g}: it must be above 0")
-    if own.out is not None and (own.out / REPORT).exists():
-        raise ValueError(f"{own.out} holds a report already: choose another --out")
     args = fit_options(args) or ["--config", "conf/quickstart.yaml"]
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     cli = configured(Configured, "fit", args, RunDirectory())
-    with tempfile.TemporaryDirectory(prefix="specdec-doctor-") as scratch:
-        given = cli.config["fit"].trainer, own.drafter, own.seconds, Path(scratch)
-        setup = set_up(cli.model, cli.datamodule, *given)
+    if own.samples is not None:
+        show_samples(cli.datamodule, cli.model.target_source.load_tokenizer(), own.samples, console)
+        return 0
+    setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
     findings: list[Finding] = []
     with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
         for name in (name for name in CHECKS if name in own.only):
             findings += made(name, setup)
             done(1)
-    show(findings, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False))
-    sound = all(one.result is not CheckResult.FAULTY for one in findings)
-    if own.out is not None:
-        # JSON has no word for a number that is none
-        figures = [one.figure if one.figure is not None and math.isfinite(one.figure) else None for one in findings]
-        rows = [one._asdict() | {"figure": figure} for one, figure in zip(findings, figures, strict=True)]
-        about = {"target": setup.target.identity, "drafter": own.drafter, "curve": setup.curve, "sound": sound}
-        own.out.mkdir(parents=True, exist_ok=True)
-        write_json(own.out / REPORT, about | {"findings": rows, "provenance": provenance()})
-    return 0 if sound else 1
+    show(findings, console)
+    return int(any(one.result is CheckResult.FAULTY for one in findings))
 
 
 def made(name: str, setup: SetUp) -> list[Finding]:
@@ -96,11 +93,63 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for one in findings:
         remark = f"; {one.note}" if one.note and one.result is CheckResult.SOUND else ""
         figure = "" if one.figure is None else f"{one.figure:.4g}"
-        table.add_row(one.check, escape(one.what + remark), figure, one.wanted, MARKS[one.result])
+        table.add_row(one.check, escape(one.what + remark), figure, one.wanted, one.result)
     console.print(table)
-    for result, told in ((CheckResult.FAULTY, "FAULTY"), (CheckResult.UNCHECKED, "not checked")):
-        for one in (one for one in findings if one.result is result):
-            console.print(f"{one.check}: {told}: {one.what}: {one.note}", markup=False)
+    for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):  # faults first
+        if one.result is not CheckResult.SOUND:
+            console.print(f"{one.check}: {one.result}: {one.what}: {one.note}", markup=False)
     sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
     end = f"{faulty} faults" if faulty else "no fault was found"
     console.print(f"{end}: {sound} sound, {rest} could not be checked")
+
+
+def show_samples(data: TokenData, tokenizer: Any, count: int, console: Console) -> None:
+    """Show training documents with the supervised tokens marked, and what all documents come to.
+
+    Raises:
+        ValueError: the data cannot be read, or nothing of it is supervised, or all of a conversation's.
+    """
+    train, validation = data.documents(tokenizer)
+    marks = ("", "") if console.is_terminal and console.color_system else ("【", "】")
+    for number, document in enumerate(train[:count], start=1):
+        text = marked(document, tokenizer, marks)
+        console.print(Panel(text, title=f"training document {number}", title_align="left"))
+    columns = [_figures(documents, data, tokenizer) for documents in (train, validation)]
+    table = Table("", "train", "validation")
+    for name in columns[0]:
+        table.add_row(name, *(escape(column[name]) for column in columns))
+    console.print(table)
+
+
+def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
+    """A document's first tokens, the supervised ones in colour and between the marks."""
+    text, pairs = Text(), list(zip(document.ids_T.tolist(), document.loss_mask_T.tolist(), strict=True))
+    for supervised, run in groupby(pairs[:SHOWN], key=lambda pair: pair[1]):
+        words = tokenizer.decode([token for token, _ in run])
+        text.append(words.join(marks) if supervised else words, SUPERVISED if supervised else PLAIN)
+    if len(pairs) > SHOWN:
+        text.append(f" … {len(pairs) - SHOWN} more tokens", "italic")
+    return text
+
+
+def _figures(documents: Sequence[Document], data: TokenData, tokenizer: Any) -> dict[str, str]:
+    """A split's sizes; what was cut or dropped of it is logged where it is read."""
+    sizes_2N = torch.tensor([(len(one.ids_T), int(one.loss_mask_T.sum())) for one in documents]).T
+    tokens, supervised = sizes_2N.sum(1).tolist()
+    quantiles_Q2 = sizes_2N.double().quantile(torch.tensor([0, 0.5, 0.95, 1]).double(), 1, interpolation="nearest")
+    each = [", ".join(f"{value:,.0f}" for value in column) for column in quantiles_Q2.T.tolist()]
+    ends = Counter[int]()
+    for one in documents:  # a run's last token is followed by one that is not supervised, or by none
+        following_T = torch.cat([one.loss_mask_T[1:], one.loss_mask_T.new_zeros(1)])
+        ends.update(one.ids_T[one.loss_mask_T & ~following_T].tolist())
+    rows = data.pack(list(documents))
+    shares = (f"{tokenizer.decode([token])!r} {n / ends.total():.0%}" for token, n in ends.most_common(5))
+    return {
+        "documents": f"{len(documents):,}",
+        "packed rows": f"{len(rows.ids_BT):,}, {float((rows.documents_BT < 0).double().mean()):.1%} padding",
+        "tokens": f"{tokens:,}, {supervised / max(tokens, 1):.1%} supervised",
+        "tokens of a document: least, median, 95 %, most": each[0],
+        "supervised tokens of a document": each[1],
+        "supervised runs": f"{ends.total():,}",
+        "which end with": ", ".join(shares),
+    }

@@ -1,5 +1,5 @@
-"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, what
-each place is graded by, the draft vocabulary.
+"""The set-up that the doctor examines, and the checks of what its training gets: the target's states, the masks, the
+draft vocabulary.
 
 Legend: B rows, T tokens, N aux layers, H hidden, K unroll steps, D draft vocabulary, V vocabulary, C positions.
 """
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,21 +22,17 @@ from specdec.data import Batch, ChatData, TextData, TokenData
 from specdec.data.chat import conversation, encode, training_layout
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import each_row, find_sources
-from specdec.drafter import Drafter, DrafterSpec, choose, load, save
-from specdec.drafter.io import FORMAT
+from specdec.drafter import Drafter, DrafterSpec, choose, load
 from specdec.embedded.data import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
-from specdec.export.read import fetch, import_checkpoint, read_checkpoint
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
 from specdec.target.proof import TOLERANCE
 from specdec.training.building import FromDrafter
-from specdec.training.head_loss import TargetProbs
 from specdec.training.module import DrafterModule
-from specdec.training.step import TargetOutputs, TrainStep, target_outputs
+from specdec.training.step import target_outputs
 from specdec.training.ttt import ORACLE, ttt_unroll
-from specdec.utils.files import read_json
 
 ROWS = 4  # of the loader's first batch
 SAMPLE = 96  # tokens of the one document on which the drafter itself is examined
@@ -53,8 +48,8 @@ class CheckResult(StrEnum):
     """How a check came out."""
 
     SOUND = "sound"
-    FAULTY = "faulty"
-    UNCHECKED = "cannot be checked"
+    FAULTY = "FAULTY"
+    UNCHECKED = "not checked"
 
 
 class Finding(NamedTuple):
@@ -64,10 +59,8 @@ class Finding(NamedTuple):
     result: CheckResult
     figure: float | None = None
     wanted: str = ""
-    note: str = ""
-    """Of a fault its likely cause and what to do; of what cannot be checked why; else a remark."""
-    check: str = ""
-    """The name of the check that found it, which whoever runs the check fills in."""
+    note: str = ""  # of a fault its likely cause and what to do; of what cannot be checked why; else a remark
+    check: str = ""  # the name of the check that found it, which whoever runs the check fills in
 
 
 def judged(what: str, figure: float, rule: str, bound: float, fault: str, remark: str = "") -> Finding:
@@ -101,15 +94,14 @@ def documents(batch: Batch) -> Iterator[PackedDocument]:
 
 @dataclasses.dataclass
 class SetUp:
-    """A set-up.
+    """What would be trained.
 
     Args:
         drafter: as training begins with it, in training's own dtype of weights; no check may change it but the last.
         batch: the first rows that the training loader hands out, on the target's device.
         trainer: the trainer's settings: precision, accelerator and gradient clipping.
-        begun: whether the drafter begins with a saved one's weights rather than the target's.
+        saved: whether the drafter begins with a saved one's weights rather than the target's.
         seconds: for the overfitted sample.
-        curve: what the overfitted sample leaves for the report.
     """
 
     module: DrafterModule
@@ -117,9 +109,8 @@ class SetUp:
     drafter: Drafter
     batch: Batch
     trainer: Any
-    begun: bool
+    saved: bool
     seconds: float
-    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.target, self.objective = self.module.target, self.module.objective
@@ -158,48 +149,36 @@ class SetUp:
             for name, weight in drafter.named_parameters():
                 if weight.ndim == 1:
                     weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
-                elif hidden_matrix(name, weight) and not self.begun:
+                elif hidden_matrix(name, weight) and not self.saved:
                     weight.div_(weight.square().mean().sqrt() * weight.shape[1] ** 0.5)
         return drafter.requires_grad_(False)
 
 
-def set_up(
-    module: DrafterModule, data: TokenData, trainer: Any, drafter: str | None, seconds: float, scratch: Path
-) -> SetUp:
+def set_up(module: DrafterModule, data: TokenData, trainer: Any, drafter: str | None, seconds: float) -> SetUp:
     """Build what ``specdec fit`` would train: target, data, drafter and features.
 
     Args:
-        drafter: a directory of a saved, exported or published drafter, in place of the one that the run would make.
-        scratch: where a published one is imported.
+        drafter: a directory of a saved drafter, in place of the one that the run would make.
 
     Raises:
-        ValueError: ``specdec fit`` would refuse the set-up, or ``specdec import`` the drafter, in the same words.
+        ValueError: ``specdec fit`` would refuse the set-up, in the same words.
     """
     gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     module.target.to(device)
     if drafter is not None:
-        _begin_with(module, drafter, scratch)
+        config = load(drafter).config
+        fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(DrafterSpec)}
+        module.spec = DrafterSpec(**{**fields, "aux_layers": list(config.aux_layers)})
+        module.objective.loss.check(module.spec)
+        module.start = FromDrafter(drafter)
+        module.train_head = module.train_head and module.spec.head == "own"
     data.prepare(module.tokenizer)
     made = module.build(data)
     module.open(data, made)
     module.objective = dataclasses.replace(module.objective, kernel=unroll_kernel(module.attention, device)[1])
     batch = Batch(*(column[:ROWS].to(device) for column in next(iter(data.train_dataloader()))))
     return SetUp(module, data, made.to(device), batch, trainer, isinstance(module.start, FromDrafter), seconds)
-
-
-def _begin_with(module: DrafterModule, directory: str, scratch: Path) -> None:
-    """Let the module begin with this drafter's design and weights."""
-    where = Path(directory)
-    stored = read_json(where / "config.json") if (where / "config.json").is_file() else {}
-    if not (isinstance(stored, dict) and stored.get("format") == FORMAT):
-        where = save(import_checkpoint(read_checkpoint(fetch(directory, None)), module.target), scratch / "imported")
-    config = load(where).config
-    fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(DrafterSpec)}
-    module.spec = DrafterSpec(**{**fields, "aux_layers": list(config.aux_layers)})
-    module.objective.loss.check(module.spec)
-    module.start = FromDrafter(str(where))
-    module.train_head = module.train_head and module.spec.head == "own"
 
 
 @torch.no_grad()
@@ -235,10 +214,7 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     if max(map(_gap, map(target.final_norm, last), own)) <= allowed:
         fault = "the final norm is missing: Target.logits expects the last state after it"
     yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed, fault)
-    worst = max(_gap(target.logits(x[None])[0], out.logits[0]) for x, out in zip(last, outs, strict=True))
-    what = "the target's head on that state gives the target's own logits"
-    yield judged(what, worst, "<=", allowed, "see the last state; if that is sound, the head is applied otherwise")
-    if setup.begun:
+    if setup.saved:
         yield _trained(setup, found)
 
 
@@ -305,10 +281,10 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if not data.answer_only:
         yield unchecked(again, "data.answer_only=false asks for every token of the training conversations")
         return
-    yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see specdec inspect")
+    yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see --samples")
     if not (pairs := list(_rendered(setup, data))):
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
-        yield unchecked(again, f"{why}: look at specdec inspect")
+        yield unchecked(again, f"{why}: look at --samples")
         return
     ours_T, own_T = (torch.cat(column) for column in zip(*pairs, strict=True))
     alike = {by: float((ours_T & own_T.roll(by)).sum() / (ours_T | own_T.roll(by)).sum()) for by in (0, -1, 1)}
@@ -343,42 +319,6 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
         yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
 
 
-@torch.no_grad()
-def labels(setup: SetUp) -> Iterator[Finding]:
-    """Step k at slot t is graded by the target at t + 1 + k.
-
-    For each step the target is replaced by one that says at t + 1 + k what slot t drafts: every draft must be a hit.
-    """
-    drafter, sample, K = setup.precise(), setup.sample(), setup.objective.steps
-    aux_1TNH, D = setup.aux(sample.ids_BT), drafter.config.draft_vocab_size
-    drafts_KT, T = logits_of(drafter, sample.ids_BT, aux_1TNH, K).argmax(-1), sample.ids_BT.shape[1]
-    place_1TH = torch.arange(T).to(aux_1TNH)[None, :, None].expand(1, T, setup.target.hidden_size)
-    train_step = TrainStep(drafter, setup.precise_objective)
-
-    def hits(off: int) -> float:
-        """Share of hits if the target is looked for some tokens off."""
-        hit = reached = 0.0
-        for k in range(K):
-
-            def probs(place_CH: Tensor, k: int = k) -> TargetProbs:
-                token_C = drafts_KT[k, (place_CH[:, 0].round().long() - 1 - k - off).clamp(0, T - 1)]
-                p_CD = F.one_hot(token_C, D).to(place_CH)
-                zero_C = torch.zeros_like(p_CD[:, 0])
-                return TargetProbs(p_CD, p_CD.clamp_min(1e-30).log(), zero_C, token_C, torch.ones_like(token_C).bool())
-
-            counts = train_step(sample, TargetOutputs(aux_1TNH, place_1TH, probs), True).counts
-            hit, reached = hit + float(counts.hits_K[k]), reached + float(counts.reached_K[k])
-        return hit / reached if reached else math.nan
-
-    shares = {off: hits(off) for off in (0, -1, 1, -2, 2)}
-    what = f"share of drafts that the objective grades at step k, slot t by the target at t + 1 + k (K = {K})"
-    if math.isnan(shares[0]):
-        yield unchecked(what, f"no slot of the sample's {T} tokens is supervised")
-        return
-    best = max(shares, key=shares.__getitem__)
-    yield judged(what, shares[0], ">=", 1, f"{shares[best]:.0%} are graded {best:+d} token off: labels are shifted")
-
-
 def vocabulary(setup: SetUp) -> Iterator[Finding]:
     """The draft vocabulary covers the data, and the head's rows are its tokens'."""
     drafter, target = setup.drafter, setup.target
@@ -391,7 +331,7 @@ def vocabulary(setup: SetUp) -> Iterator[Finding]:
     if missing := sorted(set(target.eos_token_ids) - set(ids_D.tolist())):
         share, fault = -1.0, f"it lacks the end-of-text tokens {missing}: no draft proposes to stop"
     yield judged(what, share, ">=", COVERED * best, fault, f"the best of this size: {best:.4f}")
-    if drafter.config.hidden_size == target.hidden_size and not (setup.begun and drafter.config.head == "own"):
+    if drafter.config.hidden_size == target.hidden_size and not (setup.saved and drafter.config.head == "own"):
         ours_DH, theirs_DH = drafter.lm_head.weight.detach(), target.head_weight()[drafter.vocab.target_ids_D]
         wrong = int((ours_DH != theirs_DH.to(ours_DH)).any(-1).sum())
         fault = "so many rows are another token's: take the head's rows at vocab.target_ids_D"

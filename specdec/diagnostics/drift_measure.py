@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText
+from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.drafter import Drafter
 from specdec.evaluation.statistics import Array, Statistic, measured, ratio
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility
-from specdec.target import Target
 
 ATTENTION = {  # titles and units; means over heads, then layers
     "sink_mass": ("Attention on the sink", "share of weight"),
@@ -48,58 +47,22 @@ Document = dict[str, Any]
 """The measured part of ``drift.json``."""
 
 
-@dataclass(frozen=True)
-class DriftSettings:
-    """Of one measurement.
-
-    Args:
-        depths: draft tokens of a chain; may exceed the depth that the drafter was trained at.
-        anchors: chains for each prompt, at most.
-        sink_tokens: positions from the text's first one on that count as the sink.
-        recent: committed tokens before a chain that count as recent.
-
-    Raises:
-        ValueError: a number is out of range.
-    """
-
-    depths: int = 8
-    anchors: int = 16
-    sink_tokens: int = 1
-    recent: int = 16
-
-    def __post_init__(self) -> None:
-        if min(vars(self).values()) < 1:
-            raise ValueError(f"{vars(self)}: every number must be at least 1")
-
-    def check_length(self, max_new_tokens: int) -> None:
-        """Raise ValueError if no answer can be long enough for a chain."""
-        if max_new_tokens <= self.depths:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}: it must exceed depths, {self.depths}")
+SINK = 1  # first positions of a text that count as the sink
+RECENT = 16  # committed tokens before a chain that count as recent
 
 
 @torch.inference_mode()
-def measure(target: Target, drafter: Drafter, text: AnsweredText, settings: DriftSettings) -> Tensor:
-    """Draft from the text's anchors, verify what was drafted, and add up.
+def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tuple[Chains, Tensor]:
+    """Draft from anchors of a text, verify what was drafted, and add up. Nothing is drawn at random.
 
-    Nothing is drawn at random, and neither target nor drafter change.
+    Args:
+        prompt: tokens of the prompt.
+        end: chains from there on do not count.
 
     Returns:
-        (F, K, 2) float64 on the CPU: of every one of :data:`SERIES`, at every step, the sum over chains and how many
-        chains count; zeros where the text is too short for a chain.
-
-    Raises:
-        ValueError: the text with a chain is too long for the target.
+        The chains; and (F, K, 2) float64: of every one of :data:`SERIES`, at every step, the sum over chains and how
+        many chains count.
     """
-    anchors = text.anchors(settings.anchors, settings.depths)
-    if not anchors:
-        return torch.zeros(len(SERIES), settings.depths, 2, dtype=torch.float64)
-    anchored = AnchoredText(target, drafter, text.ids, settings.depths, len(anchors), verify=True)
-    parts = [_of_chains(anchored, some, text.prompt, settings) for some in anchored.groups(anchors)]
-    return torch.stack(parts).sum(0).cpu()
-
-
-def _of_chains(one: AnchoredText, anchors: list[int], prompt: int, settings: DriftSettings) -> Tensor:
-    """The sums of chains side by side, (F, K, 2)."""
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
     attention: list[Tensor] = []  # (A, 6) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
@@ -107,34 +70,34 @@ def _of_chains(one: AnchoredText, anchors: list[int], prompt: int, settings: Dri
 
         def look(level: int) -> None:
             weights = [seen.weights_BhTS[layer][0].transpose(0, 1) for layer in sorted(seen.weights_BhTS)]
-            regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1], settings)
+            regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1])
             attention.append(torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights]).double().mean(0))
             assert seen.out_BTH is not None
             outs.append(seen.out_BTH[0])
 
         chains = one.draft(anchors, on_step=look)
-    all_A = torch.ones(len(anchors), dtype=torch.float64, device=anchor_A.device)
-    accepted_A, by_step = all_A, []
+    counted_A = (anchor_A < end).double()
+    accepted_A, by_step = counted_A, []
     for k, output in enumerate(one.verify(anchors, chains.tokens_AK)):
         logits_AV = one.target.logits(output.final_BTH)[0]
         state_AH = chains.features_AJH[:, k + 1]
         reached_A, accepted_A = accepted_A, accepted_A * (logits_AV.argmax(-1) == chains.tokens_AK[:, k])
         found = dict(zip(ATTENTION, attention[k].unbind(1), strict=True)) | {
-            "state_rms": _rms(state_AH),
-            "out_rms": _rms(outs[k]),
+            "state_rms": state_AH.double().square().mean(-1).sqrt(),
+            "out_rms": outs[k].double().square().mean(-1).sqrt(),
             "cosine": _cosine(state_AH, chains.features_AJH[:, k]),
             "feature_cosine": _cosine(state_AH, drafter.fuse(output.aux_BTNH)[0]),
             "kl": _kl(logits_AV[:, drafter.vocab.target_ids_D], chains.log_probs_AKD[:, k]),
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
         }
-        weights_F = [reached_A if name == "conditional_acceptance" else all_A for name in SERIES]
+        weights_F = [reached_A if name == "conditional_acceptance" else counted_A for name in SERIES]
         pairs = zip((found[name] for name in SERIES), weights_F, strict=True)
         by_step.append(torch.stack([torch.stack([(x_A * w_A).sum(), w_A.sum()]) for x_A, w_A in pairs]))
-    return torch.stack(by_step, 1)
+    return chains, torch.stack(by_step, 1)
 
 
-def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int, settings: DriftSettings) -> Tensor:
+def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int) -> Tensor:
     """Which key slots are what to each chain, (A, 5, S) bool, in the order of :data:`ATTENTION` but for the entropy.
 
     They are disjoint and cover all that a chain sees. The first ``text`` slots are the text's rows; behind them stand
@@ -144,8 +107,8 @@ def _regions(text: int, prompt: int, anchor_A: Tensor, slots: int, settings: Dri
     slot_S, anchor_A1 = torch.arange(slots, device=device), anchor_A[:, None]
     own_S = slot_S >= text + chains
     position_AS = torch.where(slot_S < text, slot_S, anchor_A1 - 1)
-    sink_AS = ~own_S & (position_AS < settings.sink_tokens)
-    recent_AS = ~own_S & ~sink_AS & (position_AS >= anchor_A1 - settings.recent)
+    sink_AS = ~own_S & (position_AS < SINK)
+    recent_AS = ~own_S & ~sink_AS & (position_AS >= anchor_A1 - RECENT)
     prompt_AS = ~own_S & ~sink_AS & ~recent_AS & (position_AS < prompt)
     rest_AS = ~own_S & ~sink_AS & ~recent_AS & ~prompt_AS
     return torch.stack([sink_AS, prompt_AS, recent_AS, own_S.expand_as(sink_AS), rest_AS], 1)
@@ -155,11 +118,6 @@ def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     """What one layer attends to, (A, 6) in the order of :data:`ATTENTION`: means over heads."""
     mass_AR = torch.einsum("ahs,ars->ar", weights_AhS, regions_ARS.to(weights_AhS)) / weights_AhS.shape[1]
     return torch.cat([mass_AR, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
-
-
-def _rms(x: Tensor) -> Tensor:
-    """``||x|| / sqrt(H)`` over the last dimension, float64."""
-    return x.double().square().mean(-1).sqrt()
 
 
 def _cosine(x_AH: Tensor, y_AH: Tensor) -> Tensor:
@@ -177,10 +135,8 @@ def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
 class Observed:
     """What the drafter's last forward did inside."""
 
-    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)
-    """Attention weights by layer; float32 at least. A key that is not visible has weight 0."""
-    out_BTH: Tensor | None = None
-    """What the last layer gave, before the output norm."""
+    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
+    out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
 
 
 class _WatchedCache:
@@ -229,11 +185,7 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
 
 
 def document(prompts: Sequence[str], sums: Sequence[Tensor], trained_depth: int | None, depths: int) -> Document:
-    """The measured part of ``drift.json`` from every prompt's sums; prompts without a chain are left out.
-
-    Raises:
-        ValueError: none has any.
-    """
+    """The measured part of ``drift.json`` from the sums of prompts, of those with a chain; ValueError if none has."""
     chains = [int(one[0, 0, 1]) for one in sums]
     kept = [number for number, count in enumerate(chains) if count]
     if not kept:
@@ -273,8 +225,7 @@ class DriftFigure(NamedTuple):
     name: str
     title: str
     series: str
-    depths: tuple[range, ...]
-    """Steps counted from 0; the first, and where there is one the other, that is compared with it."""
+    depths: tuple[range, ...]  # steps counted from 0, and those that are compared with them, if any
     of: Statistic = ratio
 
     def columns(self, sums_KP2: Array) -> Array:

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,10 +41,8 @@ DECODED, EXPORTED = "training and cached decoding", "training and export"
 class DraftOutputs(NamedTuple):
     """What a drafter read and said at every slot and depth."""
 
-    features_AKH: Tensor
-    """At depth 0 the target's states as one, further on what the step before handed on."""
-    log_probs_AKV: Tensor
-    """Of the token after next, float32 at least; -inf for tokens that the drafter does not know."""
+    features_AKH: Tensor  # at depth 0 the target's states as one, further on what the step before handed on
+    log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
 
 
 def trained(
@@ -90,11 +89,7 @@ def served(
 
 
 def open_export(directory: Path, method: str, target: Target) -> reference.ServedDrafter:
-    """The directory as vLLM would have it beside this target.
-
-    Raises:
-        Misread: it would not have it, or not as what it was.
-    """
+    """The directory as vLLM would have it beside this target; Misread if it would not, or not as what it was."""
     found = reference.load(directory, method, target.embedding_weight(), target.head_weight())
     ids = found.settings.aux_ids
     if ids and not 0 <= ids[0] <= ids[-1] <= target.num_layers:
@@ -163,14 +158,12 @@ class Compared(NamedTuple):
     """How the ways compare."""
 
     rows: list[ParityRow]
-    lacking: str | None
-    """Why the export is not among them."""
-    allowed: float
-    """The share that rounding may make of an export's or an engine's differences."""
+    lacking: str | None  # why the export is not among them
+    allowed: float  # the share that rounding may make of an export's or an engine's differences
 
     @property
     def equal(self) -> bool:
-        """Whether all that was compared is the same but for rounding."""
+        """Whether all that was compared is the same, up to rounding."""
         return all(row.equal for row in self.rows)
 
     @property
@@ -220,8 +213,9 @@ def compare(
         on_text()
     ours = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(ours, target.dtype)
-    theirs_ = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
-    return Compared(ours + theirs_, lacking, allowed)
+    return Compared(
+        ours + [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED], lacking, allowed
+    )
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:
@@ -238,6 +232,4 @@ def places(text: AnsweredText, depth: int) -> list[int]:
 
 def spaced(slots: range) -> list[int]:
     """At most :data:`EACH` of them, the first and the last among them."""
-    if len(slots) <= EACH:
-        return list(slots)
-    return [slots[round(step * (len(slots) - 1) / (EACH - 1))] for step in range(EACH)]
+    return np.linspace(slots.start, slots.stop - 1, min(EACH, len(slots))).round().astype(int).tolist()

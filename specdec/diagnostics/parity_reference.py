@@ -27,11 +27,8 @@ Past = list[tuple[Tensor, Tensor]]
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
 CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3}
 IDS = "eagle_aux_hidden_state_layer_ids"
-SIZES = {
-    "vocab_size": "vocab", "hidden_size": "width", "intermediate_size": "inner", "max_position_embeddings": "longest",
-    "rms_norm_eps": "eps", "num_hidden_layers": "layers", "num_attention_heads": "heads",
-    "num_key_value_heads": "groups",
-}  # fmt: skip
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps",
+         "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
 # what a config of the speculators library has at the top and hands on
 HANDED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
 EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", "d2t"
@@ -50,20 +47,20 @@ class Rotary(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the engine makes of a config."""
+    """What the engine makes of a config; the first eight by the config's own names."""
 
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     method: str
-    vocab: int
     drafts: int
-    width: int
     target_width: int
-    inner: int
-    layers: int
-    heads: int
-    groups: int
     head: int
-    longest: int
-    eps: float
     aux_ids: tuple[int, ...]  # id i is the state that enters the target's layer i, ascending; () the last, normed
     norm_before_residual: bool
     norm_before_fc: bool
@@ -93,20 +90,19 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
         read = settings(dict(json.loads((directory / "config.json").read_text(encoding="utf-8"))), method)
     except (OSError, TypeError, json.JSONDecodeError) as error:
         raise Misread("config.json is missing or no JSON object") from error
-    told = {"vocab_size": read.vocab, "target_hidden_size": read.target_width}
-    for (key, size), wanted in zip(told.items(), embedding_VH.shape, strict=True):
+    sizes = {"vocab_size": read.vocab_size, "target_hidden_size": read.target_width}
+    for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
         if size != wanted:
             raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
-    found = _tensors(directory)
-    _check(found, read)
-    shared = read.width == read.target_width
+    found = _tensors(directory, read)
+    shared = read.hidden_size == read.target_width
     if EMBEDDING not in found and not shared:
         raise Misread(f"it lacks {EMBEDDING}, for which the target's is too wide or too narrow")
-    if HEAD not in found and not (shared and read.drafts == read.vocab):
+    if HEAD not in found and not (shared and read.drafts == read.vocab_size):
         raise Misread(f"it lacks {HEAD}: the engine would take the first {read.drafts} rows of the target's")
     # a draft token's own number plus its offset
     ids_D = torch.arange(read.drafts) + found.pop(MAP, torch.zeros(read.drafts)).to(torch.int64)
-    if len(outside := ((ids_D < 0) | (ids_D >= read.vocab)).nonzero()):
+    if len(outside := ((ids_D < 0) | (ids_D >= read.vocab_size)).nonzero()):
         draft = int(outside[0])
         raise Misread(f"d2t: draft token {draft} and its offset make {int(ids_D[draft])}, which is no token")
     weights = {EMBEDDING: embedding_VH, HEAD: head_VH} | {name: x.to(embedding_VH) for name, x in found.items()}
@@ -114,11 +110,7 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
 
 
 def settings(raw: Raw, method: str) -> Settings:
-    """Read a config.
-
-    Raises:
-        Misread: the engine would not load it so, or two of its releases or runners would read it differently.
-    """
+    """Read a config; :class:`Misread` if the engine would not, or two of its releases or runners differently."""
     config, found, fused = _flat(raw), _class(raw, method), method == "eagle3"
     for key in SIZES:
         value = config.get(key)
@@ -128,13 +120,14 @@ def settings(raw: Raw, method: str) -> Settings:
         raise Misread(f"config.json: hidden_act is {config['hidden_act']!r}, the engine's drafters have silu")
     if config.get("attention_bias") or config.get("bias"):
         raise Misread("config.json switches biases on, which are not compared here")
-    sizes: Raw = {field: config[key] for key, field in SIZES.items()}
-    switches: Raw = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
-    inner, head = config.get("eagle_config") or {}, config.get("head_dim") or sizes["width"] // sizes["heads"]
+    switches = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
+    inner: Raw = config.get("eagle_config") or {}
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return Settings(
+        **{key: config[key] for key in SIZES},
         method=method,
-        drafts=(fused and config.get("draft_vocab_size")) or sizes["vocab"],
-        target_width=(fused and config.get("target_hidden_size")) or sizes["width"],
+        drafts=(fused and config.get("draft_vocab_size")) or config["vocab_size"],
+        target_width=(fused and config.get("target_hidden_size")) or config["hidden_size"],
         head=head,
         aux_ids=_aux_ids(config, inner, found in QWEN3) if fused else (),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
@@ -142,7 +135,6 @@ def settings(raw: Raw, method: str) -> Settings:
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
-        **sizes,
         **switches,
     )
 
@@ -179,11 +171,11 @@ def _aux_ids(config: Raw, inner: Raw, qwen3: bool) -> tuple[int, ...]:
     if not isinstance(named, list) or not named or not all(isinstance(i, int) for i in named):
         raise Misread(f"config.json: {IDS} is {named!r}: the engine's two runners would take different states")
     ids = tuple(sorted(set(named)))
-    told = config.get("num_aux_hidden_states") or len(inner.get(IDS) or ()) or 3
+    count = config.get("num_aux_hidden_states") or len(inner.get(IDS) or ()) or 3
     if qwen3:
-        told = config.get("num_aux_layers") or len(named)
-    if told != len(ids):
-        raise Misread(f"config.json: {IDS} names {len(ids)} states and fc is made for {told} (num_aux_hidden_states)")
+        count = config.get("num_aux_layers") or len(named)
+    if count != len(ids):
+        raise Misread(f"config.json: {IDS} names {len(ids)} states and fc is made for {count} (num_aux_hidden_states)")
     return ids
 
 
@@ -198,11 +190,7 @@ def _windows(config: Raw, fused: bool) -> tuple[int | None, ...]:
 
 
 def rotary(config: Raw, head_dim: int) -> Rotary:
-    """The rope that a config names; where both spellings stand, ``rope_parameters`` wins.
-
-    Raises:
-        Misread: it names no ``rope_theta``, or a scaling that transformers, whose formulas engines follow, has not.
-    """
+    """The rope that a config names, by transformers' formulas; where both spellings stand, ``rope_parameters`` wins."""
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -225,8 +213,12 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
     return Rotary(inverse, float(factor))
 
 
-def _tensors(directory: Path) -> dict[str, Tensor]:
-    """What the engine looks for a place for."""
+def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
+    """What the engine looks for a place for: all tensors of the config and no other.
+
+    The engine itself does not miss a tensor: a norm stays at ones, a matrix is whatever lay in memory, and without
+    ``d2t`` the draft tokens are the first of the vocabulary.
+    """
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -235,21 +227,13 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
             raise Misread(f"{file.name} is damaged or cut off ({error})") from error
     if not found:
         raise Misread("there is no .safetensors file in it")
-    return {name.replace("midlayer.", "layers.0."): x for name, x in found.items() if not UNREAD.search(name)}
-
-
-def _check(found: Mapping[str, Tensor], read: Settings) -> None:
-    """Check that a file has all tensors of its config and no other.
-
-    The engine itself does not miss a tensor: a norm stays at ones, a matrix is whatever lay in memory, and without
-    ``d2t`` the draft tokens are the first of the vocabulary.
-    """
-    wanted = dict(_wanted(read))
+    found = {name.replace("midlayer.", "layers.0."): x for name, x in found.items() if not UNREAD.search(name)}
+    H, wanted = read.hidden_size, dict(_wanted(read))
     # the target's stand in for these, or nothing reads them
-    optional: dict[str, tuple[int, ...]] = {EMBEDDING: (read.vocab, read.width)}
+    optional: dict[str, tuple[int, ...]] = {EMBEDDING: (read.vocab_size, H)}
     if read.method == "eagle3":
-        optional |= {HEAD: (read.drafts, read.width)}
-        optional |= {f"layers.{i}.hidden_norm.weight": (read.width,) for i in range(1, read.layers)}
+        optional[HEAD] = (read.drafts, H)
+        optional |= {f"layers.{i}.hidden_norm.weight": (H,) for i in range(1, read.num_hidden_layers)}
     for name, value in found.items():
         if (shape := (wanted | optional).get(name)) is None:
             raise Misread(f"{name}: the engine has no such tensor for this config and fails")
@@ -260,19 +244,20 @@ def _check(found: Mapping[str, Tensor], read: Settings) -> None:
     for name in (name for name in wanted if name not in found):
         left = "at the first tokens" if name == MAP else "at ones" if "norm" in name else "uninitialised"
         raise Misread(f"it lacks {name}, which the engine leaves {left} without a word")
+    return found
 
 
 def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor's name and shape."""
-    H, n, fused = read.width, len(read.aux_ids), read.method == "eagle3"
-    queries, keys = read.heads * read.head, read.groups * read.head
-    for i in range(read.layers):
+    H, inner, n, fused = read.hidden_size, read.intermediate_size, len(read.aux_ids), read.method == "eagle3"
+    queries, keys = read.num_attention_heads * read.head, read.num_key_value_heads * read.head
+    for i in range(read.num_hidden_layers):
         at, into = f"layers.{i}.", 2 * H if fused and i == 0 else H
         for name, shape in {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}.items():
             yield f"{at}self_attn.{name}_proj.weight", shape
         if read.head_norms:
             yield from ((f"{at}self_attn.{name}_norm.weight", (read.head,)) for name in "qk")
-        for name, shape in {"gate": (read.inner, H), "up": (read.inner, H), "down": (H, read.inner)}.items():
+        for name, shape in {"gate": (inner, H), "up": (inner, H), "down": (H, inner)}.items():
             yield f"{at}mlp.{name}_proj.weight", shape
         yield f"{at}post_attention_layernorm.weight", (H,)
         if i or fused:
@@ -284,7 +269,7 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from ((f"fc_norm.{index}.weight", (read.target_width,)) for index in range(n))
         if read.norm_before_fc:
             yield "input_norm.weight", (n * read.target_width,)
-        if read.drafts != read.vocab:
+        if read.drafts != read.vocab_size:
             yield MAP, (read.drafts,)
 
 
@@ -294,14 +279,11 @@ def draft(
     """What is read and said at every anchor and depth: the text once over its features, then a chain from each anchor.
 
     An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
-    instead of drafts of its own. A chain's keys go when it ends.
-
-    Returns:
-        Features read (A, K, H), and log-probabilities (A, K, V) of the token after next, -inf where the drafter has
-        no such token.
+    instead of drafts of its own. Gives features read (A, K, H), and log-probabilities (A, K, V) of the token after
+    next, -inf where the drafter has no such token.
     """
-    empty = features_TH.new_empty(served.settings.groups, 0, served.settings.head)
-    past = [(empty, empty)] * served.settings.layers
+    empty_gSd = features_TH.new_empty(served.settings.num_key_value_heads, 0, served.settings.head)
+    past = [(empty_gSd, empty_gSd)] * served.settings.num_hidden_layers
     places_T = torch.arange(len(ids_T), device=ids_T.device)
     feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
     read, said = [], []
@@ -322,7 +304,7 @@ def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:
     """(V,), float32 at least."""
     logits_D = project(served, "lm_head", hidden_H) * served.settings.logit_scale
     log_D = logits_D.log_softmax(-1, dtype=torch.promote_types(logits_D.dtype, torch.float32))
-    return log_D.new_full((served.settings.vocab,), float("-inf")).index_copy(0, served.target_ids_D, log_D)
+    return log_D.new_full((served.settings.vocab_size,), float("-inf")).index_copy(0, served.target_ids_D, log_D)
 
 
 def fuse(served: ServedDrafter, states: list[Tensor]) -> Tensor:
@@ -345,10 +327,8 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """M nodes, each a token and the feature of the place before it, at the feature's position.
 
-    They see each other causally, and whatever was kept before them.
-
-    Returns:
-        The next step's features (M, H), and what the head multiplies (M, H).
+    They see each other causally, and whatever was kept before them. Gives the next step's features (M, H), and what the
+    head multiplies (M, H).
     """
     read, embedded_MH = served.settings, served.weights[EMBEDDING][tokens_M]
     if read.method == "eagle":  # https://arxiv.org/abs/2401.15077: no norm on the way in, none on the way out
@@ -359,7 +339,7 @@ def step(
         start_MH = hidden_MH if read.norm_before_residual else features_MH
     h_MH = start_MH + attention(served, 0, beside_MW, positions_M, past)
     h_MH = h_MH + feed_forward(served, 0, h_MH)
-    for i in range(1, read.layers):  # plain layers, each normalised on its way in
+    for i in range(1, read.num_hidden_layers):  # plain layers, each normalised on its way in
         h_MH = h_MH + attention(served, i, rms(served, f"layers.{i}.input_layernorm", h_MH), positions_M, past)
         h_MH = h_MH + feed_forward(served, i, h_MH)
     if read.method == "eagle":
@@ -371,7 +351,7 @@ def step(
 def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
     """Unit root mean square over the last axis, in float32 at least, times the weight."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    unit = wide / (wide.square().mean(-1, keepdim=True) + served.settings.eps).sqrt()
+    unit = wide / (wide.square().mean(-1, keepdim=True) + served.settings.rms_norm_eps).sqrt()
     return unit.to(x.dtype) * served.weights[f"{name}.weight"]
 
 
@@ -390,7 +370,7 @@ def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, 
         q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
     q_hMd, k_gMd = (rotate(x, positions_M, read.rope) for x in (q_hMd, k_gMd))
     past[i] = torch.cat([past[i][0], k_gMd], 1), torch.cat([past[i][1], v_gMd], 1)
-    k_hSd, v_hSd = (x.repeat_interleave(read.heads // read.groups, 0) for x in past[i])
+    k_hSd, v_hSd = (x.repeat_interleave(read.num_attention_heads // read.num_key_value_heads, 0) for x in past[i])
     back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
     window = read.windows[i]
     hidden_MS = (back_MS < 0) if window is None else (back_MS < 0) | (back_MS >= window)

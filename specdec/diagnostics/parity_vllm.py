@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 from specdec.diagnostics.parity_compare import decoded
@@ -26,23 +25,18 @@ from specdec.utils.signals import asked_to_end
 
 TRIES = 5
 PATH = "/v1/completions"
-BY_CHANCE = 1e-4
 
 
 def vllm_to_ask(
     target: TargetSource, engine: str | None, url: str | None, draft_tokens: int | None, vllm_args: Sequence[str]
 ) -> VllmLaunch | str | None:
-    """What is started, or the URL of what runs, or None where no engine is asked.
-
-    Raises:
-        ValueError: options that do not go together, or there is no vLLM.
-    """
-    given = {"--url": url, "--draft_tokens": draft_tokens, "flags after --": vllm_args}
-    told = [name for name, value in given.items() if value]
-    if engine is None and told:
-        raise ValueError(f"{', '.join(told)} would go to vLLM, which is not asked without --engine vllm")
-    if url and len(told) > 1:
-        raise ValueError(f"{', '.join(told[1:])} would start vLLM, which is not started with --url")
+    """What is started, the URL of what runs, or None; ValueError if options do not go together or vLLM is missing."""
+    options = {"--url": url, "--draft_tokens": draft_tokens, "flags after --": vllm_args}
+    given = [name for name, value in options.items() if value]
+    if engine is None and given:
+        raise ValueError(f"{', '.join(given)} would go to vLLM, which is not asked without --engine vllm")
+    if url and len(given) > 1:
+        raise ValueError(f"{', '.join(given[1:])} would start vLLM, which is not started with --url")
     if "--dtype" in map(flag_of, vllm_args):
         raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
     if url or engine is None:
@@ -56,12 +50,9 @@ class VllmAnswer(NamedTuple):
 
     prompt: list[int]
     ids: list[int]
-    drafts: int
-    """Drafts a pass."""
-    known: list[int]
-    """Tokens of the answer that were known when each pass began; the first is 1, the prompt's own."""
-    accepted: list[int]
-    """Drafts that each pass accepted; of the last one those within the answer."""
+    drafts: int  # of a pass
+    known: list[int]  # tokens of the answer that were known when each pass began; the first is 1, the prompt's own
+    accepted: list[int]  # drafts that each pass accepted; of the last one those within the answer
 
 
 def ask_all(
@@ -70,12 +61,8 @@ def ask_all(
 ) -> list[VllmAnswer]:  # fmt: skip
     """Put every prompt to the vLLM at a URL, or to one that is started for it in this dtype and ended.
 
-    Args:
-        log: a new file for what a started one says.
-
-    Raises:
-        Asked: somebody asked this process to end.
-        ValueError: as :func:`ask`; or vLLM does not come up.
+    ``log`` is a new file for what a started one says. Asked if somebody asked this process to end; ValueError as of
+    :func:`ask`, or if vLLM does not come up.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
@@ -92,11 +79,7 @@ def ask_all(
 
 
 def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmAnswer:
-    """Put a prompt to a server that nobody else uses.
-
-    Raises:
-        ValueError: it does not answer, drafts nothing, serves somebody else, or does not send every pass by itself.
-    """
+    """Put a prompt to a server that nobody else uses; ValueError if it does not draft, or sends passes together."""
     # without a penalty of its own the target's generation_config.json has a say
     body = {"prompt": prompt, "repetition_penalty": 1.0, "return_token_ids": True}
     for _ in range(TRIES):
@@ -145,29 +128,18 @@ class EnginePasses(NamedTuple):
     tokens: int  # of all answers
     rounding: int  # of them, those that are not the target's best token, but within rounding of it
     different: int  # those that are neither: the engine runs another target
-    fewer: int  # passes that rounding decides and in which the engine accepts fewer drafts
-
-    @property
-    def chance(self) -> float:
-        """The p-value of so many, as chance takes close drafts either way: a sign test over these passes."""
-        close = sum(one.rounding for one in self.positions)
-        return float(binomtest(self.fewer, close).pvalue) if close else 1.0
 
     @property
     def fault(self) -> str | None:
-        """What the engine does otherwise than it should; None if it accepts the same drafts, but for rounding."""
+        """What differs beyond rounding; None if nothing does."""
         if self.different:
             return f"{self.different} of {self.tokens} tokens are not this target's"
-        if any(one.different for one in self.positions):
-            return "vLLM accepts other drafts than these, see above"
-        if self.chance < BY_CHANCE:
-            return f"close passes fall to one side in vLLM, as rounding does once in {1 / self.chance:.0e} times"
-        return None
+        return "vLLM accepts other drafts than these, see above" if any(x.different for x in self.positions) else None
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
         positions = [{**one._asdict(), "verdict": one.verdict} for one in self.positions]
-        return {**self._asdict(), "positions": positions, "chance": self.chance, "holds": self.fault is None}
+        return {**self._asdict(), "positions": positions, "holds": self.fault is None}
 
 
 @torch.no_grad()
@@ -183,7 +155,7 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
     """
     allowed, depth = 2 * share, answers[0].drafts  # each of two candidates has an error of its own
     accepted, expected, rounding, different = ([0] * depth for _ in range(4))
-    passes = fewer = close_tokens = wrong_tokens = 0
+    passes = close_tokens = wrong_tokens = 0
     for answer in answers:
         P, ids = len(answer.prompt), torch.tensor([*answer.prompt, *answer.ids], device=target.device)
         logits_TV = target.model(input_ids=ids[None], use_cache=False).logits[0, P - 1 : -1]
@@ -207,14 +179,13 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
             if ours != theirs:
                 close = bool(doubt_K[k := min(ours, theirs)] <= allowed)
                 (rounding if close else different)[k] += 1
-                fewer += close and theirs < ours
     if not passes:
         raise ValueError(
             f"no answer holds a pass of {depth} drafts: give more --max_new_tokens or fewer --draft_tokens"
         )
     columns = zip(accepted, expected, rounding, different, strict=True)
     positions = [DraftPosition(k, passes, *counts) for k, counts in enumerate(columns, 1)]
-    return EnginePasses(positions, sum(len(one.ids) for one in answers), close_tokens, wrong_tokens, fewer)
+    return EnginePasses(positions, sum(len(one.ids) for one in answers), close_tokens, wrong_tokens)
 
 
 def _short_and_lead(scores: Tensor, due: Tensor) -> tuple[Tensor, Tensor]:

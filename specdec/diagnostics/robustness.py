@@ -1,15 +1,12 @@
 """``specdec robustness``: how much of its acceptance a drafter keeps when its input is other than usual.
 
-Every prompt is decoded clean and under every condition, losslessly. With C tokens committed in N target passes, c and n
-in the clean run, all of the same prompts:
-
-- acceptance length kept = (C / N) / (c / n), at least n / c, since a pass commits the bonus token in any case;
-- accepted drafts kept = (C / N - 1) / (c / n - 1), without that token: 0 where no draft is accepted any more.
+With C tokens committed in N target passes, c and n in the clean run, all of the same prompts, ``length_kept`` is
+(C / N) / (c / n), at least n / c, since a pass commits the bonus token in any case; and ``drafts_kept`` is
+(C / N - 1) / (c / n - 1), without that token: 0 where no draft is accepted any more.
 
 Legend: P prompts.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +34,7 @@ from specdec.evaluation.style import (
     whiskers,
     write_report,
 )
-from specdec.utils.files import sha256, staged_directory, write_json
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
 
 CLEAN = Condition()
@@ -61,7 +58,6 @@ class RobustnessConfig(MeasurementConfig):
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.
-        filler: a file of text that contexts are filled with; by default the standard library's sources.
         seed: of noise and temperatures.
         batch_size: sequences decoded side by side; fewer where texts are long.
     """
@@ -69,7 +65,6 @@ class RobustnessConfig(MeasurementConfig):
     drafter: str
     conditions: list[str] = field(default_factory=list)
     shape: str = "chain:depth=5"
-    filler: str | None = None
     seed: int = 0
     batch_size: int = 8
 
@@ -88,12 +83,11 @@ def robustness(config: RobustnessConfig) -> None:
     if not 0 <= config.seed < 2**31:
         raise ValueError(f"seed is {config.seed}: it must lie from 0 to 2**31 - 1")
     prompts = config.load_prompts()
-    filler_sha256 = sha256(config.filler) if config.filler else None
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1, config.filler)
+    clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1)
     context = config.context(pair.target, prompts)
     context["drafter"] = drafter_facts(config.drafter, pair)
-    context["settings"] |= {"shape_config": shape.describe(), "filler_sha256": filler_sha256}
+    context["settings"]["shape_config"] = shape.describe()
     with staged_directory(config.place("robustness")) as folder:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
@@ -111,10 +105,8 @@ class ConditionRun:
 
     condition: Condition
     prompts: list[Prompt] = field(default_factory=list)
-    ids: list[list[int]] = field(default_factory=list)
-    """What the target is asked first, of every prompt."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Ids of prompts that are not decoded, and why."""
+    ids: list[list[int]] = field(default_factory=list)  # what the target is asked first, of every prompt
+    left_out: dict[str, str] = field(default_factory=dict)  # ids of prompts that are not decoded, and why
     answers: list[Answer] = field(default_factory=list)
 
     @property
@@ -124,11 +116,7 @@ class ConditionRun:
 
 
 def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
-    """What of the clean run's prompts a condition can be measured on.
-
-    Raises:
-        ValueError: clean, none of them can be decoded.
-    """
+    """What of the clean run's prompts a condition can be measured on; ValueError if clean none can be decoded."""
     run = ConditionRun(condition)
     for prompt in clean.prompts:
         name, usual = prompt.prompt_id, clean.asked[prompt.prompt_id]
@@ -154,12 +142,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
 def measure(
     clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0
 ) -> None:
-    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out.
-
-    Args:
-        batch: sequences side by side; fewer where texts are long.
-        seed: of temperatures and noise.
-    """
+    """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
             _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
@@ -201,15 +184,14 @@ def kept(under: Counts, clean: Counts) -> dict[str, Any]:
 def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     """What the drafter keeps under every condition; the first run is the clean one.
 
-    ``committed`` and ``passes`` of a condition are in the order of ``prompts``; both are 0 for a prompt that it has no
-    target pass of.
+    ``committed`` and ``passes`` are in the order of ``prompts``, 0 for a prompt without a target pass.
     """
     clean, ids = counts(runs[0].answers), [prompt.prompt_id for prompt in runs[0].prompts]
     conditions = []
     for run in runs:
         own, condition = counts(run.answers), run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {"name": condition.name, "title": condition.title, "group": condition.of.group, "skipped": run.skipped}
+        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped}
         shares = kept(own, clean)
         conditions.append({**what, "committed": columns[0], "passes": columns[1], "left_out": run.left_out, **shares})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
@@ -220,11 +202,11 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
     rows, skipped = [], []
     for one in found["conditions"]:
         if one["skipped"] is not None:
-            skipped.append([one["title"], one["skipped"]])
+            skipped.append([one["name"], one["skipped"]])
             continue
         shares = [shown(one[share], lambda value: f"{100 * value:.0f}", " %") for share in SHARES]
         length = shown(one["acceptance_length"], "{:.2f}".format)
-        rows.append([one["title"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
+        rows.append([one["name"], length, *shares, str(one["measured_prompts"]), str(len(one["left_out"]))])
     headings = ["Condition", "Acceptance length", "Length kept", "Drafts kept", "Prompts", "Left out"]
     left_out = [[name, why] for name, why in found["conditions"][0]["left_out"].items()]
     return [
@@ -235,23 +217,18 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
 
 
 def plot_robustness(found: dict[str, Any], path: Path) -> None:
-    """Draw what is kept under every condition, by group."""
-    conditions = [one for one in found["conditions"][1:] if one["skipped"] is None]
-    rows: list[tuple[str, dict[str, Any] | None]] = []  # a group's heading, or a condition
-    for group, own in itertools.groupby(conditions, lambda one: str(one["group"])):
-        rows += [(group, None), *((one["title"], one) for one in own)]
+    """Draw what is kept under every condition."""
+    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
     figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, share in zip(panels, SHARES, strict=True):
-        for y, (_, one) in enumerate(rows):
-            if one is not None and one[share] is not None:
+        for y, one in enumerate(rows):
+            if one[share] is not None:
                 below, above = whiskers(one[share])
                 axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
         axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
         axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
         axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [title for title, _ in rows])
-    for tick, (_, one) in zip(panels[0].get_yticklabels(), rows, strict=True):
-        tick.set_fontweight("bold" if one is None else "normal")
+    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
     panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
     save_figure(figure, path)

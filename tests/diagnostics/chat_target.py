@@ -64,7 +64,7 @@ def copycat() -> ChatPair:
 def clean_run(target: Target, prompts: Sequence[Prompt], new: int = 8, documents: Any = DOCUMENTS) -> CleanRun:
     """Of answers of so many tokens."""
     found = CleanRun(target, prompts, new, 4)
-    found._filler = documents
+    found.documents = documents
     return found
 
 

@@ -29,7 +29,7 @@ def line(target_directory: Path, tmp_path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less text, and less patience."""
-    monkeypatch.setattr(doctor_model, "PATIENCE", 10)
+    monkeypatch.setattr(doctor_model, "PATIENCE", 50)
     monkeypatch.setattr(doctor_model, "ANSWER", 24)
     monkeypatch.setattr(doctor_model, "PROMPTS", 2)
     monkeypatch.setattr(doctor_setup, "SAMPLE", 48)

@@ -88,7 +88,7 @@ def chats(folder: Path, **more: Any) -> ChatData:
 def subject(data: TokenData, module: DrafterModule | None = None, seconds: float = 600) -> SetUp:
     """The set-up of these data."""
     torch.manual_seed(0)
-    return set_up(module or learner(), data, CPU, None, seconds, Path())
+    return set_up(module or learner(), data, CPU, None, seconds)
 
 
 def faults(checked: SetUp, *names: str) -> list[Finding]:

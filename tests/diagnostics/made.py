@@ -2,7 +2,11 @@
 
 import functools
 
-from specdec.diagnostics.anchors import AnsweredText, answered_texts
+import torch
+from torch import Tensor
+
+from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
+from specdec.diagnostics.drift_measure import SERIES, drafted
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter
@@ -16,6 +20,19 @@ PROMPTS = [("one", [3, 4, 5, 6]), ("two", [9]), ("three", [1, 2, 3])]
 def target() -> Target:
     """One that a drafter is right about now and then."""
     return markov_target(context=0.45)
+
+
+def places(text: AnsweredText, depth: int) -> range:
+    """Every place of an answer that has ``depth`` more tokens behind it."""
+    return range(text.prompt, len(text.ids) - depth)
+
+
+def measure(target: Target, drafter: Drafter, text: AnsweredText, depth: int) -> Tensor:
+    """The sums of chains from all of them."""
+    anchors = places(text, depth)
+    anchored = AnchoredText(target, drafter, text.ids, depth, len(anchors), verify=True)
+    parts = [drafted(anchored, some, text.prompt, anchors.stop)[1] for some in anchored.groups(anchors)]
+    return torch.stack(parts).sum(0) if parts else torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
 
 
 @functools.cache

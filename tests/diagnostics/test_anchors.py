@@ -5,10 +5,10 @@ import torch
 
 from specdec.decoding import Chain, PlainDecoder, Request, SpeculativeDecoder
 from specdec.diagnostics import anchors as module
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
+from specdec.diagnostics.anchors import AnchoredText, answered_texts
 from specdec.nn.blocked import Blocked
 from specdec.training.ttt import ttt_unroll
-from tests.diagnostics.made import PROMPTS, drafter, target, texts
+from tests.diagnostics.made import PROMPTS, drafter, places, target, texts
 
 DEPTH = 4
 
@@ -16,7 +16,7 @@ DEPTH = 4
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
 def test_drafts_match_where_decoding_accepts_them(name: str) -> None:
     text = texts()[0]
-    anchors = text.anchors(100, DEPTH)
+    anchors = places(text, DEPTH)
     one = AnchoredText(target(), drafter(name), text.ids, DEPTH, verify=True)
     chains = one.draft(anchors)
     accepted = chains.matched(text.ids, anchors).cumprod(1).sum(1).tolist()
@@ -51,9 +51,9 @@ def test_given_the_texts_tokens_chains_are_the_unroll(name: str) -> None:
 @pytest.mark.parametrize("name", ["eagle3", "two_layer", "sliding_window"])
 def test_chains_side_by_side_are_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = texts()[0]
-    anchors = text.anchors(100, DEPTH)
+    anchors = places(text, DEPTH)
     together = AnchoredText(target(), drafter(name), text.ids, DEPTH)
-    assert list(together.groups(anchors)) == [anchors]
+    assert list(together.groups(anchors)) == [list(anchors)]
     chains = together.draft(anchors)
     monkeypatch.setattr(module, "CHAINS_SIDE_BY_SIDE", 1)
     alone = AnchoredText(target(), drafter(name), text.ids, DEPTH)
@@ -62,12 +62,8 @@ def test_chains_side_by_side_are_as_alone(name: str, monkeypatch: pytest.MonkeyP
             torch.testing.assert_close(found[0], wanted[place])
 
 
-def test_answers_are_the_targets_own_and_anchors_are_spread_over_them() -> None:
+def test_answers_are_the_targets_own() -> None:
     found = answered_texts(target(), PROMPTS, 6)
     for text, (name, ids) in zip(found, PROMPTS, strict=True):
         assert (text.prompt_id, text.prompt) == (name, len(ids))
         assert text.ids == [*ids, *PlainDecoder(target()).generate(ids, 6).ids]
-    text = AnsweredText("", list(range(30)), 10)
-    assert text.anchors(100, 4) == list(range(10, 26))
-    assert text.anchors(4, 4) == [12, 16, 20, 24]
-    assert text.anchors(1, 19) == [10] and text.anchors(1, 20) == []

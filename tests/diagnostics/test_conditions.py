@@ -1,6 +1,5 @@
 """What every condition does to what is asked, and noise to what drafts."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from specdec.diagnostics.conditions import (
     HIDDEN,
     LANGUAGES,
     SYSTEM_PROMPTS,
-    CleanRun,
     Condition,
     NoisyDrafter,
     blurred,
@@ -36,7 +34,7 @@ PLACES = torch.arange(4).repeat(2, 1)
 
 @pytest.fixture(scope="module")
 def chat() -> ChatPair:
-    """Its tokenizer begins texts and conversations with ``<s>``; the template reads ``enable_thinking``."""
+    """Its tokenizer begins texts and conversations with ``<s>``."""
     return pair(max_position_embeddings=4096)
 
 
@@ -65,14 +63,12 @@ FILLER = DOCUMENTS[0][:100]  # of bytes, a token is a letter
         ("template:family=llama3", OWN, "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nfine<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),  # noqa: E501
         ("template:family=gemma", OWN, "<s><start_of_turn>user\nS\n\nfine<end_of_turn>\n<start_of_turn>model\n"),
         ("template:family=alpaca", OWN, "<s>S\n\n### Instruction:\nfine\n\n### Response:\n"),
-        ("no_system", OWN, "<s>[user]fine[assistant]"),
         ("system:text=long", CHAT, f"<s>[system]{SYSTEM_PROMPTS['long']}[user]{QUESTION}[assistant]"),
         ("system:text=short", OWN, f"<s>[system]{SYSTEM_PROMPTS['short']}[user]fine[assistant]"),
         ("system:text=short", RAW, f"<s>{SYSTEM_PROMPTS['short']}\n\nthe grass is"),
         ("language:code=de", CHAT, f"<s>[user]{LANGUAGES['de']}\n\n{QUESTION}[assistant]"),
         ("language:code=zh", OWN, f"<s>[system]S[user]{LANGUAGES['zh']}\n\nfine[assistant]"),
         ("language:code=ar", RAW, f"<s>{LANGUAGES['ar']}\n\nthe grass is"),
-        ("thinking:on=false", CHAT, f"<s>[user]{QUESTION}[assistant]<think></think>"),
         ("context:tokens=100", CHAT, f"<s>[user]{FILLER}\n\n{QUESTION}[assistant]"),
         ("context:tokens=100", OWN, f"<s>[system]S[user]{FILLER}\n\nfine[assistant]"),
         ("temperature:value=0.6", CHAT, f"<s>[user]{QUESTION}[assistant]"),
@@ -99,10 +95,8 @@ def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
     ("text", "template", "prompt", "reason"),
     [
         ("no_bos", "{% for m in messages %}{{ m['content'] }}{% endfor %}", CHAT, SAME),
-        ("no_system", TEMPLATE, CHAT, SAME),
         ("no_template", None, RAW, SAME),
         ("template:family=gemma", None, RAW, SAME),
-        ("thinking:on=true", TEMPLATE, CHAT, SAME),
         ("system:text=short", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none here') }}{% endif %}x", CHAT, "none here"),  # noqa: E501
         ("system:text=long", TEMPLATE, CHAT, "exceed the target's 512 positions"),
         ("context:tokens=300", None, RAW, "the filler has 5 tokens"),
@@ -126,16 +120,12 @@ def test_raw_prompts_and_too_long_ones_are_left_out(chat: ChatPair, base: ChatPa
     )
 
 
-def test_the_clean_run(chat: ChatPair, tmp_path: Path) -> None:
+def test_the_clean_run(chat: ChatPair) -> None:
     clean = clean_run(chat.target, [CHAT])
     assert usual(CHAT, clean) == f"<s>[user]{QUESTION}[assistant]" == asked(CLEAN, CHAT, clean)
     letters = clean_run(chat.target, [CHAT], documents=["äöü" * 20, "other"])
     assert letters.filler(5, without="x") == "äö"  # the third letter's first byte is left out
     assert letters.filler(4, without="ä") == "othe"
-    (tmp_path / "text.txt").write_text("some text")
-    assert CleanRun(chat.target, [CHAT], 8, 4, filler=str(tmp_path / "text.txt")).documents == ["some text"]
-    with pytest.raises(ValueError, match=r"nowhere\.txt"):
-        CleanRun(chat.target, [CHAT], 8, 4, filler="nowhere.txt")
     huge = Prompt("huge", None, None, None, "x" * 5000)
     made = plan(CLEAN, clean_run(chat.target, [huge, RAW]))
     assert made.prompts == [RAW] and "positions" in made.left_out["huge"]
@@ -153,9 +143,9 @@ def test_the_first_words_are_found_and_replaced() -> None:
 def test_names_lead_back_to_the_conditions() -> None:
     every = parse_conditions([])
     assert parse_conditions([one.name for one in every]) == every == parse_conditions(list(CONDITIONS))
-    assert len({one.title for one in every}) == len(every) == len({one.name for one in every})
-    texts = ["no_bos", "noise_hidden:alpha=.5", "context:tokens=64", "thinking:on=false", "no_bos"]
-    names = ["no_bos", "noise_hidden:alpha=0.5", "context:tokens=64", "thinking:on=false"]
+    assert len(every) == len({one.name for one in every})
+    texts = ["no_bos", "noise_hidden:alpha=.5", "context:tokens=64", "no_bos"]
+    names = ["no_bos", "noise_hidden:alpha=0.5", "context:tokens=64"]
     assert [one.name for one in parse_conditions(texts)] == names
     close = ["noise_hidden:alpha=0.1234567", "noise_hidden:alpha=0.1234568"]
     assert [one.name for one in parse_conditions(close)] == close
@@ -173,7 +163,6 @@ def test_names_lead_back_to_the_conditions() -> None:
         ("context:tokens=0", "at least 1"),
         ("temperature:value=0", "at least 0.01"),
         ("system:text=loud", r"text=short\|stranger\|long"),
-        ("thinking:on=yes", r"on=true\|false"),
         ("noise_hidden:alpha=nan", "at least 0"),
         ("noise_hidden:beta=1", "alpha=NUMBER"),
     ],

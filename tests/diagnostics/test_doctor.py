@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from specdec.cli import main
 from specdec.diagnostics.doctor import CHECKS
 from specdec.drafter import DrafterSpec, save
-from specdec.export import export_drafter
 from specdec.target import Target
 from specdec.target.attention import Tape
 from tests.data.tiny import CHATML, tiny_tokenizer
@@ -45,46 +42,22 @@ def doctor(*args: Any) -> int:
 
 
 def test_a_sound_set_up(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, the report, and no trace in the run's directory; a second report is refused."""
-    assert doctor(*base, "--only", *ALL, "--out", tmp_path / "report") == 0
+    """The table, and no trace in the run's directory."""
+    assert doctor(*base, "--only", *ALL) == 0
     shown = capsys.readouterr().out
     assert "no fault was found" in shown and "FAULTY" not in shown
-    report = json.loads((tmp_path / "report" / "doctor.json").read_text())
-    assert report["sound"] and {row["check"] for row in report["findings"]} == set(ALL)
-    assert report["target"]["num_layers"] == 7
-    assert report["provenance"]["command"].startswith("specdec doctor --config")
-    assert all(row["result"] in ("sound", "cannot be checked") for row in report["findings"])
+    assert all(f"│ {name} " in shown for name in ALL)
     assert not (tmp_path / "run").exists()
-    assert doctor(*base, "--only", "masks", "--out", tmp_path / "report") == 2
-    assert "holds a report already" in capsys.readouterr().err
 
 
-def test_a_saved_drafter(base: list[str], target_directory: Path, tmp_path: Path) -> None:
+def test_a_saved_drafter(
+    base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its own design, whatever the config says; what is trained of it already is not held against it."""
     target = Target.load(target_directory)
     save(made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target), tmp_path / "drafter")
-    assert doctor(*base, "--drafter", tmp_path / "drafter", "--only", *ALL, "--out", tmp_path / "report") == 0
-    rows = json.loads((tmp_path / "report" / "doctor.json").read_text())["findings"]
-    untold = " ".join(row["what"] for row in rows if row["result"] == "cannot be checked")
-    assert "drafts best from its stated boundaries" in untold
-
-
-@pytest.mark.parametrize("absolute", [False, True])
-def test_an_exported_drafter(
-    absolute: bool, base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of which a converter may have written d2t as target ids, which no import reads."""
-    target = Target.load(target_directory)
-    export_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target), target, tmp_path / "served")
-    for name in ("specdec.json", "SHA256SUMS"):
-        (tmp_path / "served" / name).unlink()
-    if absolute:
-        file = tmp_path / "served" / "model.safetensors"
-        tensors = load_file(file)
-        save_file(tensors | {"d2t": tensors["d2t"] + torch.arange(200)}, file, metadata={"format": "pt"})
-    status = doctor(*base, "--drafter", tmp_path / "served", "--only", "vocabulary", "rope")
-    told = capsys.readouterr()
-    assert (status == 2 and "it must hold offsets" in told.err) if absolute else "vocabulary" in told.out
+    assert doctor(*base, "--drafter", tmp_path / "drafter", "--only", *ALL) == 0
+    assert "taps: not checked: the saved drafter drafts best from its stated boundaries" in capsys.readouterr().out
 
 
 def test_a_target_whose_taps_are_off(
@@ -119,7 +92,7 @@ def test_chats_without_an_answer(base: list[str], tmp_path: Path, capsys: pytest
     [
         (["--seconds", "0"], "--seconds is 0"),
         (["--model.drafter.aux_layers=[9]"], "aux_layers [9]"),
-        (["--drafter", "/nowhere"], "/nowhere: no such directory"),
+        (["--drafter", "/nowhere"], "/nowhere: no such drafter directory"),
         (["--target", "/nowhere"], "/nowhere: no such directory"),
         (["--colour", "red"], "colour"),
     ],

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.drift_measure import SERIES, DriftSettings, measure, observing
+from specdec.diagnostics import drift_measure
+from specdec.diagnostics.anchors import AnchoredText, answered_texts
+from specdec.diagnostics.drift_measure import SERIES, drafted, observing
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View
 from specdec.target import Target
-from tests.diagnostics.made import PROMPTS, SPECS, drafter, target, texts
+from tests.diagnostics.made import PROMPTS, SPECS, drafter, measure, places, target, texts
 from tests.perfect import markov_target, perfect_drafter
 from tests.tiny import HIDDEN, VOCAB, tiny_drafter
 
-SMALL = DriftSettings(depths=4, anchors=5)
 PARTS = ("sink_mass", "prompt_mass", "recent_mass", "own_mass", "rest_mass")
 PREFIX, NODES, CAPACITY = 20, 3, 26
 
@@ -29,12 +29,19 @@ def means(sums: Tensor) -> dict[str, list[float]]:
     return dict(zip(SERIES, (sums[..., 0] / sums[..., 1]).tolist(), strict=True))
 
 
+def from_one(anchor: int, of: Drafter, depths: int) -> Tensor:
+    """The sums of one chain in the first text, side by side with another that does not count."""
+    text = texts()[0]
+    anchored = AnchoredText(target(), of, text.ids, depths, 2, verify=True)
+    return drafted(anchored, [anchor, anchor + 1], text.prompt, anchor + 1)[1]
+
+
 def test_a_drafter_that_copies_its_target_is_always_right() -> None:
     easy = markov_target(context=0)
     for name in ("eagle1", "eagle3", "eagle3_1"):
         perfect = perfect_drafter(easy, dataclasses.replace(SPECS[name], draft_vocab_size="all"))
         (text,) = answered_texts(easy, PROMPTS[:1], 20)
-        found = means(measure(easy, perfect, text, DriftSettings(depths=7, anchors=4)))
+        found = means(measure(easy, perfect, text, 7))
         assert found["joint_acceptance"] == found["conditional_acceptance"] == [1.0] * 7
         assert max(map(abs, found["kl"])) < 1e-6
 
@@ -51,8 +58,8 @@ def plain_forward(model: Target, of: Drafter, ids: list[int]) -> tuple[Tensor, T
 def test_states_and_probabilities_are_those_of_the_text_with_its_drafts(name: str) -> None:
     """Worked out anew for one chain: without caches, the chain's tokens by the drafter's own unrolled steps."""
     one, text, depths = drafter(name), texts()[0], 3
-    (anchor,) = text.anchors(1, depths)
-    sums = measure(target(), one, text, DriftSettings(depths=depths, anchors=1))
+    anchor = places(text, depths)[10]
+    sums = from_one(anchor, one, depths)
     found, ids = means(sums), text.ids[: anchor + 1]
     feature, _ = plain_forward(target(), one, ids)
     features, state = [feature[:-1]], feature[-2]
@@ -86,11 +93,13 @@ def indifferent(name: str) -> Drafter:
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "two_layer", "sliding_window"])
-def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str) -> None:
-    text, settings = texts()[0], DriftSettings(depths=4, anchors=1, sink_tokens=2, recent=3)
-    (anchor,) = text.anchors(1, 4)
+def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift_measure, "SINK", 2)
+    monkeypatch.setattr(drift_measure, "RECENT", 3)
+    text = texts()[0]
+    anchor = places(text, 4)[10]
     assert anchor > 12 and text.prompt == 4
-    found = means(measure(target(), indifferent(name), text, settings))
+    found = means(from_one(anchor, indifferent(name), 4))
     for k in range(4):
         rows = anchor + k  # the text's up to the root's, and what was drafted
         hidden = max(0, rows - 16) if name == "sliding_window" else 0
@@ -101,19 +110,19 @@ def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str) -> None:
         assert found["entropy"][k] == pytest.approx(math.log(seen))
 
 
-def test_shares_add_up_to_one() -> None:
-    found = means(measure(target(), drafter(), texts()[1], DriftSettings(depths=7, anchors=9, recent=2)))
+def test_shares_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift_measure, "RECENT", 2)
+    found = means(measure(target(), drafter(), texts()[1], 7))
     for k in range(7):
         assert sum(found[part][k] for part in PARTS) == pytest.approx(1, abs=1e-12)
 
 
 def test_nothing_is_drawn_and_nothing_changes() -> None:
     before, weights = torch.get_rng_state(), [p.clone() for p in drafter().parameters()]
-    one, two = (measure(target(), drafter(), texts()[0], SMALL) for _ in range(2))
+    one, two = (measure(target(), drafter(), texts()[0], 4) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(p, w) for p, w in zip(drafter().parameters(), weights, strict=True))
     assert torch.equal(one, two)
-    assert not measure(target(), drafter(), AnsweredText("", [3, 4, 5, 6, 7], 4), SMALL).any()
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -147,11 +156,3 @@ def test_observed_weights_times_values_are_the_attentions_output(name: str) -> N
     with pytest.raises(KeyError), observing(one):
         raise KeyError
     assert not any(module._forward_pre_hooks for module in one.modules() if not isinstance(module, torch.nn.Linear))
-
-
-@pytest.mark.parametrize("wrong", [{"depths": 0}, {"anchors": 0}, {"sink_tokens": 0}, {"recent": 0}])
-def test_numbers_out_of_range(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        DriftSettings(**wrong)
-    with pytest.raises(ValueError, match="exceed depths, 8"):
-        DriftSettings(depths=8).check_length(8)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.diagnostics.drift import plot_drift, report_tables
 from specdec.diagnostics.drift_measure import SERIES, Document, document, drift_figures, summary, sums_of
+from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.evaluation.statistics import interval
 from specdec.evaluation.style import write_report
 
@@ -66,14 +67,16 @@ def test_the_summary() -> None:
     assert "acceptance_change" not in summary(made(trained=3))
 
 
-def test_the_report_and_the_picture(tmp_path: Path) -> None:
-    found = {"$one": made(), "_two": made(trained=None)}
-    found = {label: {**one, "summary": summary(one)} for label, one in found.items()}
+@pytest.mark.parametrize("trained", [2, None])
+def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None:
+    found = made(trained=trained)
+    levels = {name: [[2, 1], [0]] for name in (*DOWN, OBSERVED)}
+    found |= {"summary": summary(found), "waterfall": waterfall(levels), "skipped": []}
     tables = report_tables(found)
     write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
     text = (tmp_path / "report.md").read_text()
-    assert text.count("![") == 1 and "trained depth unknown" in text and "trained depth 2" in text
-    assert "| 1 | 2 | 3* |" in text and "| a | 1 |" in text
-    assert tables[0].rows[0][0] == "RMS of the state, step 3 over step 1" and tables[0].rows[0][1].startswith("2.00 [")
+    assert text.count("![") == 1 and f"trained depth {trained or 'unknown'}" in text and "| a | 1 |" in text
+    assert f"| 1 | 2 | {'3*' if trained else '3'} |" in text and "Left out" not in text
+    assert tables[1].rows[0][0] == "RMS of the state, step 3 over step 1" and tables[1].rows[0][1].startswith("2.00 [")
     plot_drift(found, tmp_path / "drift.png")
     assert image.imread(tmp_path / "drift.png").shape[1] > 1000

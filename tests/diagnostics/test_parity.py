@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import main
-from specdec.diagnostics.parity import differences
-from tests.diagnostics.parity_made import drafter, edit, exported, sets, target
+from tests.diagnostics.parity_made import edit
 
 
 def test_a_drafter_is_exported_and_compared(
@@ -18,7 +17,7 @@ def test_a_drafter_is_exported_and_compared(
     assert "training and export" in told and "0 to 2" in told and "DIFFERENT" not in told
     assert told.splitlines()[-1] == "what was trained is what is decoded and what is served"
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
-    assert report["holds"] and report["differences"] == [] and report["export_not_compared"] is None
+    assert report["holds"] and report["export_not_compared"] is None
     assert (report["method"], report["dtype"], report["texts"]) == ("eagle3", "float32", 3)
     assert len(report["rows"]) == 2 * 2 * 3
     row = report["rows"][-1]
@@ -38,29 +37,13 @@ def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pyte
     edit(served, lambda raw: raw.update(norm_output=False), None)
     assert main([*line, "--out", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out
-    assert "recurrence is PreNorm, for this drafter PostNorm" in told
     assert "DIFFERENT: what the step before handed on" in told and told.splitlines()[-1].startswith("NOT THE SAME")
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
-    assert not report["holds"] and report["texts"] == 1 and len(report["differences"]) == 1
+    assert not report["holds"] and report["texts"] == 1
     edit(served, None, lambda w: w.pop("norm.weight"))
     assert main(line) == 1
     told = capsys.readouterr().out
     assert "the export was not compared" in told and "lacks norm.weight" in told and "NOT SERVED" in told
-
-
-def test_what_sixteen_bits_hide_is_told_by_name(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A norm off by less than rounding is no less off."""
-    line += ["--exported", str(tmp_path / "served"), "--target.dtype", "bfloat16"]
-    assert main(line) == 0
-    edit(tmp_path / "served", None, lambda w: w["norm.weight"].mul_(1.004))
-    capsys.readouterr()
-    assert main([*line, "--out", str(tmp_path / "out")]) == 1
-    told = capsys.readouterr().out
-    assert "DIFFERENT" not in told and "norms.output.weight differs in" in told
-    assert "drowns in this precision, --target.dtype float32 shows it" in told.splitlines()[-1]
-    assert not json.loads((tmp_path / "out" / "parity.json").read_text())["holds"]
 
 
 def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> None:
@@ -89,28 +72,3 @@ def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.C
         assert main([*line, *more]) == 2
         error = capsys.readouterr().err
         assert message in error.splitlines()[-1]
-
-
-def test_config_and_tensors_that_are_others(tmp_path: Path) -> None:
-    directory = exported("eagle3_1", tmp_path / "out")
-    assert differences(directory, drafter("eagle3_1"), target()) == []
-    edit(directory, sets(rms_norm_eps=1e-5, norm_output=False), lambda w: w["norm.weight"].add_(1))
-    assert differences(directory, drafter("eagle3_1"), target()) == [
-        "recurrence is PreNorm, for this drafter PostNorm",
-        "rms_norm_eps is 1e-05, for this drafter 1e-06",
-        "norms.output.weight differs in 32 of 32 numbers",
-    ]
-
-
-def test_a_narrower_dtype_is_no_difference(tmp_path: Path) -> None:
-    directory = exported("eagle3_1", tmp_path / "out")
-    edit(directory, None, lambda w: w.update({n: x.bfloat16() for n, x in w.items() if x.is_floating_point()}))
-    assert differences(directory, drafter("eagle3_1"), target()) == []
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    directory = exported("eagle3_1", tmp_path / "out")
-    edit(directory, None, None)
-    (directory / "config.json").write_text("{")
-    (line,) = differences(directory, drafter("eagle3_1"), target())
-    assert "not valid JSON" in line

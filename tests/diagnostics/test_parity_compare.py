@@ -11,7 +11,6 @@ from transformers import LlamaForCausalLM
 from specdec.decoding import Proposer
 from specdec.diagnostics import parity_compare as module
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
-from specdec.diagnostics.parity import differences
 from specdec.diagnostics.parity_compare import (
     DECODED,
     EACH,
@@ -56,7 +55,6 @@ def test_everything_that_is_served_is_the_same(name: str, tmp_path: Path) -> Non
     assert [row[:3] for row in found.rows] == wanted
     assert all(row.agree == row.slots >= 4 for row in found.rows)
     assert max(row.share for row in found.rows) < 1e-11
-    assert differences(directory, drafter(name), target()) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -71,7 +69,6 @@ def test_what_is_not_served_is_compared_with_decoding(name: str, tmp_path: Path)
 def test_the_other_formats_as_vllm_reads_them(name: str, format: str, tmp_path: Path) -> None:
     directory = exported(name, tmp_path / "out", format)
     assert compared(name, directory).holds
-    assert differences(directory, drafter(name), target()) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -100,7 +97,6 @@ def test_a_mistake_that_training_and_decoding_share(monkeypatch: pytest.MonkeyPa
     rope = drafter("eagle3").layers.rope
     monkeypatch.setattr(rope, "inverse", rope.inverse * 1.01)
     directory = exported("eagle3", tmp_path / "out")
-    assert differences(directory, drafter("eagle3"), target()) == []
     found = compared("eagle3", directory)
     assert {row.equal for row in found.rows if row.pair == DECODED} == {True}
     assert {row.equal for row in found.rows if row.pair == EXPORTED} == {False}

@@ -9,7 +9,7 @@ import pytest
 from specdec.cli import main
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.parity import PROMPTS
-from specdec.diagnostics.parity_vllm import TRIES, DraftPosition, EnginePasses, VllmAnswer, ask, compare_passes
+from specdec.diagnostics.parity_vllm import TRIES, EnginePasses, VllmAnswer, ask, compare_passes
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
 from specdec.engines.client import Endpoint
 from specdec.engines.serve import VARIABLE, VllmLaunch
@@ -174,15 +174,6 @@ def test_a_draft_that_the_drafter_has_no_word_for(target: Target) -> None:
     assert found.positions[0].different == 1 and found.positions[0].expected == 0
 
 
-@pytest.mark.parametrize(
-    ("rounding", "fewer", "holds"), [(0, 0, True), (6, 0, True), (32, 16, True), (32, 32, False), (32, 0, False)]
-)
-def test_rounding_takes_either_side(rounding: int, fewer: int, holds: bool) -> None:
-    """Close drafts that all fall to one side are a part that was lost, in a precision that hides it."""
-    found = EnginePasses([DraftPosition(1, 50, 30, 30 + rounding, rounding, 0)], 100, 0, 0, fewer)
-    assert (found.fault is None) == holds == found.as_json()["holds"]
-
-
 def test_the_command_with_a_server_that_runs(
     line: list[str], served: Servers, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,10 +211,9 @@ def test_the_command_starts_one_and_ends_it(
     line += ["--engine", "vllm", "--draft_tokens", "3"]
     monkeypatch.setenv(VARIABLE, fake)
     assert main([*line, "--out", str(tmp_path / "out"), "--", "--max-model-len", "64"]) == 2
-    report = json.loads((tmp_path / "out" / "parity.json").read_text())  # what was compared before is not lost
-    assert report["rows"] and "sends no token_ids" in report["engine_failed"] and not report["holds"]
     seen = capsys.readouterr()
-    assert "sends no token_ids" in seen.err.splitlines()[-1] and "training and export" in seen.out
+    assert "sends no token_ids" in seen.err.splitlines()[-1]
+    assert "training and export" in seen.out and not (tmp_path / "out").exists()  # what was compared before is shown
     said = json.loads((tmp_path / "said").read_text())
     argv = said["argv"]
     assert argv[-4:] == ["--dtype", "float32", "--max-model-len", "64"]

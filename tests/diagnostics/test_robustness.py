@@ -23,8 +23,8 @@ from tests.evaluation.made import answer, clustered
 CLEAN: Counts = {"a": (30, 10), "b": (20, 10), "c": (7, 1)}
 PROMPTS = [CHAT, RAW, OWN]
 EVERY = [
-    "no_bos", "no_template", "template:family=gemma", "no_system", "system:text=short", "language:code=zh",
-    "thinking:on=false", "context:tokens=60", "temperature:value=1.0", "noise_hidden:alpha=1.0",
+    "no_bos", "no_template", "template:family=gemma", "system:text=short", "language:code=zh",
+    "context:tokens=60", "temperature:value=1.0", "noise_hidden:alpha=1.0",
     "noise_embedding:alpha=1.0",
 ]  # fmt: skip
 ON_FILE = ["no_template", "system:text=short", "noise_hidden:alpha=0", "noise_hidden:alpha=1", "context:tokens=9999"]
@@ -122,11 +122,9 @@ def test_the_intervals_are_those_of_compare_and_absent_where_a_resample_has_no_v
 @pytest.fixture
 def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "p.txt").write_text("def add(a, b):\ndef add_3(\nreturn a\n")
-    (tmp_path / "filler.txt").write_text("import os, sys and so on\n" * 30)
     return [
         "robustness", "--target", str(target_directory), "--drafter", str(drafter_directory), "--prompts",
-        str(tmp_path / "p.txt"), "--shape", "chain:depth=2", "--max_new_tokens", "6", "--filler",
-        str(tmp_path / "filler.txt"), "--conditions", *ON_FILE,
+        str(tmp_path / "p.txt"), "--shape", "chain:depth=2", "--max_new_tokens", "6", "--conditions", *ON_FILE,
     ]  # fmt: skip
 
 
@@ -145,7 +143,7 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         else:
             assert one["committed"] == one["passes"] == [0, 0, 0] and one["length_kept"] is None
     assert by_name["no_template"]["skipped"] == "the condition changes no prompt"
-    assert by_name["context:tokens=9999"]["skipped"].startswith("the filler has ")
+    assert by_name["context:tokens=9999"]["skipped"].endswith("exceed the target's 256 positions")
     assert by_name["noise_hidden:alpha=0"]["committed"] == by_name["clean"]["committed"]
     under, clean = (
         dict(zip(found["prompts"], zip(one["committed"], one["passes"], strict=True), strict=True))
@@ -154,10 +152,10 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     assert kept(under, clean).items() <= by_name["system:text=short"].items()
     assert found["drafter"]["made_for_this_target"] is True and found["settings"]["shape_config"]["depth"] == 2
     report = (out / "report.md").read_text()
-    assert "| no template | the condition changes no prompt |" in report
-    assert "| system prompt: short |" in report and "too narrow" in report
+    assert "| no_template | the condition changes no prompt |" in report
+    assert "| system:text=short |" in report and "too narrow" in report
     shown = capsys.readouterr().out
-    assert "hidden + 1 RMS" in shown and "9,999 tokens of context" in shown
+    assert "noise_hidden:alpha=1" in shown and "context:tokens=9999" in shown
     assert main([*line, "--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
 
@@ -169,7 +167,6 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
         (["--shape", "bush"], "bush"),
         (["--batch_size", "0"], "batch_size"),
         (["--seed", "-1"], "seed"),
-        (["--filler", "nowhere.txt"], "nowhere.txt"),
         (["--max_new_tokens", "999"], "positions"),
     ],
 )

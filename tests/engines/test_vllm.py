@@ -206,7 +206,6 @@ def test_parity_starts_vllm_and_finds_what_it_drops(
     assert not found["holds"] and found["different"] == 0
     assert sum(one["different"] for one in found["positions"]) > 0
     assert found["positions"][0]["different"] == 0  # the first draft reads the target's states alone
-    assert report["differences"]
 
 
 @pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)

@@ -8,7 +8,7 @@ from specdec.cli import main
 from specdec.evaluation.config import load_pair
 from specdec.target import TargetSource
 
-COMMANDS = ("evaluate", "tune", "explain", "drift", "robustness")
+COMMANDS = ("evaluate", "tune", "drift", "robustness")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,10 +1,8 @@
-"""``specdec explain``: levels against drafters made for them and against the decoder, the command."""
+"""The waterfall of acceptance: levels against drafters made for them and against the decoder."""
 
 import dataclasses
-import json
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,21 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from specdec.cli import main
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
-from specdec.diagnostics import explain as module
-from specdec.diagnostics.explain import (
-    DOWN,
-    ExplainedText,
-    Levels,
-    at_every_place,
-    measure_levels,
-    passes,
-    waterfall,
-)
+from specdec.diagnostics.anchors import AnsweredText
+from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import read_answers
 from specdec.target import Target
+from tests.diagnostics.made import measure
 from tests.perfect import disturb, markov_target, perfect_drafter, successors
 from tests.published import fill, published
 from tests.tiny import HIDDEN, presets
@@ -36,7 +25,6 @@ DEPTH, NEW = 4, 24
 PROMPTS = [[11], [3, 4, 5], [7, 50, 2, 31, 19, 4, 44], [60, 1] * 9, [20, 21], [33]]
 SPECS = {name: dataclasses.replace(spec, draft_vocab_size="all") for name, spec in presets().items()}
 ENDS = (9, 27, 40, 55)
-TEXTS = ("def add(a, b):", "def add_3(", "return a")
 
 
 @cache
@@ -59,7 +47,7 @@ def erring(name: str, target: Target, level: float) -> Drafter:
 
 def explained(
     target: Target, drafter: Drafter, prompts: list[list[int]] = PROMPTS, new: int = NEW
-) -> tuple[Levels, list[ExplainedText]]:
+) -> tuple[Levels, list[MeasuredText]]:
     named = [(str(number), ids) for number, ids in enumerate(prompts)]
     return measure_levels(target, drafter, named, new, DEPTH)
 
@@ -129,9 +117,13 @@ def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     one_by_one = [list(decoder.generate(prompt, NEW, end).accepted) for prompt in PROMPTS]
     assert levels["own_tokens"] == levels["observed"] == [own for own in one_by_one if own]
     assert {0, 1, 2} <= {count for own in one_by_one for count in own}  # or the equality says little
-    runs = [at_every_place(target, drafter, text, DEPTH) for text in texts]
+    runs = [one.accepted for one in texts]
     at_these = [[run["own_features"][place] for place in passes(run["true_features"])] for run in runs]
     assert levels["own_features"] == at_these != levels["true_features"]
+    for text in texts:  # the curves are of the chains within the answer
+        ids = [*text.prompt, *PlainDecoder(target).generate(text.prompt, NEW, end).ids]
+        answered = AnsweredText(text.prompt_id, ids, len(text.prompt))
+        torch.testing.assert_close(text.sums_FK2, measure(target, drafter, answered, DEPTH))
     lengths, losses, _ = figures(levels)
     assert lengths["perfect"] - sum(losses.values()) == pytest.approx(lengths["observed"], abs=1e-12)
     assert all(lengths[one] >= lengths[two] for one, two in pairwise(DOWN[:3])) and losses["true_features"] > 0.3
@@ -144,9 +136,9 @@ def test_end_tokens_are_counted_as_decoding_counts_them() -> None:
     for new in range(2, 14):
         levels, texts = explained(target, drafter, PROMPTS[:4], new)
         assert levels["own_tokens"] == levels["observed"], new
-        assert all(len(text.ids) == text.prompt + text.kept + DEPTH for text in texts)
-        seen |= {None if text.end is None else (text.end > text.kept) - (text.end < text.kept) for text in texts}
-        assert all(text.end is None or text.ids[text.prompt + text.end - 1] in ENDS for text in texts)
+        for text in texts:
+            ids = PlainDecoder(target).generate(text.prompt, new + DEPTH, ENDS).ids
+            seen.add((len(ids) > new) - (len(ids) < new) if ids[-1] in ENDS else None)
     assert {0, 1, None} <= seen
 
 
@@ -156,48 +148,3 @@ def test_passes_follow_each_other(accepted: list[int]) -> None:
     assert begun[:1] == [0][: len(accepted)]
     assert all(two == one + accepted[one] + 1 for one, two in pairwise(begun))
     assert not begun or begun[-1] < len(accepted) <= begun[-1] + accepted[begun[-1]] + 1
-
-
-@pytest.fixture
-def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
-    (tmp_path / "p.txt").write_text("".join(f"{text}\n" for text in TEXTS))
-    common = ["--target", str(target_directory), "--drafter", str(drafter_directory)]
-    return [*common, "--prompts", str(tmp_path / "p.txt"), "--max_new_tokens", "8"]
-
-
-def test_it_explains_what_evaluate_measures(
-    line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, evaluated = tmp_path / "out", tmp_path / "evaluated"
-    assert main(["explain", *line, "--depth", "2", "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"explain.json", "explain.png", "report.md"}
-    told = json.loads((out / "explain.json").read_text())
-    assert told["prompts"] == ["line-1", "line-2", "line-3"] and told["check"]["holds"] and told["depth"] == 2
-    assert [level["name"] for level in told["levels"]] == [*DOWN, "observed"]
-    shown = capsys.readouterr().out
-    assert "The bars add up: 3.000" in " ".join(shown.split())
-    arguments = [*line, "--shape", "chain:depth=2", "--plain", "false", "--compile", "false", "--out", str(evaluated)]
-    assert main(["evaluate", *arguments]) == 0
-    (answers,) = read_answers(evaluated / "answers.jsonl", 1)
-    for level in told["levels"][-2:]:
-        assert level["passes"] == [len(answer.accepted) for answer in answers]
-        assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
-    monkeypatch.setattr(module, "observed", lambda *args: [[2] * 5 for _ in args[2]])
-    assert main(["explain", *line, "--depth", "2", "--out", str(tmp_path / "other")]) == 1
-    assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
-    assert "THE BARS DO NOT ADD UP" in (tmp_path / "other" / "report.md").read_text()
-
-
-def test_bad_input_is_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "some.txt").touch()
-    for arguments, message in (
-        (["--depth", "0"], "depth must be at least 1"),
-        (["--max_new_tokens", "1"], "max_new_tokens must be at least 2"),
-        (["--max_new_tokens", "300"], "305 new ones exceed"),
-        (["--out", str(tmp_path / "there")], "exists already"),
-    ):
-        assert main(["explain", *line, *arguments]) == 2, arguments
-        error = capsys.readouterr().err
-        assert message in error and len(error.splitlines()) == 1, error
-    assert not list(tmp_path.glob("runs*"))
