@@ -101,3 +101,14 @@ def test_a_printed_config_prints_itself(tmp_path: Path, capsys: pytest.CaptureFi
     assert compose(["--config", str(tmp_path / "all.yaml")])[0] == once
     assert printed(capsys, "--config", str(tmp_path / "all.yaml")) == once
     assert once["model"]["drafter"]["norms"]["aux"] == "concat"
+
+
+def test_a_reference_follows_what_overrides_its_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text("trainer: {max_steps: 9, val_check_interval: '${checkpoint.every_n_train_steps}'}")
+    (tmp_path / "b.yaml").write_text("checkpoint: {every_n_train_steps: 5}\nmodel: {ttt_steps: '${trainer.max_steps}'}")
+    args = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    found = printed(capsys, *args, "--checkpoint.every_n_train_steps", "250")
+    assert found["trainer"]["val_check_interval"] == 250 and found["model"]["ttt_steps"] == 9
+    (tmp_path / "b.yaml").write_text("model: {ttt_steps: '${nope}'}")
+    with pytest.raises(ValueError, match="nope"):
+        run("fit", [*args, "--print_config"])

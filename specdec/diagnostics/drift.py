@@ -12,7 +12,6 @@ from pathlib import Path
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from specdec.diagnostics.anchors import AnsweredText, answered_texts
@@ -129,7 +128,7 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
         return given
     times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}  # config.yaml, resumed config.1.yaml
     path = max(times, key=lambda one: int(times[one]) if times[one].isdigit() else 0)
-    found = OmegaConf.select(read_yaml(str(path)), "model.ttt_steps")
+    found = read_yaml(str(path)).get("model", {}).get("ttt_steps")
     return found if isinstance(found, int) else given
 
 
