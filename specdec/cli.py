@@ -107,11 +107,11 @@ def misspelt(name: str, argv: list[str]) -> str | None:
         text += known_help("fit") + " --target"  # for --model.target
     options = set(re.findall(r"(?<![\w-])--[\w.]+", text))
     for word in itertools.takewhile(lambda word: word != "--", argv):
-        option = above = word.partition("=")[0].removesuffix("+")
-        while "." in above and above not in options:
-            above = above.rpartition(".")[0]
-        takes_more = above == option or f"{above}.help" in options or f"{above} CONFIG" not in text
-        if not option.startswith("--") or (above in options and takes_more):
+        option = word.partition("=")[0].removesuffix("+")
+        if not option.startswith("--") or option in options:
+            continue
+        above = [option[: dot.start()] for dot in re.finditer(r"\.", option)]
+        if any(part in options and (f"{part}.help" in options or f"{part} CONFIG" not in text) for part in above):
             continue
         close = difflib.get_close_matches(option, sorted(options), n=1)
         return f"unknown option {option}; " + (f"did you mean {close[0]}?" if close else f"see specdec {name} --help")

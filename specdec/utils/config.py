@@ -1,5 +1,6 @@
 """Config files as they are given on the command line of ``specdec fit``, and where run directories go."""
 
+import argparse
 import datetime
 import itertools
 import os
@@ -11,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.files import explain
+from specdec.utils.files import explained
 from specdec.utils.imports import guard
 
 
@@ -26,9 +27,8 @@ def shipped(path: str) -> str:
 def read_yaml(path: str) -> dict[str, Any]:
     """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping."""
     try:
-        config = OmegaConf.to_container(OmegaConf.create(Path(path).read_text(encoding="utf-8")))
-    except OSError as error:
-        raise explain(error, path) from error
+        with explained(path):
+            config = OmegaConf.to_container(OmegaConf.create(Path(path).read_text(encoding="utf-8")))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: not valid YAML: {error.problem}") from error
@@ -60,23 +60,17 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         ValueError: a file cannot be read.
     """
     guard()
-    files, rest, left = [], [], list(args)
-    while left:
-        first = left.pop(0)
-        name, equals, value = first.partition("=")
-        given = [first]
-        if not equals and name.startswith("-") and left and not left[0].startswith("--"):
-            equals, value = "=", left.pop(0)
-            given.append(value)
-        if name in ("--config", "-c") and equals:
-            files.append(shipped(value))
-        elif equals and name.startswith("--"):
-            # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
-            rest.append(f"{name}={_located(shipped(value), Path())}")
-        else:
-            rest += given
-    config = OmegaConf.to_container(OmegaConf.merge({}, *map(read_yaml, files)))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    try:
+        found, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    config = OmegaConf.to_container(OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config)))
     assert isinstance(config, dict)
+    words = [word.rpartition("=") for word in rest]
+    # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
+    rest = [name + equals + _located(shipped(value), Path()) for name, equals, value in words]
     return {str(key): value for key, value in config.items()}, rest
 
 

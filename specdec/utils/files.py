@@ -43,8 +43,8 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn an OSError into a ValueError that names its file, or ``path`` where its file is a temporary one."""
+def explained(path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a ValueError that names its file, or ``path`` where it names none or a temporary one."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,7 @@ def staged(path: Path | str) -> Iterator[Path]:
         ValueError: the disk is full, or ``path`` may not be written; ``path`` is as it was.
     """
     path = Path(path)
-    with _explained(path):
+    with explained(path):
         temporary = _temporary(path)
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
@@ -92,7 +92,7 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists already: choose another place or remove it first")
-    with _explained(path):
+    with explained(path):
         temporary, old = _temporary(path), _temporary(path)
         temporary.mkdir()
         mode = temporary.stat().st_mode
@@ -132,9 +132,8 @@ def read_json(path: Path | str) -> Any:
         ValueError: the file is missing, unreadable or not JSON; the message names file and line.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise explain(error, path) from error
+        with explained(path):
+            return json.loads(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -147,11 +146,8 @@ def sha256(path: Path | str) -> str:
     Raises:
         ValueError: the file cannot be read.
     """
-    try:
-        with Path(path).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise explain(error, path) from error
+    with explained(path), Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _sums(directory: Path) -> list[str]:
@@ -174,11 +170,8 @@ def check_sums(directory: Path, remedy: str) -> None:
     Raises:
         ValueError: the list cannot be read or is damaged, or a file is missing, was changed or is not in it.
     """
-    where = directory / SUMS
-    try:
-        listed = where.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
-    except OSError as error:
-        raise explain(error, where) from error
+    with explained(directory / SUMS):
+        listed = (directory / SUMS).read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
     differing = {line.partition("  ")[2].strip() for line in set(listed) ^ set(_sums(directory))}
     if differing:
         raise ValueError(
@@ -203,7 +196,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         ValueError: ``path`` may not be written.
     """
-    with _explained(path):
+    with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a")
     with stream:

@@ -6,6 +6,7 @@ for on the command line or in the environment, never in a config. It looks at ev
 afterwards at where the thing was defined, so that ``specdec.utils.files.os.system`` is refused like ``os.system``.
 """
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -48,8 +49,6 @@ def allowing(modules: Sequence[str]) -> Iterator[None]:
             sys.path.append(os.getcwd())
         importlib.invalidate_caches()
         for module in modules:
-            if not all(name.isidentifier() for name in module.split(".")) or module.split(".")[0] == "jsonargparse":
-                raise ValueError(f"{FLAG} {module}: not a module that can be allowed; give names as my_package.parts")
             _import(module)
             _vouched.append(module)
         guard()
@@ -58,8 +57,7 @@ def allowing(modules: Sequence[str]) -> Iterator[None]:
         if added := set(_vouched) - set(vouched):
             set_parsing_settings(import_path_denylist=sorted(added))
             _vouched[:] = vouched
-        if sys.path[:-1] == path:
-            del sys.path[-1]
+        sys.path[:] = path
 
 
 def _import(module: str) -> None:
@@ -89,18 +87,13 @@ def take(args: list[str]) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: the flag has no value.
     """
-    values, rest = [os.environ.get(VARIABLE, "")], []
-    words = iter(args)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name != FLAG:
-            rest.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if not value.strip(", ") or value.startswith("-"):
-            raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package")
-        values.append(value)
-    return list(dict.fromkeys(re.findall(r"[^\s,]+", ",".join(values)))), rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(FLAG, action="append", default=[os.environ.get(VARIABLE, "")])
+    try:
+        found, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package") from error
+    return list(dict.fromkeys(re.findall(r"[^\s,]+", ",".join(found.allow_imports)))), rest
 
 
 def flags() -> list[str]:

@@ -5,13 +5,14 @@ is dropped when the journal is opened again.
 """
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any, Self
 
 from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import explain, lock_now
+from specdec.utils.files import explained, lock_now
 
 
 class JournalBusyError(ValueError):
@@ -43,12 +44,10 @@ class Journal:
         self.entries: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        try:
+        with explained(self.path):  # of the lock too: a file system may have none
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
             alone = lock_now(self._file)
-        except OSError as error:  # of the lock too: a file system may have none
-            raise explain(error, self.path) from error
         try:
             if not alone:
                 raise JournalBusyError(f"{self.path}: another process writes it: wait for its end")
@@ -74,11 +73,9 @@ class Journal:
             ValueError: the disk is full.
         """
         data = _line(entry)
-        try:
+        with explained(self.path):
             if self._file.write(data) < len(data):
-                raise ValueError(f"{self.path}: no space left on device")
-        except OSError as error:
-            raise explain(error, self.path) from error
+                raise OSError(errno.ENOSPC, "no space left on device")
 
     def _read(self, content: bytes) -> None:
         """Take up the entries, drop what a kill cut short, and begin a new journal with its first line."""

@@ -18,11 +18,11 @@ def test_a_later_file_wins(tmp_path: Path) -> None:
 
 
 def test_a_glob_is_text() -> None:
-    assert compose(["--data.train", "*.txt"])[1] == ["--data.train=*.txt"]
+    assert compose(["--data.train", "*.txt"])[1] == ["--data.train", "*.txt"]
 
 
 def test_flags_pass_through(tmp_path: Path) -> None:
-    assert compose(["--print_config", "--model.compile", "true"])[1] == ["--print_config", "--model.compile=true"]
+    assert compose(["--print_config", "--model.compile", "true"])[1] == ["--print_config", "--model.compile", "true"]
 
 
 def test_a_part_file_beside_the_config_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +60,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_bare_part_file_is_given_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = write(tmp_path / "part.yaml", "a: 1")
     monkeypatch.chdir(tmp_path)
-    assert compose(["--model.drafter", "part.yaml"])[1] == [f"--model.drafter={part}"]
-    assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter=none.yaml"]
+    assert compose(["--model.drafter", "part.yaml"])[1] == ["--model.drafter", part]
+    assert compose(["--model.drafter=part.yaml"])[1] == [f"--model.drafter={part}"]
+    assert compose(["--model.drafter", "none.yaml"])[1] == ["--model.drafter", "none.yaml"]
