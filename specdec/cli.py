@@ -139,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
     try:
         return _run(name, args)
     except (ValueError, OSError) as error:

@@ -22,7 +22,7 @@ PROC, GROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
-    """Describe this process and the code it runs, so that it can be rerun; JSON-ready, and never fails.
+    """Describe this process and the code it runs, so that it can be rerun; JSON-ready.
 
     Args:
         seed: the seed of the run, None where it has none.
@@ -30,8 +30,8 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     Returns:
         ``date`` (UTC, ISO 8601), ``command`` (as typed), ``seed``, ``python``, ``platform``, ``cpu``, ``cores`` (that
         this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not in use by now),
-        ``versions`` (None: not installed), ``git_commit`` and ``git_dirty`` (None: the package does not lie in
-        a git checkout of its own, or git cannot be run; untracked files count as dirty).
+        ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in a git checkout of its own, or
+        git cannot be run; untracked files count as dirty).
     """
     commit, dirty = _git(Path(__file__).resolve().parents[2])
     torch = sys.modules.get("torch")  # imported by somebody, or not at all
@@ -46,17 +46,10 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "cores": cores(),
         "torch_threads": torch.get_num_threads() if torch else None,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch and in_use else None,
-        "versions": {"specdec": __version__} | {name: _version(name) for name in DISTRIBUTIONS},
+        "versions": {"specdec": __version__} | {name: importlib.metadata.version(name) for name in DISTRIBUTIONS},
         "git_commit": commit,
         "git_dirty": dirty,
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu(cpuinfo: Path = PROC / "cpuinfo") -> str | None:

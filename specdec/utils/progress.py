@@ -41,17 +41,3 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Callab
                 log.info("%s: %s, %s a second, %.0f s left", what, share, f"{rate:,.0f}", (total - now) / rate)
 
         yield advance
-
-
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide transformers' own progress bars while a model is read or written."""
-    from transformers.utils import logging as hf_logging
-
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
