@@ -98,17 +98,16 @@ def test_a_config_cannot_vouch_for_itself(mark: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "callable_",
+    ("place", "callable_"),
     [
-        "os.system",
-        "builtins.eval",
-        "torch.hub.load",
-        "torch.load",
-        "specdec.utils.files.os.system",
-        "functools.partial",
+        ("optimizer", "os.system"),
+        ("callback", "builtins.eval"),
+        ("plugin", "torch.hub.load"),
+        ("optimizer", "torch.load"),
+        ("callback", "specdec.utils.files.os.system"),
+        ("plugin", "functools.partial"),
     ],
 )
-@pytest.mark.parametrize("place", ["optimizer", "callback", "plugin"])
 def test_dangerous_callables_are_out_of_reach(
     mark: Path, place: str, callable_: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
