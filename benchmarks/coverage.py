@@ -1,9 +1,9 @@
 """How often the intervals of a study hold the truth, with few seeds and few prompts, and how often its tests err.
 
-``python benchmarks/coverage.py --out benchmarks/results`` simulates studies of two arms under a known model and prints,
-for each, how many of the 95 % intervals hold the truth: the study card's (``specdec/card/crossed.py``), the percentile
-bootstrap that draws seeds and prompts anew, variance components with Satterthwaite's degrees of freedom, and the
-bootstrap over prompts that leaves seeds as they are.
+``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymm>.md`` simulates studies of two arms under a
+known model and prints, for each, how many of the 95 % intervals hold the truth: the study card's
+(``specdec/studies/statistics.py``), the percentile bootstrap that draws seeds and prompts anew, variance components
+with Satterthwaite's degrees of freedom, and the bootstrap over prompts that leaves seeds as they are.
 
 Legend: A 2 arms, S seeds, P prompts, Q target passes.
 """
@@ -21,9 +21,8 @@ from scipy.stats import t as student
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
-from benchmarks.harness import machine
+from benchmarks import harness
 from specdec.studies.statistics import Linear, Spread, detectable, estimate, pooled, spread
-from specdec.utils.files import write_json, write_text
 
 DEPTH, TOKENS = 5, 96  # drafts of a pass; new tokens of an answer
 COMMON, PROMPTS = 0.5, 0.6  # log-odds of acceptance: of all, and how much prompts differ (standard deviation)
@@ -152,10 +151,12 @@ METHODS = {
 def main() -> None:
     """Simulate and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
+    parser.add_argument("--force", action="store_true", help="overwrite what --out names")
     parser.add_argument("--studies", type=int, default=1000, help="of each kind")
     parser.add_argument("--resampled", type=int, default=300, help="of them, bootstrapped too")
     args = parser.parse_args()
+    harness.check_out(args.out, args.force)
     begin, rows = time.monotonic(), []
     sizes = [(3, 20), (3, 40), (3, 80), (5, 20), (5, 40)]
     for kind, model in enumerate(MODELS):
@@ -168,41 +169,36 @@ def main() -> None:
         draw = np.random.default_rng([99, round(10 * better)])
         found = simulate(MODELS[3], 3, 40, better, args.studies, 1, draw)
         rows.append({"model": f"better by {better} in log-odds", "seeds": 3, "prompts": 40} | found)
-    about = machine(1) | {"studies": args.studies, "resampled": args.resampled}
+    about = harness.machine(1) | {"studies": args.studies, "resampled": args.resampled}
     about["seconds"] = round(time.monotonic() - begin)
-    name = f"coverage_{about['date'][:7].replace('-', '')}"
-    write_json(args.out / f"{name}.json", {"about": about, "rows": rows})
-    write_text(args.out / f"{name}.md", markdown(about, rows))
-    print((args.out / f"{name}.md").read_text())
+    harness.keep(args.out, markdown(about, rows), {"about": about, "rows": rows})
 
 
-def markdown(about: dict, rows: list[dict]) -> str:
+def markdown(about: dict, rows: list[dict]) -> list[str]:
     """The tables."""
     null, better = [row for row in rows if not row["difference"]], [row for row in rows if row["difference"]]
     margin = 196 * math.sqrt(0.05 * 0.95 / about["studies"])
     headings = ["two arms of one kind", "seeds", "prompts", *METHODS.values(), "median width"]
-    lines = ["# Coverage of a study's 95 % intervals", ""]
-    lines += [f"Of 100 studies, so many intervals held the truth; {about['studies']:,} studies a row (bootstraps: "
-              f"{about['resampled']:,} of them), so that 95 stands for 95 within {margin:.1f}.", ""]  # fmt: skip
-    lines += [f"| {' | '.join(headings)} |", "|---|" + "---:|" * (len(headings) - 1)]
-    for row in null:
-        shares = [f"{100 * row[name]:.1f}" for name in METHODS]
-        cells = [row["model"], str(row["seeds"]), str(row["prompts"]), *shares, f"{row['width']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| the second arm is | true difference | median detectable difference | found (p < 0.05) | held |",
-              "|---|---:|---:|---:|---:|"]  # fmt: skip
-    for row in better:
-        lines.append(
-            f"| {row['model']} | {row['difference']:.2f} | {row['least']:.2f} | {100 * row['found']:.1f} % | "
-            f"{100 * row['card']:.1f} |"
-        )
-    command = "python benchmarks/coverage.py --out benchmarks/results"
+    cells = [
+        [row["model"], str(row["seeds"]), str(row["prompts"]), *(f"{100 * row[name]:.1f}" for name in METHODS),
+         f"{row['width']:.2f}"] for row in null
+    ]  # fmt: skip
+    lines = ["# Coverage of a study's 95 % intervals", "",
+             f"Of 100 studies, so many intervals held the truth; {about['studies']:,} studies a row (bootstraps: "
+             f"{about['resampled']:,} of them), so that 95 stands for 95 within {margin:.1f}.", "",
+             *harness.table(headings, cells)]  # fmt: skip
+    headings = ["the second arm is", "true difference", "median detectable difference", "found (p < 0.05)", "held"]
+    cells = [
+        [row["model"], f"{row['difference']:.2f}", f"{row['least']:.2f}", f"{100 * row['found']:.1f} %",
+         f"{100 * row['card']:.1f}"] for row in better
+    ]  # fmt: skip
+    lines += ["", *harness.table(headings, cells)]
     lines += ["", f"Standard deviations in log-odds of a draft's acceptance: prompts {PROMPTS}; of the arms' "
               "difference, trainings, arm by prompt, the rest: "
               + "; ".join(f"{m.name} {m.trainings:g}, {m.prompts:g}, {m.answers:g}" for m in MODELS)
               + f". Chains of {DEPTH}, {TOKENS} new tokens. The second table has the model «{MODELS[3].name}».", "",
-              f"`{command}`, {about['date']}, {about['seconds']} s."]  # fmt: skip
-    return "\n".join(lines) + "\n"
+              f"`{about['command']}`, {about['date']}, {about['seconds']} s."]  # fmt: skip
+    return lines
 
 
 if __name__ == "__main__":

@@ -250,10 +250,7 @@ def report(a: argparse.Namespace, answers: dict[str, list[dict]]) -> tuple[list[
             peer = max(peers, key=lambda key: rate[key])
             value, low, high = ratios[f"{ours} / {peer}"] = ratio(answers[ours], answers[peer])
             out += ["", f"{what}: {value:.2f} [{low:.2f}, {high:.2f}] times as fast as {peer}."]
-    disturbed = {k: n for k, each in answers.items() if (n := sum(one["others"] > harness.OTHERS for one in each))}
-    if disturbed:
-        out += ["", f"**Warning**: other processes used much of the CPU during answers of {disturbed}."]
-    return out, {"tokens_per_second": rate, "ratios": ratios}
+    return out + harness.disturbances(answers), {"tokens_per_second": rate, "ratios": ratios}
 
 
 def main() -> int:

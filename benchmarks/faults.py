@@ -26,6 +26,7 @@ from specdec.utils.files import sha256
 STEPS, EVERY = 24, 4  # of a run; steps between checkpoints
 WEIGHTS, LOSSES = Path("drafter") / "model.safetensors", "losses.txt"
 PATIENCE = 300.0  # seconds for the next loss
+TEXTS = harness.ROOT / "specdec" / "nn" / "[a-z]*.py"  # what is learnt
 TWO = ("--trainer.devices", "2", "--trainer.strategy")
 KINDS: dict[str, tuple[str, ...]] = {
     "one process": (),
@@ -36,46 +37,40 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(60))
-
-
-def scene(folder: Path) -> None:
-    """A random seven-layer Llama of width 32 with a byte-level tokenizer in ``target``, and twelve short texts."""
+def make_target(folder: Path) -> None:
+    """A random seven-layer Llama of width 32 whose tokens are bytes."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
+    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
-    wrapped.save_pretrained(folder / "target")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(wrapped), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
+        vocab_size=len(tokens), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4,
         num_key_value_heads=2, head_dim=12, max_position_embeddings=256, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "target")
-    (folder / "text").mkdir()
-    for number in range(12):
-        (folder / "text" / f"{number}.txt").write_text(TEXT[number * 150 : number * 150 + 1200])
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def model_and_data(folder: Path) -> list[str]:
+    """The options of ``specdec fit`` and ``specdec cache`` for a tiny drafter of the target."""
+    return [
+        "--model.target.source", str(folder / "target"), "--model.ttt_steps", "3", "--data", "TextData",
+        "--data.train", str(TEXTS), "--data.seq_len", "64", "--data.batch_size", "2",
+    ]  # fmt: skip
 
 
 def arguments(folder: Path, kind: str, out: Path) -> list[str]:
-    """``specdec fit`` of a tiny drafter for a tiny target, every loss written at its step."""
+    """Those of ``specdec fit`` for a kind of run, every loss written at its step."""
     more = KINDS[kind]
     if kind == "cached features":
         more = ("--model.features", "Cached", "--model.features.directory", str(folder / "features"))
     return [
-        "--model.target.source", str(folder / "target"), "--data", "TextData",
-        "--data.train", str(folder / "text" / "*.txt"), "--data.seq_len", "64", "--data.batch_size", "2",
-        "--model.ttt_steps", "3", "--trainer.accelerator", "cpu", "--trainer.logger", "false",
+        *model_and_data(folder), "--trainer.accelerator", "cpu", "--trainer.logger", "false",
         "--trainer.enable_progress_bar", "false", "--trainer.num_sanity_val_steps", "0",
         "--trainer.log_every_n_steps", "1", "--trainer.max_steps", str(STEPS),
         "--checkpoint.every_n_train_steps", str(EVERY), *more, "--out", str(out),
@@ -157,12 +152,10 @@ def main() -> int:
     about, found = harness.machine(1), []
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         folder = Path(scratch)
-        scene(folder)
+        make_target(folder / "target")
         if "cached features" in a.kinds:
-            finish(
-                specdec("cache", *arguments(folder, "one process", folder / "features"), log=folder / "log"),
-                folder / "log",
-            )
+            log = folder / "log"
+            finish(specdec("cache", *model_and_data(folder), "--out", str(folder / "features"), log=log), log)
         for kind in a.kinds:
             found.append(campaign(folder, kind, a.kills, a.seed))
     rows = [

@@ -153,6 +153,12 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]], words: int = 1
     return ["| " + " | ".join(columns) + " |", rule, *("| " + " | ".join(line) + " |" for line in lines)]
 
 
+def disturbances(timed: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    """A warning, if other processes used much of the machine while systems, here by name, were timed."""
+    found = {name: n for name, each in timed.items() if (n := sum(one["others"] > OTHERS for one in each))}
+    return ["", f"**Warning**: other processes used much of the CPU, so many times: {found}."] if found else []
+
+
 def keep(out: Path | None, lines: Sequence[str], raw: Any) -> None:
     """Print a report; if ``out`` (``.md``) is given, write it there, and the raw figures to the ``.json`` beside it."""
     from specdec.utils.files import write_json, write_text

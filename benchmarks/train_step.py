@@ -70,12 +70,7 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     torch.compile(lambda x: x + 1)(torch.zeros(1))  # in every worker: the compiler takes memory, and some steps use it
     system: recipe.System = importlib.import_module(f"benchmarks.training.{job['module']}").build(recipe.Job(**job))
     ctypes.CDLL(None).malloc_trim(0)
-    about = {
-        "trainable": system.trainable,
-        "products": system.products,
-        "versions": {name: version(name) for name in (*system.packages, "torch")},
-        **system.more,
-    }
+    versions = {name: version(name) for name in (*system.packages, "torch")}
     before: list[float] = []
 
     def step(_: Any) -> dict[str, Any]:
@@ -87,7 +82,7 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
         reply: dict[str, Any] = {"before_mb": before[0], "peak_mb": resident("VmHWM"), **spent}
         return reply | ({"losses": system.losses()} if first else {})
 
-    return about, step
+    return {"trainable": system.trainable, "versions": versions}, step
 
 
 # --- the parent ------------------------------------------------------------------------------------------------------
@@ -180,10 +175,7 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
         out += ["", f"specdec takes {shares} of the faster peer, {peer.entry.key}."]
     if full := next((m for m in measured if m.entry.key == "specdec-full"), None):
         out += ["", f"{measured[0].median / full.median:.2f} of the time of its step with all rows supervised."]
-    disturbed = {m.entry.key: n for m in measured if (n := sum(s["others"] > harness.OTHERS for s in m.steps))}
-    if disturbed:
-        out += ["", f"**Warning**: other processes used much of the CPU during steps of {disturbed}."]
-    return out, ratios
+    return out + harness.disturbances({m.entry.key: m.steps for m in measured}), ratios
 
 
 NOTES = """\

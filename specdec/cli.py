@@ -5,6 +5,7 @@ import difflib
 import importlib
 import inspect
 import io
+import itertools
 import json
 import logging
 import os
@@ -12,6 +13,8 @@ import re
 import signal
 import sys
 from pathlib import Path
+
+from specdec import __version__
 
 COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
@@ -72,7 +75,7 @@ HELP = Path(__file__).with_name("help.json")
 def usage() -> str:
     """The help text of ``specdec`` itself, by groups of commands."""
     groups = [
-        f"{group}:\n" + "\n".join(f"  {name:<12}{COMMANDS[name][1]}" for name in names if name in COMMANDS)
+        "\n".join([f"{group}:", *(f"  {name:<12}{COMMANDS[name][1]}" for name in names)])
         for group, names in GROUPS.items()
     ]
     return (
@@ -84,9 +87,9 @@ def usage() -> str:
     )
 
 
-def known_help(name: str) -> str | None:
-    """The help of a command as it was written down, which takes no import; None where there is none."""
-    return json.loads(HELP.read_text(encoding="utf-8")).get(name) if HELP.exists() else None
+def known_help(name: str) -> str:
+    """The help of a command as it was written down, which takes no import."""
+    return json.loads(HELP.read_text(encoding="utf-8"))[name]
 
 
 def misspelt(name: str, argv: list[str]) -> str | None:
@@ -94,74 +97,64 @@ def misspelt(name: str, argv: list[str]) -> str | None:
 
     An option below one that takes a part (``--model.loss.weight``) is the part's own to judge.
     """
-    text = known_help(name)
-    if text is None:
-        return None
+    text = known_help(name) + " --allow_imports"
     if name in OF_FIT:
-        text += (known_help("fit") or "") + " --target"  # for --model.target
+        text += known_help("fit") + " --target"  # for --model.target
     options = set(re.findall(r"(?<![\w-])--[\w.]+", text))
-    for word in argv[: argv.index("--") if "--" in argv else None]:
+    for word in itertools.takewhile(lambda word: word != "--", argv):
         option = word.partition("=")[0].removesuffix("+")
-        if not option.startswith("--") or option in options or option == "--allow_imports":
+        if not option.startswith("--") or option in options:
             continue
-        above = option
-        while "." in above and above not in options:
-            above = above.rpartition(".")[0]
-        takes_more = f"{above}.help" in options or f"{above} CONFIG" not in text
-        if above in options and takes_more:
+        above = [option[: dot.start()] for dot in re.finditer(r"\.", option)]
+        if any(part in options and (f"{part}.help" in options or f"{part} CONFIG" not in text) for part in above):
             continue
         close = difflib.get_close_matches(option, sorted(options), n=1)
-        return f"unknown option {option}" + (f"; did you mean {close[0]}?" if close else f"; see specdec {name} --help")
+        return f"unknown option {option}; " + (f"did you mean {close[0]}?" if close else f"see specdec {name} --help")
     return None
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status. Wrong input is one line on standard error and status 2."""
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    name, *args = (sys.argv[1:] if argv is None else argv) or [""]
+    if name in ("", "-h", "--help", "help"):
         print(usage())  # noqa: T201  this is the command's output
-        return 0 if argv else 2
-    if argv[0] == "--version":
-        from specdec import __version__
-
+        return 0 if name else 2
+    if name == "--version":
         print(f"specdec {__version__}")  # noqa: T201
         return 0
-    if argv[0] not in COMMANDS:
-        close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of: {', '.join(COMMANDS)}"
-        sys.stderr.write(f"specdec: error: unknown command {argv[0]!r}; {hint}\n")
-        return 2
-    if argv[1:] in (["-h"], ["--help"]) and (text := known_help(argv[0])):
-        print(text, end="")  # noqa: T201
+        return _refuse("", f"unknown command {name!r}; {hint}")
+    if args in (["-h"], ["--help"]):
+        print(known_help(name), end="")  # noqa: T201
         return 0
-    if wrong := misspelt(argv[0], argv[1:]):
-        sys.stderr.write(f"specdec {argv[0]}: error: {wrong}\n")
-        return 2
+    if wrong := misspelt(name, args):
+        return _refuse(name, wrong)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
     try:
-        status = _run(argv[0], argv[1:])
-    except ValueError as error:
+        return _run(name, args)
+    except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
-        sys.stderr.write(f"specdec {argv[0]}: error: {' '.join(str(error).split())}\n")
-        return 2
-    except OSError as error:
-        if os.environ.get("SPECDEC_TRACEBACK"):
-            raise
-        sys.stderr.write(
-            f"specdec {argv[0]}: error: {error.filename or 'disk or network'}: {error.strerror or error}\n"
-        )
-        return 2
+        if isinstance(error, OSError):
+            return _refuse(name, f"{error.filename or 'disk or network'}: {error.strerror or error}")
+        return _refuse(name, " ".join(str(error).split()))
     except SystemExit as error:
         if type(error).__name__ == "SIGTERMException":  # Lightning's, which carries no exit status
             return 128 + signal.SIGTERM
         raise
     except KeyboardInterrupt:
-        sys.stderr.write(f"specdec {argv[0]}: interrupted\n")
+        sys.stderr.write(f"specdec {name}: interrupted\n")
         return 128 + signal.SIGINT
-    return int(status)
+
+
+def _refuse(name: str, why: str) -> int:
+    sys.stderr.write(f"specdec {name}".strip() + f": error: {why}\n")
+    return 2
 
 
 def _run(name: str, args: list[str]) -> int:
@@ -184,14 +177,14 @@ def write_help() -> None:
     os.environ["COLUMNS"] = "100"
     texts = {}
     for name in COMMANDS:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
             _run(name, ["--help"])
-        usage_, blank, rest = said.getvalue().partition("\n\n")
-        words = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]", "", " ".join(usage_.split())).split()
-        needed = [word for word in words[2:] if word not in ("specdec", name)]
+        line, _, rest = printed.getvalue().partition("\n\n")
+        line = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]", "", line)  # without what may be left out
+        needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
         example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
-        texts[name] = f"usage: specdec {name} [OPTIONS] {' '.join(needed)}".rstrip() + blank + example + rest
+        texts[name] = f"usage: specdec {name} [OPTIONS] {needed}".rstrip() + f"\n\n{example}{rest}"
     HELP.write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

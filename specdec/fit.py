@@ -246,7 +246,7 @@ KNOWN_WARNINGS = (
     "The dirpath has changed from",  # a resumed run whose directory was moved
     "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )
-PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}
 
 
 @contextlib.contextmanager

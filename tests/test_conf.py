@@ -19,7 +19,6 @@ CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted((CONF / "drafter").glob("*.yaml"))
 RUNS = sorted(CONF.glob("*.yaml"))
 FOR_FIT = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "study")  # tests/sweep has those
-GENERATIONS = ("eagle1", "eagle2", "eagle3", "eagle3_1")
 SHIPPED = {"draft_vocab_size": 32000, "attention_window": 512}  # the tests' own are smaller
 DESIGNS = presets() | variants()
 DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
@@ -62,16 +61,6 @@ def test_a_preset_says_what_it_is_how_to_use_it_and_what_to_expect(path: Path) -
     assert all(len(line) <= 120 for line in lines)
 
 
-@pytest.mark.parametrize("name", GENERATIONS)
-def test_the_command_line_takes_a_preset(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    drafter = printed(capsys, "--model.drafter", str(CONF / "drafter" / f"{name}.yaml"))["model"]["drafter"]
-    wanted = shipped(DESIGNS[name])
-    for axis in ("fusion", "entry", "recurrence"):
-        assert drafter[axis]["class_path"].endswith(f".{type(getattr(wanted, axis)).__name__}")
-    assert drafter["norms"] == vars(wanted.norms)
-    assert drafter["head"] == wanted.head
-
-
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_a_run_config_parses_and_says_how_to_use_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "specdec fit" in path.read_text().split("\n\n")[0]
@@ -80,19 +69,23 @@ def test_a_run_config_parses_and_says_how_to_use_it(path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("path", FOR_FIT, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_shipped_config_passes_the_command_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Alone, and with the arguments that its own comment gives."""
-    option = {"train": "--config", "drafter": "--model.drafter", "optimizer": "--model.optimizer"}[path.parent.name]
+    """With the arguments that its own comment gives."""
     comment = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
     use = re.search(r"Use: specdec fit((?: --\S+ [^\s,;]+)+)", comment).group(1).split()  # type: ignore[union-attr]
     assert f"conf/{path.parent.name}/{path.name}" in use
-    for args in ([option, str(path)], use):
-        config = printed(capsys, *args)["model"]
-        if path.parent.name == "optimizer":
-            wanted = yaml.safe_load(path.read_text())
-            assert config["optimizer"]["class_path"] == wanted["class_path"]
-            assert wanted["init_args"].keys() <= config["optimizer"]["init_args"].keys()
-        elif path.parent.name == "train":
-            assert config["ttt_steps"] == yaml.safe_load(path.read_text())["model"]["ttt_steps"]
+    config = printed(capsys, *use)["model"]
+    if path.parent.name == "optimizer":
+        wanted = yaml.safe_load(path.read_text())
+        assert config["optimizer"]["class_path"] == wanted["class_path"]
+        assert wanted["init_args"].keys() <= config["optimizer"]["init_args"].keys()
+    elif path.parent.name == "train":
+        assert config["ttt_steps"] == yaml.safe_load(path.read_text())["model"]["ttt_steps"]
+    else:
+        design, drafter = shipped(DESIGNS[path.stem]), config["drafter"]
+        for axis in ("fusion", "entry", "recurrence"):
+            assert drafter[axis]["class_path"].endswith(f".{type(getattr(design, axis)).__name__}")
+        assert drafter["norms"] == vars(design.norms)
+        assert drafter["head"] == design.head
 
 
 def test_a_printed_config_prints_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,3 +94,14 @@ def test_a_printed_config_prints_itself(tmp_path: Path, capsys: pytest.CaptureFi
     assert compose(["--config", str(tmp_path / "all.yaml")])[0] == once
     assert printed(capsys, "--config", str(tmp_path / "all.yaml")) == once
     assert once["model"]["drafter"]["norms"]["aux"] == "concat"
+
+
+def test_a_reference_follows_what_overrides_its_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text("trainer: {max_steps: 9, val_check_interval: '${checkpoint.every_n_train_steps}'}")
+    (tmp_path / "b.yaml").write_text("checkpoint: {every_n_train_steps: 5}\nmodel: {ttt_steps: '${trainer.max_steps}'}")
+    args = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    found = printed(capsys, *args, "--checkpoint.every_n_train_steps", "250")
+    assert found["trainer"]["val_check_interval"] == 250 and found["model"]["ttt_steps"] == 9
+    (tmp_path / "b.yaml").write_text("model: {ttt_steps: '${nope}'}")
+    with pytest.raises(ValueError, match="nope"):
+        run("fit", [*args, "--print_config"])

@@ -1,8 +1,7 @@
 """specdec's step: its own drafter, objective, unroll kernel and optimizer, in the order of a step under Lightning.
 
 Options: ``compiled`` fuses the point-wise pieces, ``every`` trains rows whose likeliest target token the draft
-vocabulary lacks too (speculators' definition), ``plain`` leaves float32 products to torch's default library,
-``counting`` also counts for the metrics, as a logged step does.
+vocabulary lacks too (speculators' definition).
 """
 
 import contextlib
@@ -39,17 +38,8 @@ class Given(Target):
 
 def make_target(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, dtype: torch.dtype) -> Given:
     """The target of the data."""
-    config = LlamaConfig(
-        hidden_size=size.hidden,
-        intermediate_size=8,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        vocab_size=size.vocab,
-        num_hidden_layers=len(BOUNDARIES),
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = recipe.llama_sizes(size) | {"intermediate_size": 8, "num_hidden_layers": len(BOUNDARIES)}
+    model = LlamaForCausalLM(LlamaConfig(**sizes))
     with torch.no_grad():
         model.lm_head.weight.copy_(weights.target_head_VH)
     target, T = Given(model.to(dtype)), size.tokens
@@ -105,23 +95,23 @@ def build(job: Job) -> System:
     """See the file's head for the options."""
     size, dtype = recipe.WORKLOADS[job.workload], getattr(torch, job.dtype)
     weights, data = recipe.draw(size, job.seed)
-    name = "torch's default" if "plain" in job.options else UNTIL_THE_END.enter_context(matmul_backend())
+    UNTIL_THE_END.enter_context(matmul_backend())
     keep_freed_memory()
     compile_pointwise("compiled" in job.options)
     target = make_target(size, weights, data, dtype)
     drafter = make_drafter(size, weights, target, data.draft_ids_D)
-    T, counting = size.tokens, "counting" in job.options
-    kernel_name, kernel = unroll_kernel("auto", torch.device("cpu"))
+    T = size.tokens
+    _, kernel = unroll_kernel("auto", torch.device("cpu"))
     plan = ObjectiveConfig(steps=size.unroll, in_vocab="every" not in job.options, kernel=kernel)
     batch = Batch(data.ids[None, :T], recipe.answers(size, job.mask)[None], torch.zeros(1, T, dtype=torch.long))
-    teacher = target_outputs(target, drafter, batch, plan, counting)
+    teacher = target_outputs(target, drafter, batch, plan, False)
     trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     optimizer = AdamW(trained)
     sums = _listen()
 
     def step() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            out = TrainStep(drafter, plan)(batch, teacher, measure=counting)
+            out = TrainStep(drafter, plan)(batch, teacher, measure=False)
         out.loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
         optimizer.step()
@@ -130,8 +120,7 @@ def build(job: Job) -> System:
     def losses() -> list[float]:
         return (sums[-1].loss_KN[:, 0] / sums[-1].count_K).tolist()
 
-    more = {"digest": recipe.digest(weights, data), "kernel": kernel_name}
-    return System(step, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers"), name, more)
+    return System(step, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers"))
 
 
 def _listen() -> list:

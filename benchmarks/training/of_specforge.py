@@ -30,19 +30,8 @@ class ReferenceLoss:
 
 def make_drafter(size: recipe.Workload, weights: recipe.Weights, ids_D: torch.Tensor) -> LlamaForCausalLMEagle3:
     """Its drafter with the common weights, the embedding frozen."""
-    config = LlamaConfig(
-        hidden_size=size.hidden,
-        intermediate_size=size.feed_forward,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        vocab_size=size.vocab,
-        draft_vocab_size=size.draft_vocab,
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        hidden_act="silu",
-        pad_token_id=0,
-    )
+    more = {"draft_vocab_size": size.draft_vocab, "hidden_act": "silu", "pad_token_id": 0}
+    config = LlamaConfig(**recipe.llama_sizes(size), **more)
     config.pretraining_tp = 1
     drafter = LlamaForCausalLMEagle3(config, attention_backend="sdpa")
     values = {
@@ -105,5 +94,4 @@ def build(job: Job) -> System:
         return [float(value) * T / n for value, n in zip(seen, rows, strict=True)]
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    more = {"digest": recipe.digest(weights, data)}
-    return System(step, losses, trainable, ("specforge", "transformers"), "torch's default", more)
+    return System(step, losses, trainable, ("specforge", "transformers"))

@@ -21,16 +21,7 @@ DECAY, CLIP = 0.8, 1.0  # what EAGLE-3 and specdec use; what its trainer does
 
 def make_model(size: recipe.Workload, weights: recipe.Weights, data: recipe.Data, attention: str) -> Eagle3DraftModel:
     """Its drafter with the common weights; the target's head is cut to the draft vocabulary, as it always does."""
-    layer = LlamaConfig(
-        hidden_size=size.hidden,
-        intermediate_size=size.feed_forward,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        vocab_size=size.vocab,
-        num_hidden_layers=1,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-    )
+    layer = LlamaConfig(**recipe.llama_sizes(size))
     layer._attn_implementation = attention
     plan = SpeculatorsConfig(
         algorithm="eagle3",
@@ -104,5 +95,4 @@ def build(job: Job) -> System:
         return [float(seen[f"loss_{k}_sum"]) / DECAY**k + entropy[k] / rows[k] for k in range(size.unroll)]
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    more = {"digest": recipe.digest(weights, data)}
-    return System(step, losses, trainable, ("speculators", "transformers"), "torch's default", more)
+    return System(step, losses, trainable, ("speculators", "transformers"))

@@ -32,9 +32,7 @@ class System(NamedTuple):
     step: Callable[[], Any]  # forward, backward, clipping, optimizer
     losses: Callable[[], list[float]]  # of the last step, by unroll step: cross entropy in nats per row that counts
     trainable: int  # parameters
-    packages: tuple[str, ...]
-    products: str  # which library multiplies float32 matrices
-    more: dict[str, Any]  # what only this system knows
+    packages: tuple[str, ...]  # whose versions are recorded
 
 
 class Workload(NamedTuple):
@@ -60,6 +58,15 @@ WORKLOADS = {
     "S": Workload(512, 512, 8, 4, 1408, 32000, 8192),
     "M": Workload(1024, 1024, 16, 8, 2816, 32000, 16000),
 }
+
+
+def llama_sizes(size: Workload) -> dict[str, Any]:
+    """Arguments of transformers' ``LlamaConfig`` for one layer."""
+    return {
+        "hidden_size": size.hidden, "intermediate_size": size.feed_forward, "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads, "vocab_size": size.vocab, "num_hidden_layers": 1,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
 
 
 class Weights(NamedTuple):
@@ -152,11 +159,6 @@ def fill(module: nn.Module, values: dict[str, Tensor]) -> None:
     for name, parameter in module.named_parameters():
         parameter.copy_(left.pop(name.removesuffix(".weight")))
     assert not left, sorted(left)
-
-
-def digest(weights: Weights, data: Data) -> list[float]:
-    """Sums that tell whether two processes drew the same."""
-    return [float(x.double().sum()) for x in (*weights, data.ids, data.aux_T3H, data.final, data.draft_ids_D)]
 
 
 def answers(size: Workload, mask: str) -> Tensor:

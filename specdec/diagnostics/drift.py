@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from omegaconf import OmegaConf
 
 from specdec.diagnostics.drift_measure import (
     SERIES,
@@ -99,7 +98,7 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
     if given is not None and given < 1:
         raise ValueError(f"trained_depth must be at least 1, not {given}")
     config = directory.resolve().parent / "config.yaml"
-    found = OmegaConf.select(read_yaml(str(config)), "model.ttt_steps") if config.is_file() else None
+    found = read_yaml(str(config)).get("model", {}).get("ttt_steps") if config.is_file() else None
     return found if isinstance(found, int) else given
 
 

@@ -27,7 +27,7 @@ from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
 from specdec.nn.optimizers import MuonAdamW
 from specdec.utils.files import cache_directory, locked, read_json, staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
-from specdec.utils.progress import no_progress_bars, progress
+from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -198,8 +198,7 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     train_RT = stream_rows(tokenizer, texts, config.seq_len)
     trained = pretrain(config, tokenizer, train_RT, stream_rows(tokenizer, held_out_texts, config.seq_len))
     tokenizer.save_pretrained(path)
-    with no_progress_bars():
-        trained.model.save_pretrained(path)
+    trained.model.save_pretrained(path)
     tokens = config.steps * config.tokens_per_step
     record = {
         **determinants,

@@ -144,7 +144,9 @@ def read(argv: list[str], prog: str) -> CacheRequest:
     """
     config, rest = compose(fit_options(argv))
     config = {key: value for key, value in config.items() if key not in NOT_OURS}
-    parser = LightningArgumentParser(prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False)
+    parser = LightningArgumentParser(
+        prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False, parser_mode="omegaconf+"
+    )
     parser.add_argument("--config", action="config", help="a config of specdec fit; several are merged in their order")
     parser.add_lightning_class_args(DrafterModule, "model")
     parser.add_lightning_class_args(TokenData, "data", subclass_mode=True)

@@ -21,8 +21,6 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available
 
-from specdec.utils.progress import no_progress_bars
-
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -43,7 +41,7 @@ def load_model(
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
     local = _is_directory(source)
     common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
-    with _told_in_one_line(source, local), no_progress_bars():
+    with _told_in_one_line(source, local):
         config = AutoConfig.from_pretrained(source, **common)
         _check_architecture(source, config, trust_remote_code)
         text = config.get_text_config(decoder=True)

@@ -7,6 +7,7 @@ only parameter is a dataclass, as ``evaluate_command(config: EvaluationConfig)``
 
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -24,8 +25,9 @@ current: list[str] = list(sys.argv)
 
 def parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     """The parser of the command ``specdec NAME``, with ``--config FILE`` for a YAML file of any of its options."""
+    description = re.split(r"\n(?:Args|Returns|Raises):", inspect.getdoc(function) or "")[0]
     parser = ArgumentParser(
-        prog=f"specdec {name}", description=_description(function), exit_on_error=False, allow_abbrev=False
+        prog=f"specdec {name}", description=description.strip(), exit_on_error=False, allow_abbrev=False
     )
     parser.add_argument("--config", action="config", help="a YAML file with any of the options below")
     if config := _config_of(function):
@@ -81,21 +83,19 @@ def _spelled(function: Callable[..., Any], argv: list[str]) -> list[str]:
         at = argv.index("--")
         return [*_spelled(function, argv[:at]), f"--vllm_args={json.dumps(argv[at + 1 :])}"]
     out: list[str] = []
-    index = 0
-    while index < len(argv):
-        word, hint = argv[index], hints.get(argv[index])
-        end = index + 1
-        while end < len(argv) and not argv[end].startswith("--"):
-            end += 1
-        values = argv[index + 1 : end]
+    values: list[str] = []  # behind an option: read from the end
+    for word in reversed(argv):
+        if not word.startswith("--"):
+            values.insert(0, word)
+            continue
+        hint = hints.get(word)
         if get_origin(hint) is list and not (len(values) == 1 and values[0].startswith("[")):
             quoted = map(json.dumps, values) if get_args(hint)[0] in (str, Path) else values
-            out.append(f"{word}=[{', '.join(quoted)}]")
-            index = end
-        else:
-            out.append(f"{word}=true" if hint is bool and not values else word)
-            index += 1
-    return out
+            word, values = f"{word}=[{', '.join(quoted)}]", []
+        elif hint is bool and not values:
+            word = f"{word}=true"
+        out, values = [word, *values, *out], []
+    return values + out
 
 
 def target_shorthand(argv: list[str]) -> list[str]:
@@ -113,17 +113,8 @@ def short(message: str) -> str:
     if refused := refusal(message):
         return refused
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if "Errors:" in lines:  # of every type that an argument could have been: the reasons, not the list of types
-        reasons = lines[lines.index("Errors:") + 1 :]
-        end = next((i for i, line in enumerate(reasons) if line.startswith("Given value")), len(reasons))
-        kept = [line for line in reasons[:end] if not line.endswith("<class 'NoneType'>")]
-        return " ".join([lines[0], *kept])
-    return " ".join(lines[:3])
-
-
-def _description(function: Callable[..., Any]) -> str:
-    """The docstring up to its ``Args``."""
-    text = inspect.getdoc(function) or ""
-    for heading in ("\nArgs:", "\nReturns:", "\nRaises:"):
-        text = text.partition(heading)[0]
-    return text.strip()
+    if "Errors:" not in lines:
+        return " ".join(lines[:3])
+    # of every type that an argument could have been: the reasons, not the list of types
+    reasons = itertools.takewhile(lambda line: not line.startswith("Given value"), lines[lines.index("Errors:") + 1 :])
+    return " ".join([lines[0], *(line for line in reasons if not line.endswith("<class 'NoneType'>"))])

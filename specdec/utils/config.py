@@ -1,26 +1,19 @@
-"""Config files and command line overrides, with interpolation resolved once, after both.
+"""Config files as they are given on the command line of ``specdec fit``, and where run directories go."""
 
-LightningCLI resolves ``${...}`` file by file, before the overrides; so a value that refers to an overridden one would
-silently keep the old figure. Here the references are replaced first, against everything, and LightningCLI gets
-plain files.
-"""
-
+import argparse
 import datetime
 import itertools
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.files import explain
+from specdec.utils.files import explained
 from specdec.utils.imports import guard
-
-SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
 
 
 def shipped(path: str) -> str:
@@ -31,108 +24,54 @@ def shipped(path: str) -> str:
     return next((str(place) for place in places if place.exists()), path)
 
 
-def _is_yaml(value: Any) -> bool:
-    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
-
-
-def read_yaml(path: str) -> DictConfig:
-    """A config file, unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping."""
+def read_yaml(path: str) -> dict[str, Any]:
+    """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        config = OmegaConf.create(text)
-    except OSError as error:
-        raise explain(error, path) from error
+        with explained(path):
+            config = OmegaConf.to_container(OmegaConf.create(Path(path).read_text(encoding="utf-8")))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: not valid YAML: {error.problem}") from error
     except (UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ValueError(f"{path}: not a config file: {error}") from error
-    if not isinstance(config, DictConfig):
+    if not isinstance(config, dict):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
-    for key, value in list(_leaves(OmegaConf.to_container(config, resolve=False))):
-        if _is_yaml(value):
-            places = (Path(path).parent / value, Path(shipped(value)))  # a part's file may lie beside its user
-            found = next((str(place.resolve()) for place in places if place.is_file()), value)
-            OmegaConf.update(config, key, found)
-    return config
+    return _located(config, Path(path).parent)
 
 
-def _split(args: list[str]) -> tuple[list[str], list[tuple[str, str]], list[str]]:
-    """Config files, ``(dotted key, value)`` overrides, and the arguments without the config files."""
-    files, overrides, rest, left = [], [], [], list(args)
-    while left:
-        first = left.pop(0)
-        name, equals, value = first.partition("=")
-        given = [first]
-        if not equals and name.startswith("-") and left and not left[0].startswith("--"):
-            equals, value = "=", left.pop(0)
-            given.append(value)
-        if name in ("--config", "-c") and equals:
-            files.append(shipped(value))
-        elif equals and name.startswith("--"):
-            path = Path(shipped(value))
-            # by its whole path: a bare mine.yaml would also be the name of something in a module
-            value = str(path.resolve()) if _is_yaml(value) and path.is_file() else shipped(value)
-            overrides.append((name[2:], value))
-            rest.append(f"{name}={value}")
-        else:
-            rest += given
-    return files, overrides, rest
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _located(value: Any, folder: Path) -> Any:
+    """The same with parts' files by their whole paths; each lies in this folder, the working folder or the package."""
     if isinstance(value, dict):
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, child in enumerate(value):
-            yield from _leaves(child, f"{path}[{index}]")
-    else:
-        yield path, value
-
-
-def _parsed(value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:  # a glob such as *.txt is text
+        return {key: _located(child, folder) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_located(child, folder) for child in value]
+    if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
-
-
-def _overlay(tree: DictConfig, overrides: list[tuple[str, str]]) -> None:
-    for key, value in overrides:
-        parts = key.rstrip("+").split(".")
-        for depth in range(1, len(parts)):  # a part chosen by its name becomes a mapping that can hold arguments
-            prefix = ".".join(parts[:depth])
-            node = OmegaConf.select(tree, prefix, throw_on_resolution_failure=False)
-            if node is not None and not OmegaConf.is_config(node):
-                OmegaConf.update(tree, prefix, {"class_path": node})
-        OmegaConf.update(tree, key.rstrip("+"), _parsed(value), merge=True, force_add=True)
+    places = (folder / value, Path(shipped(value)))
+    return next((str(place.resolve()) for place in places if place.is_file()), value)
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The merged config files with every reference resolved, and the remaining arguments; ValueError if a file cannot
-    be read, a reference leads nowhere, or a secret of the environment would be written into the saved config."""
+    """The config files of a command line, merged, later ones over earlier ones, and the remaining arguments.
+
+    ``${...}`` references are left for the parser, which resolves them after the arguments (``omegaconf+``).
+
+    Raises:
+        ValueError: a file cannot be read.
+    """
     guard()
-    files, overrides, rest = _split(args)
-    tree = DictConfig({})
-    for file in files:
-        tree.merge_with(read_yaml(file))
-    if any(value == "???" for _, value in overrides):
-        raise ValueError("an override cannot be '???': give a value")
-    full, where = tree.copy(), " + ".join(files)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
     try:
-        _overlay(full, overrides)
-        for path, value in list(_leaves(OmegaConf.to_container(tree, resolve=False))):
-            if not (isinstance(value, str) and "${" in value):
-                continue
-            if SECRET.search(value):
-                raise ValueError(f"{where}: {path} would write a secret of the environment into the saved config")
-            OmegaConf.update(tree, path, OmegaConf.select(full, path), merge=False)
-        resolved = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}, rest
+        found, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from error
+    config = OmegaConf.to_container(OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config)))
+    assert isinstance(config, dict)
+    words = [word.rpartition("=") for word in rest]
+    # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
+    rest = [name + equals + _located(shipped(value), Path()) for name, equals, value in words]
+    return {str(key): value for key, value in config.items()}, rest
 
 
 def runs_folder() -> Path:

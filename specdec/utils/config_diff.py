@@ -1,4 +1,4 @@
-"""Values of configs as plain data: compared, and told in words."""
+"""Values of configs as plain data: compared, and written in words."""
 
 import inspect
 import re

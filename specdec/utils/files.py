@@ -7,9 +7,8 @@ import hashlib
 import json
 import logging
 import os
-import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +16,8 @@ from typing import IO, Any
 log = logging.getLogger(__name__)
 
 SUMS = "SHA256SUMS"
-_SUM = re.compile(r"([0-9a-f]{64})  ([^\s/\\][^/\\\0]*)")
+TEMPORARY = ".tmp-"
+"""How the name of what is being written begins; a kill leaves it behind."""
 
 
 def explain(error: OSError, path: Path | str) -> ValueError:
@@ -27,8 +27,8 @@ def explain(error: OSError, path: Path | str) -> ValueError:
         errno.ENOTDIR: "a part of the path is a file, not a directory",
         errno.EISDIR: "it is a directory",
     }
-    said = error.strerror or str(error)
-    return ValueError(f"{path}: {known.get(error.errno or 0, said[:1].lower() + said[1:])}")
+    reason = error.strerror or str(error)
+    return ValueError(f"{path}: {known.get(error.errno or 0, reason[:1].lower() + reason[1:])}")
 
 
 def _sync(path: Path) -> None:
@@ -43,20 +43,19 @@ def _sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Turn an OSError about ``path``, or about what is staged for it, into a ValueError that names ``path``."""
+def explained(path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a ValueError that names its file, or ``path`` where it names none or a temporary one."""
     try:
         yield
     except OSError as error:
-        culprit = Path(error.filename) if isinstance(error.filename, str) else path
-        ours = temporary is None or culprit in (path, temporary) or temporary in culprit.parents
-        raise explain(error, path if ours else culprit) from error
+        culprit = str(error.filename or path)
+        raise explain(error, path if TEMPORARY in culprit else culprit) from error
 
 
-def _mode(base: int) -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return base & ~mask
+def _temporary(path: Path) -> Path:
+    """A new name beside ``path``, whose folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
 
 
 @contextlib.contextmanager
@@ -69,20 +68,18 @@ def staged(path: Path | str) -> Iterator[Path]:
         ValueError: the disk is full, or ``path`` may not be written; ``path`` is as it was.
     """
     path = Path(path)
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".tmp-", dir=path.parent)
-        os.close(handle)
-    temporary = Path(name)
-    try:
-        with _told(path, temporary):
+    with explained(path):
+        temporary = _temporary(path)
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+        try:
             yield temporary
+            temporary.chmod(mode)  # safetensors writes for its owner alone
             _sync(temporary)
-            temporary.chmod(_mode(0o666))
             os.replace(temporary, path)
             _sync(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -95,39 +92,26 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists already: choose another place or remove it first")
-    with _told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=path.parent))
-    try:
-        with _told(path, temporary):
+    with explained(path):
+        temporary, old = _temporary(path), _temporary(path)
+        temporary.mkdir()
+        mode = temporary.stat().st_mode
+        try:
             yield temporary
             for file in temporary.rglob("*"):
-                if file.is_file() and not file.is_symlink():
-                    file.chmod(file.stat().st_mode | _mode(0o666))  # safetensors writes for its owner alone
-                if not file.is_symlink():
-                    _sync(file)
-            temporary.chmod(_mode(0o777))
+                if file.is_symlink():
+                    continue
+                if file.is_file():
+                    file.chmod(file.stat().st_mode | mode & 0o666)  # safetensors writes for its owner alone
+                _sync(file)
             _sync(temporary)
-            _put(temporary, path)
+            if replace and path.exists():
+                os.replace(path, old)
+            os.replace(temporary, path)
             _sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _put(temporary: Path, path: Path) -> None:
-    if not path.exists():
-        os.replace(temporary, path)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=path.parent)) / path.name
-    os.replace(path, aside)
-    try:
-        os.replace(temporary, path)
-    except OSError:
-        os.replace(aside, path)
-        raise
-    finally:
-        if path.exists():
-            shutil.rmtree(aside.parent, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -148,9 +132,8 @@ def read_json(path: Path | str) -> Any:
         ValueError: the file is missing, unreadable or not JSON; the message names file and line.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise explain(error, path) from error
+        with explained(path):
+            return json.loads(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -163,42 +146,38 @@ def sha256(path: Path | str) -> str:
     Raises:
         ValueError: the file cannot be read.
     """
-    try:
-        with Path(path).open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise explain(error, path) from error
+    with explained(path), Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sums(directory: Path) -> list[str]:
+    """A line for each of a directory's files, as ``sha256sum -c`` reads it."""
+    files = sorted(file for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
+    return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
 
 def write_sums(directory: Path) -> None:
-    """List a directory's files, itself without sub-directories, as ``sha256sum -c`` reads them; the last act."""
-    files = sorted(file for file in directory.iterdir() if file.is_file() and file.name != SUMS)
-    write_text(directory / SUMS, "".join(f"{sha256(file)}  {file.name}\n" for file in files))
+    """List a directory's files with their hashes; sub-directories, and files that begin with a dot, are left out."""
+    write_text(directory / SUMS, "".join(_sums(directory)))
 
 
 def check_sums(directory: Path, remedy: str) -> None:
-    """Compare every file with its hash; sub-directories, and files with a dot at their front, are not looked at.
+    """Compare every file with its hash in the list that :func:`write_sums` has written.
 
     Args:
         remedy: what to do where one differs.
 
     Raises:
-        ValueError: there is no list, it is damaged, or a file is missing, was changed or is not in it.
+        ValueError: the list cannot be read or is damaged, or a file is missing, was changed or is not in it.
     """
-    where = directory / SUMS
-    try:
-        *lines, end = where.read_text(encoding="ascii").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where}: missing or damaged: {remedy}") from error
-    listed = {match[2]: match[1] for line in lines if (match := _SUM.fullmatch(line))}
-    if not lines or end or len(listed) < len(lines):
-        raise ValueError(f"{where}: damaged or cut off: {remedy}")
-    there = sorted(file.name for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
-    if more := [name for name in there if name not in listed and name != SUMS]:
-        raise ValueError(f"{directory / more[0]}: not in {SUMS}, which is cut off, or it came later: {remedy}")
-    for name, digest in listed.items():
-        if not (directory / name).is_file() or sha256(directory / name) != digest:
-            raise ValueError(f"{directory / name}: its SHA-256 is not that in {SUMS}: changed or damaged; {remedy}")
+    with explained(directory / SUMS):
+        listed = (directory / SUMS).read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    differing = {line.partition("  ")[2].strip() for line in set(listed) ^ set(_sums(directory))}
+    if differing:
+        raise ValueError(
+            f"{directory / min(differing)}: its SHA-256 is not that in {SUMS}: one of the two was changed, damaged or "
+            f"cut off; {remedy}"
+        )
 
 
 def cache_directory() -> Path:
@@ -217,7 +196,7 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         ValueError: ``path`` may not be written.
     """
-    with _told(path):
+    with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a")
     with stream:

@@ -6,12 +6,13 @@ for on the command line or in the environment, never in a config. It looks at ev
 afterwards at where the thing was defined, so that ``specdec.utils.files.os.system`` is refused like ``os.system``.
 """
 
+import argparse
 import contextlib
 import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from jsonargparse import set_parsing_settings
 
@@ -27,12 +28,13 @@ def guard() -> None:
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*DEFAULT, *_vouched],
+        omegaconf_absolute_to_relative_paths=True,  # below a sub-command too
         instantiate_subclass_spec_in_any=False,  # else any class could be built where a parameter is not annotated
     )
 
 
 @contextlib.contextmanager
-def allowing(modules: Iterable[str]) -> Iterator[None]:
+def allowing(modules: Sequence[str]) -> Iterator[None]:
     """For the length of a block, let values name what lies in these modules, and import them, so that a saved drafter
     finds its parts.
 
@@ -41,37 +43,31 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
     Raises:
         ValueError: one is no module, or cannot be imported.
     """
-    modules, vouched, path = list(modules), list(_vouched), list(sys.path)
+    vouched, path = list(_vouched), list(sys.path)
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())
         importlib.invalidate_caches()
         for module in modules:
-            if not all(name.isidentifier() for name in module.split(".")) or module.split(".")[0] == "jsonargparse":
-                raise ValueError(f"{FLAG} {module}: not a module that can be allowed; give names as my_package.parts")
             _import(module)
-        _vouched.extend(module for module in modules if module not in _vouched)
+            _vouched.append(module)
         guard()
         yield
     finally:
-        if over := [module for module in _vouched if module not in vouched]:
-            set_parsing_settings(import_path_denylist=over)
+        if added := set(_vouched) - set(vouched):
+            set_parsing_settings(import_path_denylist=sorted(added))
             _vouched[:] = vouched
-        if sys.path[:-1] == path:
-            del sys.path[-1]
+        sys.path[:] = path
 
 
 def _import(module: str) -> None:
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"{FLAG} {module}: no such module is installed or lies in {os.getcwd()}; give modules, not classes"
-            ) from error
-        raise ValueError(f"{FLAG} {module}: it needs the module {error.name}, which is not installed") from error
     except (ImportError, SyntaxError) as error:
-        raise ValueError(f"{FLAG} {module}: it cannot be imported: {error}") from error
+        raise ValueError(
+            f"{FLAG} {module}: it cannot be imported: {error}; give modules, not classes, that are installed or lie in "
+            f"{os.getcwd()}"
+        ) from error
 
 
 def ensure(class_path: str) -> None:
@@ -91,19 +87,13 @@ def take(args: list[str]) -> tuple[list[str], list[str]]:
     Raises:
         ValueError: the flag has no value.
     """
-    values, rest = [os.environ.get(VARIABLE, "")], []
-    words = iter(args)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name != FLAG:
-            rest.append(word)
-            continue
-        value = value if equals else next(words, "")
-        if not value.strip(", ") or value.startswith("-"):
-            raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package")
-        values.append(value)
-    named = [module.strip() for value in values for module in value.split(",") if module.strip()]
-    return list(dict.fromkeys(named)), rest
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(FLAG, action="append", default=[os.environ.get(VARIABLE, "")])
+    try:
+        found, rest = parser.parse_known_args(args)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package") from error
+    return list(dict.fromkeys(re.findall(r"[^\s,]+", ",".join(found.allow_imports)))), rest
 
 
 def flags() -> list[str]:
@@ -111,16 +101,12 @@ def flags() -> list[str]:
     return [FLAG, ",".join(_vouched)] if _vouched else []
 
 
-_REFUSED = re.compile(r"Importing '([^']+)' is not allowed")
-_KEY = re.compile(r"(?:Parser key|argument) [\"'-]*([\w.]+)")
-
-
 def refusal(message: str) -> str | None:
     """A line that says what was refused, if that is what a parser's message is about; it begins with the name."""
-    found = _REFUSED.search(message)
+    found = re.search(r"Importing '([^']+)' is not allowed", message)
     if found is None:
         return None
-    path, key = found[1], _KEY.search(message)
+    path, key = found[1], re.search(r"(?:Parser key|argument) [\"'-]*([\w.]+)", message)
     module, _, last = path.rpartition(".")
     where = f"{path} ({key[1]})" if key else path
     if last in ("yaml", "yml", "json"):

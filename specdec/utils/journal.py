@@ -5,16 +5,14 @@ is dropped when the journal is opened again.
 """
 
 import contextlib
+import errno
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any, Self
 
 from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import explain, lock_now
-
-SYNC = 2.0  # seconds between two waits for the disk
+from specdec.utils.files import explained, lock_now
 
 
 class JournalBusyError(ValueError):
@@ -29,44 +27,32 @@ class Journal:
             journal.append({"row": "7", "answer": "..."})
 
     Args:
-        path: the file; it is begun if it is not there.
+        path: the file; it is made if it is not there.
         kind: whose journal it is; one of another kind is refused.
-        settings: JSON-ready; a journal that was begun with other settings is refused, and the message tells which.
+        settings: JSON-ready; a journal of other settings is refused, and the message says which differ.
 
     Attributes:
         entries: what was written by earlier processes, in order.
 
     Raises:
-        ValueError: on entering: begun with other settings, damaged, not writable, or on a file system without locks.
+        ValueError: on entering: it has other settings, is damaged, not writable, or on a file system without locks.
         JournalBusyError: on entering: another process writes it, or a child that inherited it from its writer.
     """
 
     def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:
         self.path, self.kind, self.settings = path, kind, settings
         self.entries: list[dict[str, Any]] = []
-        self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
-        try:
+        with explained(self.path):  # of the lock too: a file system may have none
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a+b", buffering=0)
             alone = lock_now(self._file)
-        except OSError as error:  # of the lock too: a file system may have none
-            raise explain(error, self.path) from error
         try:
             if not alone:
                 raise JournalBusyError(f"{self.path}: another process writes it: wait for its end")
             self._file.seek(0)
-            content = self._file.read()
-            whole = content.rfind(b"\n") + 1
-            header: dict[str, Any] = {"journal": self.kind, "settings": self.settings}
-            new = _line(header).startswith(content)  # not there, or a kill cut the first line short
-            lines = [self._parsed(line, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
-            self._check(lines[0] if lines else header if new else {})
-            self.entries = lines[1:]
-            self._file.truncate(whole)
-            if not lines:
-                self.append(header)
+            self._read(self._file.read())
         except BaseException:
             self._file.close()
             raise
@@ -81,42 +67,44 @@ class Journal:
         return self._file.fileno()
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one entry; it is on the disk within :data:`SYNC` seconds of the next one.
+        """Write one entry, which a kill of this process leaves whole.
 
         Raises:
             ValueError: the disk is full.
         """
         data = _line(entry)
-        try:
-            if os.write(self.fileno(), data) < len(data):
-                raise ValueError(f"{self.path}: no space left on device")
-            if time.monotonic() - self._synced > SYNC:
-                os.fsync(self.fileno())
-                self._synced = time.monotonic()
-        except OSError as error:
-            raise explain(error, self.path) from error
+        with explained(self.path):
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device")
+
+    def _read(self, content: bytes) -> None:
+        """Take up the entries, drop what a kill cut short, and begin a new journal with its first line."""
+        whole = content.rfind(b"\n") + 1
+        lines = [self._parsed(line, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
+        header = {"journal": self.kind, "settings": self.settings}
+        new = not lines and _line(header).startswith(content)  # not there, or the first line was cut short
+        first = lines[0] if lines else header if new else {}
+        if first.get("journal") != self.kind:
+            raise ValueError(f"{self.path}: no journal of {self.kind}: choose another place")
+        if changes := "; ".join(
+            f"{key} {words(old)} there, {words(now)} now" for key, old, now in pairs(first["settings"], self.settings)
+        ):
+            raise ValueError(f"{self.path} was begun otherwise: {changes}: give the same again, or another place")
+        self.entries = lines[1:]
+        self._file.truncate(whole)
+        if new:
+            self.append(header)
 
     def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict):
+            if isinstance(entry := json.loads(line), dict):
                 return entry
         raise ValueError(f"{self.path}, line {number}: no entry of a journal: remove the line, or begin anew")
-
-    def _check(self, first: dict[str, Any]) -> None:
-        if first.get("journal") != self.kind:
-            raise ValueError(f"{self.path}: no journal of {self.kind}: choose another place")
-        if other := list(pairs(first["settings"], self.settings)):
-            told = "; ".join(f"{key} {words(old)} there, {words(new)} now" for key, old, new in other)
-            raise ValueError(f"{self.path} was begun otherwise: {told}: give what it was begun with, or another place")
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """The whole entries of a journal that another process may be writing; none if it is not there."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines[1:] if line.endswith(b"\n")]
 
 

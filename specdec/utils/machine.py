@@ -4,6 +4,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ PROC, GROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
-    """Describe this process and the code it runs, so that it can be rerun; JSON-ready, and never fails.
+    """Describe this process and the code it runs, so that it can be rerun; JSON-ready.
 
     Args:
         seed: the seed of the run, None where it has none.
@@ -29,8 +30,8 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     Returns:
         ``date`` (UTC, ISO 8601), ``command`` (as typed), ``seed``, ``python``, ``platform``, ``cpu``, ``cores`` (that
         this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not in use by now),
-        ``versions`` (None: not installed), ``git_commit`` and ``git_dirty`` (None: the package does not lie in
-        a git checkout of its own, or git cannot be run; untracked files count as dirty).
+        ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in a git checkout of its own, or
+        git cannot be run; untracked files count as dirty).
     """
     commit, dirty = _git(Path(__file__).resolve().parents[2])
     torch = sys.modules.get("torch")  # imported by somebody, or not at all
@@ -45,23 +46,16 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "cores": cores(),
         "torch_threads": torch.get_num_threads() if torch else None,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch and in_use else None,
-        "versions": {"specdec": __version__} | {name: _version(name) for name in DISTRIBUTIONS},
+        "versions": {"specdec": __version__} | {name: importlib.metadata.version(name) for name in DISTRIBUTIONS},
         "git_commit": commit,
         "git_dirty": dirty,
     }
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cpu(cpuinfo: Path = PROC / "cpuinfo") -> str | None:
-    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(models), platform.processor()) or None
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    return model[1] if model else platform.processor() or None
 
 
 def _git(checkout: Path) -> tuple[str | None, bool | None]:
@@ -70,17 +64,14 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
         return None, None
     # inside a git hook these variables would point at another repository
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment["GIT_OPTIONAL_LOCKS"] = "0"
-
-    def ask(*arguments: str) -> str:
-        line = ["git", "-C", str(checkout), *arguments]
-        done = subprocess.run(line, env=environment, capture_output=True, timeout=20, check=True)
-        return done.stdout.decode("utf-8", errors="replace").strip()
-
+    command = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
     try:
-        return ask("rev-parse", "--verify", "HEAD"), bool(ask("status", "--porcelain"))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None, None
+    lines = done.stdout.splitlines()
+    commit = next(line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid "))
+    return (None, None) if commit == "(initial)" else (commit, any(not line.startswith("#") for line in lines))
 
 
 def cores() -> int | None:
@@ -102,26 +93,19 @@ def multiplies_bfloat16() -> bool:
 
 
 def free_memory(proc: Path = PROC, group: Path = GROUP) -> int | None:
-    """Bytes that could still be taken: the least of what the kernel calls available and what the control group leaves;
+    """Bytes that could still be used: the least of what the kernel calls available and what the control group leaves;
     None where the system does not say."""
-    left = [max(0, most - _taken(group)) for most in _limit(group)]
-    return min([*_available(proc), *left], default=None)
+    left = []
+    if (proc / "meminfo").is_file():
+        left.append(_figure(proc / "meminfo", "MemAvailable:") * 1024)
+    if (group / "memory.max").is_file() and (most := (group / "memory.max").read_text().strip()).isdigit():
+        # the kernel gives up pages of files when they are wanted
+        used = int((group / "memory.current").read_text()) - _figure(group / "memory.stat", "inactive_file")
+        left.append(max(0, int(most) - used))
+    return min(left, default=None)
 
 
-def _available(proc: Path) -> list[int]:
-    if not (known := proc / "meminfo").is_file():
-        return []
-    lines = dict(line.split(":", 1) for line in known.read_text().splitlines())
-    return [int(lines["MemAvailable"].split()[0]) * 1024]
-
-
-def _limit(group: Path) -> list[int]:
-    limit = group / "memory.max"
-    return [int(most)] if limit.is_file() and (most := limit.read_text().strip()).isdigit() else []
-
-
-def _taken(group: Path) -> int:
-    """What the group holds, without pages of files that the kernel gives up when they are wanted."""
-    stat = group / "memory.stat"
-    lines = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
-    return int((group / "memory.current").read_text()) - int(lines.get("inactive_file", 0))
+def _figure(path: Path, name: str) -> int:
+    """The number behind a name in a file of the kernel's, 0 where there is none."""
+    found = re.search(rf"^{name}\s+(\d+)", path.read_text() if path.is_file() else "", re.MULTILINE)
+    return int(found[1]) if found else 0

@@ -6,61 +6,38 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 log = logging.getLogger(__name__)
 
 EVERY = 30.0  # seconds between lines
-SHORT = 2.0  # seconds of work that no bar is shown for
 
 
 @contextlib.contextmanager
 def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """What is yielded is told how much more is done.
+    """Yields a function to call with how many more are done.
 
     Args:
-        what: is worked at.
-        unit: that is counted: ``tokens``.
-        total: of all.
+        what: is worked at, as the bar's title.
+        unit: what is counted: ``tokens``.
+        total: how many there are.
         done: of them before, which say nothing about speed.
     """
     console = Console(stderr=True)
-    columns = (
-        TextColumn(what), BarColumn(), TextColumn("{task.percentage:>5.1f} %"),
-        TextColumn("{task.fields[rate]} " + f"{unit}/s"), TimeRemainingColumn(),
-    )  # fmt: skip
-    begin = told = time.perf_counter()
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    begin = logged = time.perf_counter()
     now = done
-    with contextlib.ExitStack() as shown:
-        bar = Progress(*columns, console=console)
-        task = bar.add_task("", total=total, completed=done, rate="-")
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=total, completed=done)
 
         def advance(more: int) -> None:
-            nonlocal now, told
+            nonlocal now, logged
             now += more
+            bar.update(task, completed=now)
             at = time.perf_counter()
-            rate = (now - done) / max(at - begin, 1e-9)
-            bar.update(task, completed=now, rate=f"{rate:,.0f}")
-            if console.is_terminal:
-                if at - begin > SHORT and not bar.live.is_started:
-                    shown.enter_context(bar)
-            elif at - told > EVERY:
-                told = at
-                left = (total - now) / max(rate, 1e-9)
-                log.info("%s: %.1f %% of %s %s, %s a second, %.0f s left", what, 100 * now / total, f"{total:,}", unit, f"{rate:,.0f}", left)  # fmt: skip # noqa: E501
+            if not console.is_terminal and at - logged > EVERY:
+                logged, rate = at, max(now - done, 1e-9) / (at - begin)
+                share = f"{100 * now / total:.1f} % of {total:,} {unit}"
+                log.info("%s: %s, %s a second, %.0f s left", what, share, f"{rate:,.0f}", (total - now) / rate)
 
         yield advance
-
-
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide transformers' own progress bars while a model is read or written."""
-    from transformers.utils import logging as hf_logging
-
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()

@@ -7,19 +7,17 @@ from types import FrameType
 
 
 class Asked(BaseException):
-    """Somebody asked this process to end."""
+    """SIGINT or SIGTERM has come; ``status`` is the exit status by convention."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.status = 128 + number
-        """The exit status by convention."""
 
 
 class Note:
-    """Whether somebody asked this process to end."""
+    """``number`` of the first signal that came, or None."""
 
     number: int | None = None
-    """The first signal that came."""
 
 
 @contextlib.contextmanager
@@ -52,9 +50,9 @@ def noted() -> Iterator[Note]:
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    old = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, before in old.items():
-            signal.signal(number, before)
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -13,9 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 POLL = 0.05  # seconds
+SETTLE = 2.0  # seconds for killed processes to be gone
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
 
@@ -27,25 +27,31 @@ def main(grace: float, command: list[str]) -> int:
     Args:
         grace: seconds between SIGTERM to the command and SIGKILL to its process group.
     """
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: asked.append(number))  # ignoring them would be inherited
+        signal.signal(number, lambda number, frame: signals.append(number))  # ignoring them would be inherited
+    parent, prctl = os.getpid(), getattr(ctypes.CDLL(None), "prctl", None)
+
+    def die_with_parent() -> None:
+        """In the child: SIGTERM when its parent dies, however; on Linux only."""
+        if prctl is not None:
+            prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent:  # it has died meanwhile
+                os._exit(NOT_RUN)
+
     try:
-        child = subprocess.Popen(  # it inherits what this process was given, such as an open file with a lock
-            command,
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            close_fds=False,
-            preexec_fn=with_parent(signal.SIGTERM),
+        # close_fds: the child inherits what this process was given, such as an open file with a lock
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, process_group=0, close_fds=False, preexec_fn=die_with_parent
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error.strerror}\n")
         return NOT_RUN
-    heard: list[int] = []
-    while _runs(child.pid) and not asked and not heard:
-        heard = select.select([0], [], [], POLL)[0]
+    closed: list[int] = []
+    while _runs(child.pid) and not signals and not closed:
+        closed = select.select([0], [], [], POLL)[0]
     if _runs(child.pid):
-        if heard:
+        if closed:
             grace = float(os.read(0, 32) or grace)
         os.kill(child.pid, signal.SIGTERM)
         end = time.monotonic() + grace
@@ -55,39 +61,17 @@ def main(grace: float, command: list[str]) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     status = child.wait()
-    _settle(child.pid)
+    end = time.monotonic() + SETTLE
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:  # until all of the group are gone, but for zombies, which hold nothing
+            os.killpg(child.pid, 0)
+            time.sleep(POLL)
     return status if status >= 0 else 128 - status
-
-
-def with_parent(number: signal.Signals) -> Callable[[], None]:
-    """What a new child does before it becomes its command, so that it gets a signal when its parent dies, however.
-
-    For a process of one thread: the kernel means the thread that started the child. Linux only; nothing elsewhere.
-    """
-    parent = os.getpid()
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def ask() -> None:
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-            if os.getppid() != parent:  # it has died meanwhile
-                os._exit(NOT_RUN)
-
-    return ask
 
 
 def _runs(pid: int) -> bool:
     """Whether a child runs; it is not waited for."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-
-
-def _settle(group: int, seconds: float = 2.0) -> None:
-    """Wait for killed processes to be gone; those that nobody collects stay as zombies, which hold nothing."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:
-            os.killpg(group, 0)
-            time.sleep(POLL)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,6 @@ def test_a_simulation_says_what_held() -> None:
     row = simulate(MODELS[6], 3, 20, 0.0, 20, 3, draw)
     assert all(0 <= row[name] <= 1 for name in METHODS) and row["difference"] == 0
     assert truth(MODELS[0], 0.3, draw)[1] > 0.2
-    about = {"studies": 20, "resampled": 3, "date": "2000-01-01", "seconds": 1}
-    text = markdown(about, [{"model": "x", "seeds": 3, "prompts": 20} | row])
+    about = {"studies": 20, "resampled": 3, "date": "2000-01-01", "seconds": 1, "command": "python x"}
+    text = "\n".join(markdown(about, [{"model": "x", "seeds": 3, "prompts": 20} | row]))
     assert "| x | 3 | 20 |" in text
