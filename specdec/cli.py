@@ -49,11 +49,6 @@ COMMANDS = {
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
     "inspect": ("specdec.diagnostics.inspect:main", "training data, and what of it is supervised, cut and packed"),
-    "card": ("specdec.studies.card:card", "what a study found: figures, intervals, tables, one HTML page"),
-    "reproduce": (
-        "specdec.studies.reproduce:reproduce",
-        "train an arm of a study's card again; compare every loss bit by bit",
-    ),
     "pretrain": ("specdec.embedded.build:build_target", "build the embedded target"),
 }
 GROUPS = {
@@ -62,7 +57,7 @@ GROUPS = {
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("explain", "drift", "robustness", "parity"),
     "serve": ("export", "import", "serve", "bench"),
-    "study": ("sweep", "card", "reproduce"),
+    "study": ("sweep",),
 }
 SHARED = ("fit", "validate")
 OF_FIT = ("doctor", "plan", "cache", "inspect")  # take the options of fit too

@@ -1,4 +1,4 @@
-"""``specdec card``: what a study found, as one HTML page, Markdown and JSON.
+"""The card: what a study found, as one HTML page, Markdown and JSON.
 
 A card's directory is whole or as it was, and is never written over what somebody edited.
 """
@@ -6,7 +6,6 @@ A card's directory is whole or as it was, and is never written over what somebod
 import base64
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -38,34 +37,17 @@ pre { background: #f3f3f3; padding: .6rem; overflow-x: auto; }
 """
 
 
-def card(directory: Path, *, out: Path | None = None, force: bool = False) -> None:
-    """Write what a study found, for readers and for machines; what is unfinished is shown as such.
-
-    Example: specdec card runs/studies/fusion
-
-    Args:
-        directory: the study's directory, finished or not
-        out: the card's directory; card/ in the study's if not given
-        force: write it over an edited one too
+def write_card(directory: Path) -> Path:
+    """Write the card of the study in ``directory``, finished or not, and return the card's directory.
 
     Raises:
         ValueError: there is no study, a measurement cannot be read, or the card was edited.
     """
-    sys.stdout.write(f"{write_card(directory, out, force=force) / 'card.html'}\n")
-
-
-def write_card(directory: Path, out: Path | None = None, *, force: bool = False) -> Path:
-    """Write the card of the study in ``directory``, and return the card's directory.
-
-    Raises:
-        ValueError: as :func:`card`.
-    """
-    out = out or directory / "card"
-    study = read_record(directory)
-    if out.exists() and not force:
+    study, out = read_record(directory), directory / "card"
+    if out.exists():
         if not (out / SUMS).is_file():
-            raise ValueError(f"{out} exists and is no card: choose another --out, or remove it")
-        check_sums(out, "keep a copy elsewhere and give --force, or choose another --out")
+            raise ValueError(f"{out} exists and is no card: remove it")
+        check_sums(out, "keep a copy elsewhere and remove it")
     found = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
         text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
@@ -181,7 +163,7 @@ def _origin(found: Json, where: str) -> Iterator[str]:
     for arm, runs in list(remake.items())[:1]:
         yield from ("An arm is trained again, and its losses compared bit by bit, by the command below. It reads the "
                     "features and prompts in the study's folder.", "")  # fmt: skip
-        command = ["specdec", "reproduce", where, "--arm", arm, "--seed", next(iter(runs))]
+        command = ["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))]
         yield from ("```", shlex.join(command), "```", "")
 
 

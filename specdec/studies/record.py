@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
-from specdec.studies.plan import DONE, FOLDERS, PLAN, VERSION
+from specdec.studies.plan import PLAN, VERSION
+from specdec.studies.study import MEASURES
 from specdec.studies.worker import JobFolder
 from specdec.utils.files import read_json
 
@@ -20,12 +21,10 @@ CURVE_POINTS = 400  # of a drawn loss curve
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """An arm with one seed."""
+    """An arm with one seed, and by kind the folders of its jobs."""
 
-    directory: Path
     seed: int
-    keys: dict[str, str | None]
-    """Of the job of each kind; None where the study has none."""
+    folders: dict[str, JobFolder]
 
     @functools.cached_property
     def states(self) -> dict[str, Json]:
@@ -34,32 +33,27 @@ class RecordedRun:
         ``name`` is ``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``; ``message`` says why it
         failed; ``seconds`` are those of all attempts.
         """
-        return {kind: self._state(kind, key) for kind, key in self.keys.items() if key is not None}
-
-    def _state(self, kind: str, key: str) -> Json:
-        folder = JobFolder(self.directory, key)
-        attempts = folder.attempts()
-        name, message = "not begun", None
-        if (self.place(kind) / DONE[kind]).is_file():
-            name = "done"
-        elif attempts:
-            last = attempts[-1]
-            name, message = last.end or ("running" if folder.is_held() else "killed"), last.message
-            name = {"died": "failed", "done": "failed"}.get(name, name)  # whose file was removed
-        return {"name": name, "message": message, "seconds": sum(one.seconds or 0.0 for one in attempts)}
-
-    def place(self, kind: str) -> Path:
-        """Where the job of a kind leaves what it makes."""
-        return self.directory / FOLDERS.get(kind, "measures") / str(self.keys[kind])
+        states = {}
+        for kind, folder in self.folders.items():
+            attempts = folder.attempts()
+            last = attempts[-1] if attempts else {"end": "not begun"}
+            name = last.get("end") or ("running" if folder.is_held() else "killed")
+            if folder.is_done():
+                name, last = "done", {}
+            elif name in ("died", "done"):  # or whose file was removed
+                name = "failed"
+            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
+        return states
 
     def done(self, kind: str) -> bool:
         """Whether there is a job of this kind and it is done."""
-        return kind in self.states and self.states[kind]["name"] == "done"
+        return kind in self.folders and self.folders[kind].is_done()
 
     @functools.cached_property
     def evaluation(self) -> SavedEvaluation:
         """What its evaluation left."""
-        return read_evaluation(self.place("evaluate"))
+        return read_evaluation(self.folders["evaluate"].output)
 
     def measured(self, kind: str) -> Json:
         """``drift.json`` or ``robustness.json``.
@@ -67,36 +61,40 @@ class RecordedRun:
         Raises:
             ValueError: it is of another version.
         """
-        path = self.place(kind) / DONE[kind]
+        path = self.folders[kind].last_file
         found = read_json(path)
         if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
             raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
         return found
 
     @functools.cached_property
-    def logged(self) -> dict[str, list[tuple[int, float]]]:
-        """``(step, value)`` of everything that the training logged as CSV; of a step that was run again, the last."""
+    def logged(self) -> dict[str, dict[int, float]]:
+        """By step everything that the training logged as CSV; of a step that was run again, the last."""
         found: dict[str, dict[int, float]] = {}
-        paths = self.place("fit").glob("csv/version_*/metrics.csv")
+        paths = self.folders["fit"].output.glob("csv/version_*/metrics.csv")
         for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
             with path.open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     for name, text in row.items():
                         if name != "step" and text and row.get("step"):
                             found.setdefault(name, {})[int(row["step"])] = float(text)
-        return {name: sorted(values.items()) for name, values in found.items()}
+        return found
 
     def loss_curve(self) -> list[tuple[int, float]]:
         """``(optimizer step, training loss)``, thinned to what a picture can show; finite ones only."""
-        points = [(step + 1, value) for step, value in self.logged.get("train/loss", []) if math.isfinite(value)]
+        logged = sorted(self.logged.get("train/loss", {}).items())
+        points = [(step + 1, value) for step, value in logged if math.isfinite(value)]
         return points[:: max(1, len(points) // CURVE_POINTS)]
 
     def training(self) -> Json:
-        """Steps and seconds of a finished fit, the whole process's, and its peak memory if it was logged."""
-        peak = [value for _, value in self.logged.get("memory/peak_mb", [])]
-        steps = int(read_json(self.place("fit") / DONE["fit"])["steps"])
-        memory = max(peak) / 1000 if peak else None
-        return {"steps": steps, "seconds": self.states["fit"]["seconds"], "peak_memory_gb": memory}
+        """Steps and seconds of a finished fit, its process's start included, and its peak memory if it was logged."""
+        memory = max(self.logged.get("memory/peak_mb", {}).values(), default=None)
+        steps = int(read_json(self.folders["fit"].last_file)["steps"])
+        return {
+            "steps": steps,
+            "seconds": self.states["fit"]["seconds"],
+            "peak_memory_gb": None if memory is None else memory / 1000,
+        }
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,6 @@ class RecordedArm:
 class RecordedStudy:
     """A study's plan and what came of it."""
 
-    directory: Path
     plan: Json
     arms: tuple[RecordedArm, ...]
 
@@ -142,6 +139,8 @@ def read_record(directory: Path) -> RecordedStudy:
         raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
     arms = []
     for arm in plan["arms"]:
-        runs = [RecordedRun(directory, run["seed"], {kind: run[kind] for kind in DONE}) for run in arm["runs"]]
+        keys = [{kind: run[kind] for kind in ("fit", *MEASURES) if run[kind]} for run in arm["runs"]]
+        folders = [{kind: JobFolder(directory, kind, key) for kind, key in own.items()} for own in keys]
+        runs = [RecordedRun(run["seed"], own) for run, own in zip(arm["runs"], folders, strict=True)]
         arms.append(RecordedArm(arm, tuple(runs)))
-    return RecordedStudy(directory, plan, tuple(arms))
+    return RecordedStudy(plan, tuple(arms))

@@ -20,7 +20,7 @@ def test_an_arm_is_what_fit_makes_of_the_same_arguments(
     study, plan = tiny
     arm = plan.arms[2]
     assert arm.name == "fc_norm=on K=1"
-    flags = [argument(*each) for each in study.settings.items()]
+    flags = [argument(*each) for each in study.common.settings.items()]
     given = [*flags, "--model.drafter.norms.aux=each", "--model.ttt_steps=1"]
     monkeypatch.setattr("sys.argv", ["specdec"])
     full = configured(Configured, "fit", given, RunDirectory()).full()

@@ -67,14 +67,14 @@ def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
 
 def test_a_job_runs_while_its_lock_is_held(study: Path, tmp_path: Path) -> None:
     own = copied(study, tmp_path)
-    key = read_record(own).arms[-1].runs[2].keys["evaluate"]
-    attempt(own, str(key))
+    key = read_record(own).arms[-1].runs[2].folders["evaluate"].path.name
+    attempt(own, key)
 
     def name() -> str:
         return read_record(own).arms[-1].runs[2].states["evaluate"]["name"]
 
     assert name() == "killed"
-    with (own / "jobs" / str(key) / "attempts.jsonl").open("rb") as stream:
+    with (own / "jobs" / key / "attempts.jsonl").open("rb") as stream:
         assert lock_now(stream) and name() == "running"
     assert name() == "killed"
 
@@ -108,22 +108,22 @@ def test_an_edited_card_is_not_written_over(
     study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = copied(study, tmp_path)
+    (own / "study.yaml").write_text("name: made\naxes: {norm: {off: {}, on: {}}}\n")
     before = (own / "card" / "card.json").stat().st_mtime_ns
-    assert main(["card", str(own)]) == 0
-    assert capsys.readouterr().out == f"{own / 'card' / 'card.html'}\n"
+    assert main(["sweep", str(own), "--card_only"]) == 0
     assert (own / "card" / "card.json").stat().st_mtime_ns > before
     (own / "card" / "card.md").write_text("my own remarks")
-    assert main(["card", str(own)]) == 2
+    assert main(["sweep", str(own / "study.yaml"), "--out", str(own), "--card_only"]) == 2
     assert "card.md: its SHA-256 is not that" in capsys.readouterr().err
     assert (own / "card" / "card.md").read_text() == "my own remarks"
-    assert main(["card", str(own), "--force"]) == 0
-    assert not (own / "card" / "card.md").read_text().startswith("my own")
 
 
 def test_another_directory_is_not_taken_for_a_card(study: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.md").write_text("work")
+    own = copied(study, tmp_path)
+    (own / "card").rename(own / "elsewhere")
+    (own / "card").mkdir()
     with pytest.raises(ValueError, match="is no card"):
-        write_card(study, tmp_path)
+        write_card(own)
     with pytest.raises(ValueError, match=r"plan\.json: no such file"):
         write_card(tmp_path)
 

@@ -47,9 +47,8 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
             fit, evaluate = jobs[run["fit"]], jobs[run["evaluate"]]
             assert fit.label == f"{arm['name']} seed={run['seed']}: fit" and fit.needs == (cache,)
             assert evaluate.needs == (fit.key,) and run["drift"] is run["robustness"] is None
-            assert fit.directory == f"fits/{fit.key}" and fit.done == "DONE.json" and fit.resumes
-            assert evaluate.directory == f"measures/{evaluate.key}" and not evaluate.resumes
-            assert fit.command[-4:] == ("--out", str(plan.directory / fit.directory), "--ckpt_path", "auto")
+            assert fit.command[-4:] == ("--out", str(plan.directory / "fits" / fit.key), "--ckpt_path", "auto")
+            assert str(plan.directory / "measures" / evaluate.key) in evaluate.command
             config = fit.config
             assert config["seed_everything"] == run["seed"]
             assert config["model"]["features"]["init_args"]["directory"] == str(plan.directory / "features" / cache)
@@ -121,8 +120,8 @@ def test_what_is_left(planned: MakePlan) -> None:
     assert plan.left() == plan.jobs
     assert [job.kind for job in plan.left(["K=2"]).values()] == ["cache", "fit", "evaluate"]
     fit = plan.jobs[plan.runs[0][0]["fit"]]
-    (plan.directory / fit.directory).mkdir(parents=True)
-    (plan.directory / fit.directory / fit.done).write_text("{}")
+    (plan.directory / "fits" / fit.key).mkdir(parents=True)
+    (plan.directory / "fits" / fit.key / "DONE.json").write_text("{}")
     left = plan.left(["K=1"])  # the cache is not made again for a fit that is done
     assert [job.kind for job in left.values()] == ["fit", "evaluate"] and left[fit.key].needs == ()
 
@@ -153,16 +152,17 @@ def test_embedded_prompts_are_cut_and_written_once(
     assert "every fit trains on 128 tokens" in said
 
 
-def in_process(directory: Path, jobs: Iterable[Job], engine: Any, watch: Any) -> Outcome:
+def in_process(directory: Path, jobs: Iterable[Job], engine: Any, title: str) -> Outcome:
     """Every job's command, in this process; what is done is not begun."""
     ran = []
     for job in jobs:
-        if not (directory / job.directory / job.done).is_file():
-            assert main(list(job.command)) == 0, job.label
+        folder = JobFolder(directory, job.kind, job.key)
+        if not folder.is_done():
+            assert main(list(job.command[1:])) == 0, job.label
             ran.append(job.label)
-        assert (directory / job.directory / job.done).is_file()
+        assert folder.is_done()
     (directory / "ran").write_text(json.dumps(ran))
-    return Outcome({job.key: SweepJob(job, JobFolder(directory, job.key), Phase.DONE) for job in jobs})
+    return Outcome({job.key: SweepJob(job, JobFolder(directory, job.kind, job.key), Phase.DONE) for job in jobs})
 
 
 def test_a_sweep_runs_what_it_planned_once(
