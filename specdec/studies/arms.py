@@ -40,10 +40,6 @@ COMMANDS = {
 DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
 OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
-LENGTH = (
-    "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
-    "accumulate_grad_batches", "devices", "num_nodes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,12 +98,6 @@ class Arm:
         each = as_list(self.config["trainer"]["callbacks"] or [])
         return [one["class_path"].rpartition(".")[2] for one in each if is_part(one)]
 
-    @property
-    def length(self) -> dict[str, Any]:
-        """What decides how long it trains where that is not in steps, by dotted keys: data too, whose epochs differ."""
-        data = {f"data.{name}": value for name, value in canonical(self.config["data"])["init_args"].items()}
-        return {f"trainer.{name}": self.config["trainer"][name] for name in LENGTH} | data
-
 
 def read_arms(study: Study) -> list[Arm]:
     """Every arm of a study.
@@ -159,15 +149,13 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
                 f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
         found = ""
-        if arm.tokens is None or baseline.tokens is None:
-            lengths = pairs(baseline.length, arm.length)
-            found = "; ".join(f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths)
+        if arm.tokens is None:
+            found = "how many tokens it trains on cannot be told"
         elif arm.tokens != baseline.tokens:
-            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
+            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens or 0:,}"
         if found and not allow_unequal:
             raise ValueError(
-                f"arm {arm.name}: {found}: give all arms the same budget, by trainer.max_steps where data differ, or "
-                "say --allow_unequal"
+                f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"
             )
         unequal += [f"arm {arm.name}: {found}"] if found else []
     return unequal

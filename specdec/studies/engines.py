@@ -136,12 +136,10 @@ class Ray(Engine):
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
             starts one on this machine alone, for this sweep.
         gpus: of each job; a fraction shares one.
-        cores: of this machine that are Ray's where it is started; all by default.
     """
 
     address: str | None = None
     gpus: float = 0.0
-    cores: int | None = None
 
     def open(self, study: Path) -> None:
         super().open(study)
@@ -150,7 +148,7 @@ class Ray(Engine):
             import ray
         except ImportError as error:
             raise ValueError("the Ray engine needs Ray: pip install 'specdec-lightning[ray]'") from error
-        own: dict[str, Any] = {} if self.address else {"num_cpus": self.cores, "include_dashboard": False}
+        own: dict[str, Any] = {} if self.address else {"include_dashboard": False}
         try:
             ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:

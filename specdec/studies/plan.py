@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.data import held_out_prompts
 from specdec.evaluation.prompts import fingerprint, load_prompts
+from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
 from specdec.studies.arms import OF_PROMPTS, Arm, as_list, check_equal, differences, read_arms
@@ -137,17 +135,16 @@ class StudyPlan:
             write_config(self.directory, job)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
-    def show(self, console: Console) -> None:
+    def show(self) -> None:
         """Print the arms, what each changes against the baseline, and how much of it is done."""
-        table = Table("arm", "changes against the baseline", "fits", *self.prompts, box=None, padding=(0, 2, 0, 0))
+        rows = []
         for arm, runs in zip(self.arms, self.runs, strict=True):
             changes = differences(self.baseline, arm) or ["this is the baseline"]
             keys = [[run[kind] for run in runs] for kind in ("fit", *self.prompts)]
             done = [f"{sum(map(self.is_done, each))}/{len(each)} done" for each in keys]
-            table.add_row(arm.name, "\n".join(changes), *done)
-        console.print(table)
-        for line in self.summary():
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
+            rows.append([arm.name, "\n".join(changes), *done])
+        headings = ["Arm", "Changes against the baseline", "Fits", *self.prompts]
+        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], self.summary())
 
     def summary(self) -> list[str]:
         """The plan in sentences, the arms aside."""

@@ -1,8 +1,6 @@
 """A study as it lies on the disk: its arms, what became of every job, and what the finished ones measured."""
 
-import csv
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from specdec.utils.files import read_json
 Json = dict[str, Any]
 
 MEASUREMENT = 1  # the version of drift.json and robustness.json
-CURVE_POINTS = 400  # of a drawn loss curve
 
 
 @dataclass(frozen=True)
@@ -67,64 +64,27 @@ class RecordedRun:
             raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
         return found
 
-    @functools.cached_property
-    def logged(self) -> dict[str, dict[int, float]]:
-        """By step everything that the training logged as CSV; of a step that was run again, the last."""
-        found: dict[str, dict[int, float]] = {}
-        paths = self.folders["fit"].output.glob("csv/version_*/metrics.csv")
-        for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
-            with path.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    for name, text in row.items():
-                        if name != "step" and text and row.get("step"):
-                            found.setdefault(name, {})[int(row["step"])] = float(text)
-        return found
-
-    def loss_curve(self) -> list[tuple[int, float]]:
-        """``(optimizer step, training loss)``, thinned to what a picture can show; finite ones only."""
-        logged = sorted(self.logged.get("train/loss", {}).items())
-        points = [(step + 1, value) for step, value in logged if math.isfinite(value)]
-        return points[:: max(1, len(points) // CURVE_POINTS)]
-
     def training(self) -> Json:
-        """Steps and seconds of a finished fit, its process's start included, and its peak memory if it was logged."""
-        memory = max(self.logged.get("memory/peak_mb", {}).values(), default=None)
+        """Steps and seconds of a finished fit, its process's start included."""
         steps = int(read_json(self.folders["fit"].last_file)["steps"])
-        return {
-            "steps": steps,
-            "seconds": self.states["fit"]["seconds"],
-            "peak_memory_gb": None if memory is None else memory / 1000,
-        }
-
-
-@dataclass(frozen=True)
-class RecordedArm:
-    """An arm as the plan has it, and its runs."""
-
-    plan: Json
-    runs: tuple[RecordedRun, ...]
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.plan["name"]
-
-    def done(self, kind: str) -> list[RecordedRun]:
-        """The runs whose job of this kind is done."""
-        return [run for run in self.runs if run.done(kind)]
+        return {"steps": steps, "seconds": self.states["fit"]["seconds"]}
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """A study's plan and what came of it."""
+    """A study's plan, and of every arm by name what came of it: a run for each seed."""
 
     plan: Json
-    arms: tuple[RecordedArm, ...]
+    arms: dict[str, list[RecordedRun]]
 
     @property
-    def base(self) -> RecordedArm:
-        """The baseline."""
-        return next(arm for arm in self.arms if arm.plan["is_baseline"])
+    def baseline(self) -> str:
+        """The baseline's name."""
+        return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
+
+    def done(self, kind: str) -> dict[str, list[RecordedRun]]:
+        """Of every arm the runs whose job of this kind is done."""
+        return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
 
 
 def read_record(directory: Path) -> RecordedStudy:
@@ -137,10 +97,9 @@ def read_record(directory: Path) -> RecordedStudy:
     plan = read_json(path)
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
-    arms = []
-    for arm in plan["arms"]:
-        keys = [{kind: run[kind] for kind in ("fit", *MEASURES) if run[kind]} for run in arm["runs"]]
-        folders = [{kind: JobFolder(directory, kind, key) for kind, key in own.items()} for own in keys]
-        runs = [RecordedRun(run["seed"], own) for run, own in zip(arm["runs"], folders, strict=True)]
-        arms.append(RecordedArm(arm, tuple(runs)))
-    return RecordedStudy(plan, tuple(arms))
+
+    def recorded(run: Json) -> RecordedRun:
+        kinds = [kind for kind in ("fit", *MEASURES) if run[kind]]
+        return RecordedRun(run["seed"], {kind: JobFolder(directory, kind, run[kind]) for kind in kinds})
+
+    return RecordedStudy(plan, {arm["name"]: [recorded(run) for run in arm["runs"]] for arm in plan["arms"]})

@@ -28,7 +28,7 @@ MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "
 
 def manifest(study: RecordedStudy) -> Json:
     """Where a card comes from, and of every finished run what it takes to make it again."""
-    runs = {arm.name: {str(run.seed): _recipe(run) for run in arm.done("fit")} for arm in study.arms}
+    runs = {name: {str(run.seed): _recipe(run) for run in own} for name, own in study.done("fit").items()}
     return {
         "study_sha256": study.plan.get("study_sha256"),
         "prompts_sha256": study.plan.get("prompts_sha256"),

@@ -8,7 +8,7 @@ Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft position
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_o
 from specdec.evaluation.statistics import Array
 from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.statistics import (
-    ANY,
     COSINE,
     POSITIVE,
     SHARE,
     Linear,
+    add_verdicts,
     detectable,
     effects,
     estimate,
-    judge,
     pooled,
 )
 
@@ -66,48 +65,42 @@ def results(study: RecordedStudy) -> Json:
     """Everything that the study measured.
 
     Raises:
-        ValueError: a measurement cannot be read, or two evaluations have other prompts or another target.
+        ValueError: a measurement cannot be read.
     """
-    evaluations = [run.evaluation for arm in study.arms for run in arm.done("evaluate")]
-    for one in evaluations[1:]:
-        first = evaluations[0]
-        for what, own, theirs in (
-            ("target", first.target, one.target),
-            ("prompts", first.settings.get("prompts_sha256"), one.settings.get("prompts_sha256")),
-        ):
-            if own != theirs:
-                raise ValueError(f"{first.name} and {one.name} differ in their {what}: they cannot be compared")
-    states = [[{**planned, "states": run.states} for planned, run in zip(arm.plan["runs"], arm.runs, strict=True)]
-              for arm in study.arms]  # fmt: skip
+    arms = []
+    for arm in study.plan["arms"]:
+        states = [{**run, "states": own.states} for run, own in zip(arm["runs"], study.arms[arm["name"]], strict=True)]
+        arms.append({**arm, "runs": states})
     out: Json = {
         "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
-        | {"baseline": study.base.name},
-        "arms": [{**arm.plan, "runs": runs} for arm, runs in zip(study.arms, states, strict=True)],
+        | {"baseline": study.baseline},
+        "arms": arms,
         "quantities": [],
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
-        "training": {arm.name: {str(run.seed): run.training() for run in arm.done("fit")} for arm in study.arms},
-        "loss_curves": {arm.name: {str(run.seed): run.loss_curve() for run in arm.done("fit")} for arm in study.arms},
+        "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
     }
     for quantity in _quantities(study):
-        tables = _tables(study, quantity)
-        own = {name: found for name, each in tables.items() if (found := _own(quantity, each))}
-        shown = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
-        if own:
-            out["quantities"].append({**shown, "arms": own})
-            out["comparisons"] += _comparisons(study, quantity, tables)
-            out["effects"] += _effects(study, quantity, tables)
+        done = study.done(FAMILIES[quantity.family])
+        tables = {name: {run.seed: quantity.table(run) for run in runs} for name, runs in done.items()}
+        # an arm has the quantity where all of its seeds that were measured have it
+        known = {name: own for name, own in tables.items() if own and None not in own.values()}
+        if values := {name: found for name, own in known.items() if (found := _value(quantity, own))}:
+            about = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
+            out["quantities"].append({**about, "arms": values})
+            out["comparisons"] += _comparisons(study, quantity, known)
+            out["effects"] += _effects(study, quantity, known)
     for family in FAMILIES:  # each is corrected for by itself
         for kind in ("comparisons", "effects"):
-            judge([row for row in out[kind] if row["family"] == family])
+            add_verdicts([row for row in out[kind] if row["family"] == family])
     return out
 
 
 def _quantities(study: RecordedStudy) -> list[Quantity]:
-    """All that any arm has."""
+    """All that any arm has, by family."""
     found: dict[str, Quantity] = {}
-    for run in (run for arm in study.arms for run in arm.runs):
+    for run in (run for runs in study.arms.values() for run in runs):
         each: list[Quantity] = []
         if run.done("evaluate"):
             each += [_acceptance(shape) for shape in run.evaluation.answers]
@@ -177,16 +170,6 @@ def _kept(condition: str, title: str) -> Quantity:
     return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over, weighty=True)
 
 
-def _tables(study: RecordedStudy, quantity: Quantity) -> dict[str, dict[int, Table]]:
-    """Of every arm that has the quantity with every seed that was measured."""
-    out = {}
-    for arm in study.arms:
-        tables = {run.seed: quantity.table(run) for run in arm.done(FAMILIES[quantity.family])}
-        if tables and None not in tables.values():
-            out[arm.name] = {seed: table for seed, table in tables.items() if table is not None}
-    return out
-
-
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
     seeds = common([list(own) for own in tables.values()])
@@ -205,7 +188,7 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     return out
 
 
-def _own(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
+def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
     """An arm's estimate, and each seed's own value."""
     if not (found := aligned(quantity, {"": tables})):
         return None
@@ -216,7 +199,7 @@ def _own(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
 
 def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
     """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
-    base = study.base.name
+    base = study.baseline
     for name in tables if base in tables else ():
         own = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
         if len(own) < 2:
@@ -234,18 +217,17 @@ def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> 
     if study.plan["design"] != "grid" or len(study.plan["axes"]) < 2:
         return []
     known = aligned(quantity, tables)
-    figures = {frozenset(arm.plan["levels"].items()): known[arm.name] for arm in study.arms if arm.name in known}
+    figures = {
+        frozenset(arm["levels"].items()): known[arm["name"]] for arm in study.plan["arms"] if arm["name"] in known
+    }
     found = effects(study.plan["axes"], study.plan["baseline"], figures)
     return [{"quantity": quantity.name, "family": quantity.family, "effect": name, **estimate(each, 0.0).to_json()}
             for name, each in found.items()]  # fmt: skip
 
 
-# curves
-
-
 def _positions(study: RecordedStudy) -> Iterable[Json]:
     """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
-    runs = {arm.name: arm.done("evaluate") for arm in study.arms}
+    runs = study.done("evaluate")
     for shape in dict.fromkeys(shape for own in runs.values() for run in own for shape in run.evaluation.answers):
         arms = {}
         for name, own in runs.items():
@@ -258,7 +240,7 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
                 prompts = common([list(table) for table in tables])
                 sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
                 shares = [pooled(sums_SPK[..., k], sums_SPK[..., k - 1]) for k in range(1, deepest + 1)]
-                arms[name] = [_shown(share, SHARE) for share in shares]
+                arms[name] = [_point(share, SHARE) for share in shares]
         yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
                "axis": "draft position", "arms": arms}  # fmt: skip
 
@@ -266,11 +248,10 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
     """Every series of ``specdec drift`` by draft step, over the chains that came to it."""
     out: dict[str, Json] = {}
-    for arm in study.arms:
-        found = [run.measured("drift") for run in arm.done("drift")]
+    for arm, runs in study.done("drift").items():
+        found = [run.measured("drift") for run in runs]
         at = [list(map(str, one["prompts"])) for one in found]
-        prompts = common(at)
-        places = [[each.index(prompt) for prompt in prompts] for each in at]
+        places = [[each.index(prompt) for prompt in common(at)] for each in at]
         for name in common([list(one["series"]) for one in found]):
             unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
             sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
@@ -278,17 +259,14 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
             possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
             curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
             seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
-            curve["arms"][arm.name] = [_shown(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
+            curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
     return out.values()
 
 
-def _shown(figure: Linear | None, possible: tuple[float, float] = ANY) -> Json | None:
+def _point(figure: Linear | None, possible: tuple[float, float]) -> Json | None:
     return None if figure is None else estimate(figure, possible=possible).to_json()
 
 
-Name = TypeVar("Name", int, str)
-
-
-def common(names: Sequence[Sequence[Name]]) -> list[Name]:
+def common(names: Sequence[Sequence[Any]]) -> list[Any]:
     """What all of them have, in the order of the first."""
     return [name for name in names[0] if all(name in each for each in names[1:])] if names else []

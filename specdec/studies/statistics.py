@@ -177,7 +177,7 @@ def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     return list(same.values())
 
 
-def judge(rows: Sequence[dict[str, Any]]) -> None:
+def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     """Give each row ``p_holm``, corrected over all :func:`distinct` tested rows, and a ``verdict``.
 
     The verdict is ``higher``, ``lower`` or ``not told apart``, by Holm's p-value, or ``not tested``.
@@ -187,8 +187,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> None:
     tested = distinct([row for row in rows if row["p_value"] is not None])
     for same, corrected in zip(tested, holm([each[0]["p_value"] for each in tested]), strict=True):
         for row in same:
-            told = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
-            row |= {"p_holm": corrected, "verdict": told}
+            verdict = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
+            row |= {"p_holm": corrected, "verdict": verdict}
 
 
 # power

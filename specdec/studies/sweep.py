@@ -5,13 +5,10 @@ The loop starts each job once what it needs is done, until all are done or canno
 
 import enum
 import logging
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
-
-from rich.console import Console
 
 from specdec.studies.card import write_card
 from specdec.studies.engines import RETRIES, Engine, Local, Ray, Slurm
@@ -96,7 +93,7 @@ def sweep(
     if wrong := next((name for name in only if name not in known), None):
         raise ValueError(f"--only {wrong!r}: no such arm{nearest(wrong, known)}")
     if plan_only:
-        plan.show(Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
+        plan.show()
         return 0
     for line in plan.summary():
         log.info("%s", line)

@@ -40,7 +40,7 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
         if [phases[key] for key in "acd"] == [Phase.DONE, Phase.DONE, Phase.NOT_RUN] and pids(study, "long"):
             os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = run(study, jobs, Ray(cores=2), watch=watch)
+    outcome = run(study, jobs, Ray(), watch=watch)
     assert killed and not any(map(alive, killed))
     told = {"a": Phase.DONE, "b": Phase.FAILED, "c": Phase.DONE, "d": Phase.NOT_RUN, "long": Phase.RUNNING}
     assert outcome.status == 130 and phases(outcome) == told

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from specdec.cli import main
 from specdec.drafter import load
@@ -144,11 +143,10 @@ def test_embedded_prompts_are_cut_and_written_once(
     before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
     plan.write()
     assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
-    plan.show(Console(width=150))
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "K=1 this is the baseline 0/1 done 0/1 done K=2 model.ttt_steps: 1 to 2 0/1 done 0/1 done grid: 2 arms" in said
-    )
+    plan.show()
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "K=1 this is the baseline 0/1 done 0/1 done K=2 model.ttt_steps: 1 to 2 0/1 done 0/1 done" in said
+    assert "grid: 2 arms" in said
     assert "every fit trains on 128 tokens" in said
 
 
