@@ -149,10 +149,12 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
                 f"arm {arm.name}: trainer.max_time or EarlyStopping may end it early: remove it, for all train alike"
             )
         found = ""
-        if arm.tokens is None:
-            found = "how many tokens it trains on cannot be told"
+        if arm.tokens is None or baseline.tokens is None:
+            groups = [[canonical(one.config[group]) for group in ("trainer", "data")] for one in (arm, baseline)]
+            if groups[0] != groups[1]:
+                found = "its length is not in steps, and its trainer or data are not the baseline's"
         elif arm.tokens != baseline.tokens:
-            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens or 0:,}"
+            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
         if found and not allow_unequal:
             raise ValueError(
                 f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"

@@ -1,7 +1,4 @@
-"""The card: what a study found, as one HTML page, Markdown and JSON.
-
-A card's directory is whole or as it was, and is never written over what somebody edited.
-"""
+"""The card: what a study found, as one HTML page, Markdown and JSON."""
 
 import base64
 import re
@@ -18,7 +15,7 @@ from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import ACCEPTANCE, FAMILIES, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
-from specdec.utils.files import SUMS, check_sums, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import staged_directory, write_json, write_text
 
 UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
 HOW = (
@@ -41,20 +38,15 @@ def write_card(directory: Path) -> Path:
     """Write the card of the study in ``directory``, finished or not, and return the card's directory.
 
     Raises:
-        ValueError: there is no study, a measurement cannot be read, or the card was edited.
+        ValueError: there is no study, or a measurement cannot be read.
     """
     study, out = read_record(directory), directory / "card"
-    if out.exists():
-        if not (out / SUMS).is_file():
-            raise ValueError(f"{out} exists and is no card: remove it")
-        check_sums(out, "keep a copy elsewhere and remove it")
     found = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
         text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
         write_json(folder / CARD, found)
         write_text(folder / "card.md", text)
         write_text(folder / "card.html", page(text, folder, f"Study {found['study']['name']}"))
-        write_sums(folder)
     return out
 
 

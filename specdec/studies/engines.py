@@ -40,10 +40,6 @@ class Engine(abc.ABC):
         """Whether to start it now."""
         return True
 
-    def start(self, job: Job) -> None:
-        """Have a worker begin with a job."""
-        self.running[job.key] = self.submit(job)
-
     @abc.abstractmethod
     def submit(self, job: Job) -> Any:
         """Have a worker begin with a job; a handle for the two methods below."""
@@ -94,7 +90,6 @@ class Local(Engine):
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers of the local engine must be above 0, not {self.workers}")
-        self._gpu_of: dict[str, str] = {}
 
     def has_room(self, job: Job) -> bool:
         by_cores = max(1, (machine.cores() or 1) // job.threads)
@@ -102,11 +97,9 @@ class Local(Engine):
         return len(self.running) < min(most, len(self.gpus) or most)
 
     def submit(self, job: Job) -> Any:
-        environment = {}
-        if self.gpus:
-            taken = [self._gpu_of[key] for key in self.running]
-            self._gpu_of[job.key] = next(gpu for gpu in self.gpus if gpu not in taken)
-            environment["CUDA_VISIBLE_DEVICES"] = self._gpu_of[job.key]
+        taken = [gpu for _, _, gpu in self.running.values()]
+        gpu = next((gpu for gpu in self.gpus if gpu not in taken), None)
+        environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         future, stop = Future[Ended](), threading.Event()
 
         def attempt() -> None:
@@ -116,7 +109,7 @@ class Local(Engine):
                 future.set_exception(error)
 
         threading.Thread(target=attempt, daemon=True).start()  # of a pool, Python's exit would wait for the threads
-        return future, stop
+        return future, stop, gpu
 
     def result(self, handle: Any) -> Ended | None:
         return handle[0].result() if handle[0].done() else None

@@ -20,7 +20,6 @@ from huggingface_hub import try_to_load_from_cache
 from specdec.data.rows import HUB, hub_fingerprint
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
-from specdec.target.loading import TOKENIZER_FILES
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
 from specdec.utils.config_diff import canonical
@@ -29,9 +28,7 @@ from specdec.utils.machine import provenance
 
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-OF_A_TARGET = (
-    "config.json", "model.safetensors.index.json", "chat_template.jinja", "special_tokens_map.json", *TOKENIZER_FILES,
-)  # fmt: skip
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 def key_of(kind: str, decisive: Any) -> str:
@@ -85,8 +82,7 @@ def target_contents(source: TargetSource) -> Any:
     """
     place = Path(source.directory())
     if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.name in OF_A_TARGET or file.suffix == ".safetensors"]
-        files += sorted(place.glob("*.py")) if source.trust_remote_code else []
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
         return [source.dtype, {file.name: _file_hash(file) for file in files}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision

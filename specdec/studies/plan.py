@@ -57,7 +57,7 @@ class StudyPlan:
     directory: Path
     arms: tuple[Arm, ...]
     runs: tuple[tuple[Mapping[str, Any], ...], ...]
-    jobs: Mapping[str, Job]
+    jobs: dict[str, Job]
     prompts: Mapping[str, StudyPrompts]
     unequal: tuple[str, ...] = ()
 
@@ -75,22 +75,16 @@ class StudyPlan:
 
         What only done jobs needed is not among them: a study's caches may be removed when its fits are done.
         """
-        wanted = dict[str, Job]()
-
-        def want(key: str) -> None:
-            job = self.jobs[key]
-            if self.is_done(key):
-                job = dataclasses.replace(job, needs=())
-            for need in job.needs:
-                want(need)
-            wanted[key] = job
-
-        for arm, runs in zip(self.arms, self.runs, strict=True):
-            if arms is None or arm.name in arms:
-                for key in (run[kind] for run in runs for kind in ("fit", *MEASURES)):
-                    if key is not None:
-                        want(key)
-        return wanted
+        chosen = [runs for arm, runs in zip(self.arms, self.runs, strict=True) if arms is None or arm.name in arms]
+        keys = {run[kind] for runs in chosen for run in runs for kind in ("fit", *MEASURES)}
+        for key, job in reversed(self.jobs.items()):  # a job comes after those that it needs
+            if key in keys and not self.is_done(key):
+                keys.update(job.needs)
+        return {
+            key: dataclasses.replace(job, needs=()) if self.is_done(key) else job
+            for key, job in self.jobs.items()
+            if key in keys
+        }
 
     def to_json(self) -> dict[str, Any]:
         """What ``plan.json`` holds."""
@@ -116,7 +110,6 @@ class StudyPlan:
                 for arm, runs in zip(self.arms, self.runs, strict=True)
             ],
             "unequal": list(self.unequal),
-            "jobs": {key: job.to_json() for key, job in self.jobs.items()},
             "prompts_sha256": asked.sha256 if asked else None,
             "study_sha256": hashlib.sha256(self.study.text.encode()).hexdigest(),
         }

@@ -2,13 +2,11 @@
 
 import base64
 import hashlib
-import itertools
 import json
 import logging
 import sys
 import zlib
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -39,6 +37,7 @@ def manifest(study: RecordedStudy) -> Json:
 
 
 def _recipe(run: RecordedRun) -> Json:
+    """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
     config = yaml.safe_load((fit / "config.yaml").read_text(encoding="utf-8"))
     out: Json = {
@@ -117,13 +116,16 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
 def compare_again(recorded: Json, directory: Path) -> int:
     """Print what is equal and what differs, and write ``reproduction.json``; 0 where all is equal, else 1."""
     fit, then = JobFolder(directory, "fit", "fit").output, recorded["fit"]
-    checks = [_losses(unpacked(then["losses"]), read_lines(fit / LOSSES)),
-              _same("weights", then["weights_sha256"], _weights(fit))]  # fmt: skip
+    losses = unpacked(then["losses"]), read_lines(fit / LOSSES)
+    checks = [{"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}]
+    digests = [("weights", then["weights_sha256"], _weights(fit))]
     if then := recorded["evaluate"]:
         now = _accepted(JobFolder(directory, "evaluate", "evaluate").output)
-        checks.append(_same("prompts", then["prompts_sha256"], now["prompts_sha256"]))
-        checks += [_same(f"accepted drafts, {shape}", digest, now["accepted_sha256"].get(shape))
-                   for shape, digest in then["accepted_sha256"].items()]  # fmt: skip
+        digests.append(("prompts", then["prompts_sha256"], now["prompts_sha256"]))
+        digests += [(f"accepted drafts, {shape}", digest, now["accepted_sha256"].get(shape))
+                    for shape, digest in then["accepted_sha256"].items()]  # fmt: skip
+    checks += [{"what": what, "equal": one == two, "found": f"SHA-256 {str(one)[:12]} then, {str(two)[:12]} now"}
+               for what, one, two in digests]  # fmt: skip
     write_json(directory / "reproduction.json", {"checks": checks, "provenance": provenance()})
     for check in checks:
         sys.stdout.write(f"{check['what']}: {'equal' if check['equal'] else 'differs'}, {check['found']}\n")
@@ -135,21 +137,10 @@ def unpacked(losses: str) -> list[str]:
     return zlib.decompress(base64.b64decode(losses)).decode("ascii").splitlines()
 
 
-def _same(what: str, then: Any, now: Any) -> Json:
-    found = f"SHA-256 {str(then)[:12]}" + ("" if then == now else f" then, {str(now)[:12]} now")
-    return {"what": what, "equal": then == now, "found": found}
-
-
-def _losses(then: list[str], now: list[str]) -> Json:
-    """Line by line, to the first that differs."""
-    found = f"{len(then)} of {len(then)}, bit by bit"
-    for one, two in itertools.zip_longest(then, now):
-        if one is None or two is None:
-            found = f"the new run has {len(now)} losses, the card {len(then)}"
-            break
+def _first_difference(then: list[str], now: list[str]) -> str:
+    for one, two in zip(then, now, strict=False):
         if one != two:
             (step, part, was), now_is = one.split(), two.split()[2]
             values = f"{float.fromhex(was)!r} then, {float.fromhex(now_is)!r} now"
-            found = f"first at optimizer step {step} (batch {part}), of {len(then)}: {values}"
-            break
-    return {"what": "losses", "equal": then == now, "found": found}
+            return f"first at optimizer step {step} (batch {part}), of {len(then)}: {values}"
+    return f"{min(len(then), len(now))} of {len(then)}, bit by bit"

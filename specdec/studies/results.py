@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
+from specdec.evaluation.answers import Answer
+from specdec.evaluation.metrics import committed, passes
 from specdec.evaluation.statistics import Array
 from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.statistics import (
@@ -54,8 +56,6 @@ class Quantity(NamedTuple):
     """Of a run: two sums for every prompt, or four where it is of two ratios; None where the run has none."""
     combine: Callable[[Linear, Linear], Linear] | None = None
     """Of two ratios: the first is over or less the second."""
-    weighty: bool = False
-    """Whether a prompt counts only where all its weights are above zero, in all that is compared."""
 
 
 ByArmAndSeed = Mapping[str, Mapping[int, Table]]
@@ -116,24 +116,22 @@ def _quantities(study: RecordedStudy) -> list[Quantity]:
     return sorted(found.values(), key=lambda quantity: [*FAMILIES].index(quantity.family))
 
 
-def _answers(shape: str, columns: Callable[[Any], Sequence[float]]) -> Callable[[RecordedRun], Table | None]:
-    """Sums over a prompt's answers."""
-
-    def table(run: RecordedRun) -> Table | None:
-        if shape not in run.evaluation.answers:
-            return None
-        out: dict[str, Array] = {}
-        for answer in run.evaluation.answers[shape]:
-            out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
-        return out
-
-    return table
+def _sums(answers: Iterable[Answer], columns: Callable[[Answer], Sequence[float]]) -> Table:
+    """Sums over each prompt's answers."""
+    out: dict[str, Array] = {}
+    for answer in answers:
+        out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
+    return out
 
 
 def _acceptance(shape: str) -> Quantity:
     """Tokens committed per target pass, the bonus token included."""
-    sums = _answers(shape, lambda answer: (sum(answer.accepted) + len(answer.accepted), len(answer.accepted)))
-    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, sums)
+
+    def table(run: RecordedRun) -> Table | None:
+        found = run.evaluation.answers.get(shape)
+        return None if found is None else _sums(found, lambda answer: (committed(answer), passes(answer)))
+
+    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table)
 
 
 def _of_drift(figure: DriftFigure) -> Quantity:
@@ -167,7 +165,7 @@ def _kept(condition: str, title: str) -> Quantity:
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
     name, unit = f"Acceptance kept, {title}", "ratio to clean prompts"
-    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over, weighty=True)
+    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over)
 
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
@@ -177,7 +175,7 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     if not prompts:
         return {}
     sums_ASPC = np.array([[[own[seed][prompt] for prompt in prompts] for seed in seeds] for own in tables.values()])
-    if quantity.weighty:
+    if quantity.family == ROBUSTNESS:  # a prompt without a target pass, clean or not, counts nowhere
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
@@ -227,22 +225,22 @@ def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> 
 
 def _positions(study: RecordedStudy) -> Iterable[Json]:
     """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
-    runs = study.done("evaluate")
-    for shape in dict.fromkeys(shape for own in runs.values() for run in own for shape in run.evaluation.answers):
-        arms = {}
-        for name, own in runs.items():
-            if own and all(shape in run.evaluation.answers for run in own):
-                answers = [answer for run in own for answer in run.evaluation.answers[shape]]
-                deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
-                bins = np.arange(deepest + 1)  # passes that accepted k and more
-                reached = _answers(shape, lambda a, bins=bins: (np.array(a.accepted)[:, None] >= bins).sum(0))  # type: ignore[misc]
-                tables = [table for run in own if (table := reached(run)) is not None]
-                prompts = common([list(table) for table in tables])
-                sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
-                shares = [pooled(sums_SPK[..., k], sums_SPK[..., k - 1]) for k in range(1, deepest + 1)]
-                arms[name] = [_point(share, SHARE) for share in shares]
+    done = study.done("evaluate")
+    for shape in dict.fromkeys(shape for runs in done.values() for run in runs for shape in run.evaluation.answers):
+        answers = {arm: [run.evaluation.answers.get(shape) or [] for run in runs] for arm, runs in done.items()}
+        arms = {arm: _shares(each) for arm, each in answers.items() if each and all(each)}
         yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
                "axis": "draft position", "arms": arms}  # fmt: skip
+
+
+def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
+    """By position, of the answers of every seed."""
+    deepest = max((depth for own in answers for one in own for depth in one.drafted), default=0)
+    least = np.arange(deepest + 1)  # passes that accepted so many, or more
+    tables = [_sums(own, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0)) for own in answers]
+    prompts = common([list(table) for table in tables])
+    sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
+    return [_point(pooled(sums_SPK[..., k], sums_SPK[..., k - 1]), SHARE) for k in least[1:]]
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:

@@ -3,7 +3,6 @@
 Names in it are text: ``on``, ``off`` and ``1`` are what they look like, and no key may stand twice.
 """
 
-import difflib
 import itertools
 import json
 import re
@@ -280,19 +279,11 @@ def read_strictly(path: Path | str) -> Any:
         raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''}: not a study: {problem}") from error
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?``, or which there are."""
-    known = list(known)
-    if close := difflib.get_close_matches(word, known, 1):
-        return f"; did you mean {close[0]}?"
-    return f"; there are: {', '.join(known)}"
-
-
 def _mapping(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
     """A mapping without other keys than the known ones."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: must be a mapping of keys, not {given!r}")
     for key in given:
         if key not in known:
-            raise ValueError(f"{where}: no such key: {key}{nearest(key, known)}")
+            raise ValueError(f"{where}: no such key: {key}; there are: {', '.join(known)}")
     return given

@@ -14,7 +14,7 @@ from specdec.studies.card import write_card
 from specdec.studies.engines import RETRIES, Engine, Local, Ray, Slurm
 from specdec.studies.plan import STUDY, claim, make_plan
 from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
-from specdec.studies.study import nearest, read_study
+from specdec.studies.study import read_study
 from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
@@ -91,7 +91,7 @@ def sweep(
     plan = make_plan(given, directory, threads, allow_unequal)
     known = [arm.name for arm in plan.arms]
     if wrong := next((name for name in only if name not in known), None):
-        raise ValueError(f"--only {wrong!r}: no such arm{nearest(wrong, known)}")
+        raise ValueError(f"--only {wrong!r}: no such arm; there are: {', '.join(known)}")
     if plan_only:
         plan.show()
         return 0
@@ -99,7 +99,7 @@ def sweep(
         log.info("%s", line)
     plan.write()
     outcome = run(directory, plan.left(only or None).values(), engines[engine], f"study {given.name}")
-    if outcome.signal is None:
+    if outcome.status <= 1:  # nobody asked it to end
         log.info("the card is in %s", write_card(directory))
     return outcome.status
 
@@ -141,14 +141,8 @@ class Outcome(NamedTuple):
 
     jobs: Mapping[str, SweepJob]
     """By key; one that is not settled was left to go on with, where somebody asked the sweep to end."""
-    signal: int | None = None
-
-    @property
-    def status(self) -> int:
-        """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
-        if self.signal:
-            return 128 + self.signal
-        return int(any(one.phase in (Phase.FAILED, Phase.NOT_RUN) for one in self.jobs.values()))
+    status: int = 0
+    """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def run(
@@ -201,7 +195,8 @@ def run(
     for entry in entries.values():  # some have ended well when they were asked to stop
         if entry.phase is Phase.RUNNING and entry.folder.is_done():
             entry.phase = Phase.DONE
-    return Outcome(entries, note.number)
+    failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
+    return Outcome(entries, int(failed) if note.number is None else 128 + note.number)
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
@@ -223,7 +218,7 @@ def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
             elif engine.has_room(entry.job):
                 entry.phase = Phase.RUNNING
                 log.info("%s: begins", entry.job.label)
-                engine.start(entry.job)
+                engine.running[entry.job.key] = engine.submit(entry.job)
 
 
 def _after(entry: SweepJob, ended: Ended) -> None:

@@ -7,7 +7,6 @@ until the worker, the supervisor and the command are all gone, so that no job is
 """
 
 import contextlib
-import dataclasses
 import datetime
 import os
 import shlex
@@ -77,10 +76,6 @@ class Job:
     needs: tuple[str, ...] = ()
     threads: int = 1
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able data, without the config."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "config"}
 
 
 class JobFolder:

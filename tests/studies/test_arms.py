@@ -120,5 +120,6 @@ def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_fil
         planned(axes=levels, baseline=None, seeds=[0], leave_out=[{"data": "b", "K": 2}])
     told = planned(axes=levels, baseline=None, seeds=[0], allow_unequal=True).unequal
     assert len(told) == 2 and told[0].startswith("arm data=b K=1: it trains on 64 tokens")
-    with pytest.raises(ValueError, match=r"arm data=a K=1: how many tokens it trains on .* by trainer.max_steps"):
+    levels["data"]["b"] = {"data.seed": 1}
+    with pytest.raises(ValueError, match=r"arm data=b K=1: its length is not in steps, .* by trainer.max_steps"):
         planned(axes=levels, baseline=None, seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})

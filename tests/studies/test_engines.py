@@ -82,7 +82,7 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
     slurm = Slurm(partition="gpu", minutes=60, gpus=1, more={"constraint": "h100", "mem": "2G"})
     slurm.open(study)
     one = job("a", threads=4)
-    slurm.start(one)
+    slurm.running[one.key] = slurm.submit(one)
     assert slurm.ended(0) == {}
     words = (tmp_path / "batch").read_text().split()
     for word in (
@@ -94,6 +94,6 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
     assert (tmp_path / "cancelled").exists()
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n")
     with pytest.raises(ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"):
-        slurm.start(one)
+        slurm.submit(one)
     again = Task().checkpoint("study", one, ROOT)
     assert isinstance(again.function, Task) and again.args == ("study", one, ROOT)

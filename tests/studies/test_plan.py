@@ -31,7 +31,6 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
     assert [arm["name"] for arm in said["arms"] if arm["is_baseline"]] == ["fc_norm=off K=2"]
     assert said["baseline"] == {"fc_norm": "off", "K": "2"} == said["arms"][1]["levels"]
     jobs = plan.jobs
-    assert set(said["jobs"]) == set(jobs) and all(said["jobs"][key]["label"] == job.label for key, job in jobs.items())
     assert len(said["prompts_sha256"]) == len(said["study_sha256"]) == 64
     seen: set[str] = set()
     for key, job in jobs.items():
@@ -195,7 +194,7 @@ def test_a_sweep_runs_what_it_planned_once(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--only", "K=7"], "--only 'K=7': no such arm; did you mean K="),
+        (["--only", "K=7"], "--only 'K=7': no such arm; there are: K=1, K=2"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--engine", "cloud"], "engine"),
         (["--local.workers", "0"], "workers of the local engine"),
