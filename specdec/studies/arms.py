@@ -1,6 +1,6 @@
 """From combinations of levels to trainings and measures, each parsed as its command would before any begins.
 
-Arms must be comparable: the same tokens, the same data in the same order, one change apart where one is meant.
+Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
 
 import functools
@@ -55,7 +55,7 @@ class Measure:
 
     config: Mapping[str, Any]
     target: TargetSource
-    trees: Sequence[str]
+    trees: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ def arguments(study: Study, combination: Combination) -> list[str]:
     """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last."""
     levels = [study.axes[axis][level] for axis, level in combination.items()]
     files = [*study.common.files, *(file for level in levels for file in level.files)]
-    own = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
-    settings = {key: value for key, value in study.common.settings.items() if key not in own} | own
+    of_levels = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
+    settings = {key: value for key, value in study.common.settings.items() if key not in of_levels} | of_levels
     inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))  # a part before what is inside it
     return [*(word for file in files for word in ("--config", file)), *(argument(*each) for each in inside_last)]
 
@@ -202,7 +202,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     trained = sum(weight.numel() for weight in drafter.parameters())
     trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
-    source, given = module.target_source, {kind: dict(own) for kind, own in study.measures.items()}
+    source, given = module.target_source, {kind: dict(each) for kind, each in study.measures.items()}
     for axis, level in combination.items():
         for key, value in study.axes[axis][level].settings.items():
             if (kind := measure_of(key)) and kind not in given:
@@ -211,7 +211,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
                 )
             if kind:
                 given[kind][key.partition(".")[2]] = value
-    measures = {kind: _measure(source, kind, own) for kind, own in given.items()}
+    measures = {kind: _measure(source, kind, each) for kind, each in given.items()}
     return Arm(name, dict(combination), config, source, data, design, trained, measures)
 
 
@@ -240,5 +240,5 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from error
     full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
-    config = {name: own for name, own in full.items() if name not in ("config", "prompts", "drafter", "out")}
+    config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
     return Measure(config, built.target, trees)

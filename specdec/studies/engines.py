@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
 from specdec.utils import machine
 
-RETRIES = 3  # how often a job is begun anew in a sweep after attempts that were lost
+RETRIES = 3  # how often a sweep starts a job again after attempts that were lost
 
 
 @dataclass
@@ -97,15 +97,15 @@ class Local(Engine):
         return len(self.running) < min(most, len(self.gpus) or most)
 
     def submit(self, job: Job) -> Any:
-        taken = [gpu for _, _, gpu in self.running.values()]
-        gpu = next((gpu for gpu in self.gpus if gpu not in taken), None)
+        used = [gpu for _, _, gpu in self.running.values()]
+        gpu = next((gpu for gpu in self.gpus if gpu not in used), None)
         environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         future, stop = Future[Ended](), threading.Event()
 
         def attempt() -> None:
             try:
                 future.set_result(work(self.study, job, self.cwd, environment, stop))
-            except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            except BaseException as error:  # noqa: BLE001  raised by future.result()
                 future.set_exception(error)
 
         threading.Thread(target=attempt, daemon=True).start()  # of a pool, Python's exit would wait for the threads
@@ -122,7 +122,7 @@ class Local(Engine):
 class Ray(Engine):
     """Tasks of Ray, spread over its nodes, each with its job's threads reserved.
 
-    Ray begins a task anew when the process that runs it, or its node, is lost. A cluster that is started here has no
+    Ray starts a task again when the process that runs it, or its node, is lost. A cluster that is started here has no
     dashboard, and sends no usage statistics.
 
     Args:
@@ -141,9 +141,9 @@ class Ray(Engine):
             import ray
         except ImportError as error:
             raise ValueError("the Ray engine needs Ray: pip install 'specdec-lightning[ray]'") from error
-        own: dict[str, Any] = {} if self.address else {"include_dashboard": False}
+        options: dict[str, Any] = {} if self.address else {"include_dashboard": False}
         try:
-            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {error}") from error
         self._ray: Any = ray

@@ -55,7 +55,7 @@ def _dots(panels: Sequence[Json], looks: Looks, path: Path) -> None:
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         for place, (name, row) in enumerate(panel["rows"].items()):
             if row is None:
-                where = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+                where: Json = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
                 axes.annotate("not measured", (0.5, place), **where)
                 continue
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8,

@@ -88,7 +88,7 @@ class StudyPlan:
 
     def to_json(self) -> dict[str, Any]:
         """What ``plan.json`` holds."""
-        asked = self.prompts.get("evaluate") or next(iter(self.prompts.values()), None)
+        prompts = self.prompts.get("evaluate") or next(iter(self.prompts.values()), None)
         return {
             "version": VERSION,
             "name": self.study.name,
@@ -110,7 +110,7 @@ class StudyPlan:
                 for arm, runs in zip(self.arms, self.runs, strict=True)
             ],
             "unequal": list(self.unequal),
-            "prompts_sha256": asked.sha256 if asked else None,
+            "prompts_sha256": prompts.sha256 if prompts else None,
             "study_sha256": hashlib.sha256(self.study.text.encode()).hexdigest(),
         }
 
@@ -175,7 +175,7 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
         allow_unequal: whether budgets may differ between arms.
 
     Raises:
-        ValueError: an arm is illegal, or not equal to others in its budget, or a measure cannot be taken; the
+        ValueError: an arm is illegal, or not equal to others in its budget, or a measure's arguments are wrong; the
             message has the arm's name.
     """
     arms = read_arms(study)
@@ -201,7 +201,7 @@ def _run(
     arm: Arm, seed: int, cache: str | None, prompts: Mapping[str, StudyPrompts], directory: Path, threads: int,
     jobs: dict[str, Job],
 ) -> dict[str, Any]:  # fmt: skip
-    """The keys of an arm's jobs with one seed; jobs that no other arm has asked for are added to ``jobs``."""
+    """The keys of an arm's jobs with one seed; jobs that no other arm needs are added to ``jobs``."""
     fit = key_of("fit", fit_decisive(arm, "on_the_fly" if cache is None else "cached", seed))
     label = f"{arm.name} seed={seed}"
     if fit not in jobs:
@@ -214,8 +214,8 @@ def _run(
     run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
     drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
     for kind, measure in arm.measures.items():
-        own = {**measure.config, "target": target_contents(measure.target), "trees": measure.trees}
-        key = run[kind] = key_of(kind, [fit, own, prompts[kind].sha256])
+        decisive = {**measure.config, "target": target_contents(measure.target), "trees": measure.trees}
+        key = run[kind] = key_of(kind, [fit, decisive, prompts[kind].sha256])
         config = {**measure.config, "prompts": list(prompts[kind].files)}
         jobs.setdefault(key, specdec_job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter))
     return run
@@ -251,7 +251,7 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:
-    """How many rows of an epoch's beginning all the fits together draw; None where that cannot be told."""
+    """How many rows of an epoch's beginning all the fits together draw; None where that is not known."""
     most = 0
     for arm in arms:
         trainer, drawn = arm.config["trainer"], arm.tokens
@@ -278,8 +278,8 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
     evaluate = study.measures.get("evaluate", {})
     common = {key: value for key, value in evaluate.items() if key in (*OF_PROMPTS, "layouts")}
     found = {}
-    for measure, own in study.measures.items():
-        given = own if set(OF_PROMPTS) & set(own) else {**common, **own}
+    for measure, arguments in study.measures.items():
+        given = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
         files, limit, layouts = given.get("prompts", EMBEDDED), given.get("limit"), as_list(given.get("layouts") or [])
         if files != EMBEDDED:
             if more := [name for name in OF_PROMPTS[1:] if name in given]:

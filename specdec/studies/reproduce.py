@@ -26,12 +26,12 @@ MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "
 
 def manifest(study: RecordedStudy) -> Json:
     """Where a card comes from, and of every finished run what it takes to make it again."""
-    runs = {name: {str(run.seed): _recipe(run) for run in own} for name, own in study.done("fit").items()}
+    runs = {name: {str(run.seed): _recipe(run) for run in done} for name, done in study.done("fit").items()}
     return {
         "study_sha256": study.plan.get("study_sha256"),
         "prompts_sha256": study.plan.get("prompts_sha256"),
         "plan_provenance": study.plan.get("provenance"),
-        "runs": {name: own for name, own in runs.items() if own},
+        "runs": {name: by_seed for name, by_seed in runs.items() if by_seed},
         "provenance": provenance(),
     }
 
@@ -64,8 +64,8 @@ def _accepted(directory: Path) -> Json:
     """Of an evaluation: its prompts' hash, and by draft shape a hash of what every target pass accepted."""
     evaluation = read_evaluation(directory)
     digests = {}
-    for shape, own in evaluation.answers.items():
-        accepted = [[one.prompt_id, list(one.accepted)] for one in own]
+    for shape, answers in evaluation.answers.items():
+        accepted = [[one.prompt_id, list(one.accepted)] for one in answers]
         digests[shape] = hashlib.sha256(json.dumps(accepted).encode()).hexdigest()
     return {"prompts_sha256": evaluation.settings.get("prompts_sha256"), "accepted_sha256": digests}
 
@@ -101,7 +101,8 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
     if directory.exists():
         raise ValueError(f"{directory} exists already and is never overwritten: choose another --out")
     then, now = recorded["fit"]["provenance"], provenance()
-    for what, one, two in pairs(*({name: made[name] for name in MACHINE if name in then} for made in (then, now))):
+    known = [name for name in MACHINE if name in then]
+    for what, one, two in pairs({name: then[name] for name in known}, {name: now[name] for name in known}):
         log.warning("%s: %s then, %s now", what.replace("_", " "), one, two)
     threads, drafter = then.get("torch_threads") or 1, JobFolder(directory, "fit", "fit").output / "drafter"
     jobs = [specdec_job(directory, "fit", "fit", "fit", recorded["fit"]["config"], threads, ())]

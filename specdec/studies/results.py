@@ -69,8 +69,8 @@ def results(study: RecordedStudy) -> Json:
     """
     arms = []
     for arm in study.plan["arms"]:
-        states = [{**run, "states": own.states} for run, own in zip(arm["runs"], study.arms[arm["name"]], strict=True)]
-        arms.append({**arm, "runs": states})
+        pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
+        arms.append({**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]})
     out: Json = {
         "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
         | {"baseline": study.baseline},
@@ -82,11 +82,12 @@ def results(study: RecordedStudy) -> Json:
         "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
     }
     for quantity in _quantities(study):
-        done = study.done(FAMILIES[quantity.family])
-        tables = {name: {run.seed: quantity.table(run) for run in runs} for name, runs in done.items()}
-        # an arm has the quantity where all of its seeds that were measured have it
-        known = {name: own for name, own in tables.items() if own and None not in own.values()}
-        if values := {name: found for name, own in known.items() if (found := _value(quantity, own))}:
+        known = {}
+        for name, runs in study.done(FAMILIES[quantity.family]).items():
+            by_seed = {run.seed: table for run in runs if (table := quantity.table(run)) is not None}
+            if by_seed and len(by_seed) == len(runs):  # all of its seeds that were measured have it
+                known[name] = by_seed
+        if values := {name: value for name, by_seed in known.items() if (value := _value(quantity, by_seed))}:
             about = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
             out["quantities"].append({**about, "arms": values})
             out["comparisons"] += _comparisons(study, quantity, known)
@@ -157,10 +158,10 @@ def _kept(condition: str, title: str) -> Quantity:
     def table(run: RecordedRun) -> Table | None:
         one = run.measured("robustness")
         rows = {row["name"]: row for row in one["conditions"]}
-        own, clean = rows.get(condition), rows[one["clean"]]
-        if own is None or own.get("skipped"):
+        row, clean = rows.get(condition), rows[one["clean"]]
+        if row is None or row.get("skipped"):
             return None
-        columns = [own["committed"], own["passes"], clean["committed"], clean["passes"]]
+        columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
@@ -170,11 +171,11 @@ def _kept(condition: str, title: str) -> Quantity:
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
-    seeds = common([list(own) for own in tables.values()])
-    prompts = common([list(own[seed]) for own in tables.values() for seed in seeds])
+    seeds = common([list(by_seed) for by_seed in tables.values()])
+    prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
         return {}
-    sums_ASPC = np.array([[[own[seed][prompt] for prompt in prompts] for seed in seeds] for own in tables.values()])
+    sums_ASPC = np.array([[[each[seed][prompt] for prompt in prompts] for seed in seeds] for each in tables.values()])
     if quantity.family == ROBUSTNESS:  # a prompt without a target pass, clean or not, counts nowhere
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
@@ -191,21 +192,21 @@ def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
     if not (found := aligned(quantity, {"": tables})):
         return None
     by_seed = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
-    seeds = {seed: own[""].value for seed, own in by_seed.items() if own}
-    return estimate(found[""], quantity.null).to_json() | {"by_seed": seeds}
+    values = {seed: alone[""].value for seed, alone in by_seed.items() if alone}
+    return estimate(found[""], quantity.null).to_json() | {"by_seed": values}
 
 
 def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
     """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
     base = study.baseline
     for name in tables if base in tables else ():
-        own = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
-        if len(own) < 2:
+        pair = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
+        if len(pair) < 2:
             continue
-        found = estimate(own[name].minus(own[base]), null=0.0)
+        found = estimate(pair[name].minus(pair[base]), null=0.0)
         row = {"quantity": quantity.name, "family": quantity.family, "arm": name, "baseline": base, **found.to_json()}
         if quantity.family == ACCEPTANCE:
-            row["ratio"] = estimate(own[name].over(own[base])).to_json()
+            row["ratio"] = estimate(pair[name].over(pair[base])).to_json()
             row["detectable"] = detectable(found.spread)
         yield row
 
@@ -235,9 +236,9 @@ def _positions(study: RecordedStudy) -> Iterable[Json]:
 
 def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
     """By position, of the answers of every seed."""
-    deepest = max((depth for own in answers for one in own for depth in one.drafted), default=0)
+    deepest = max((depth for each in answers for one in each for depth in one.drafted), default=0)
     least = np.arange(deepest + 1)  # passes that accepted so many, or more
-    tables = [_sums(own, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0)) for own in answers]
+    tables = [_sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0)) for each in answers]
     prompts = common([list(table) for table in tables])
     sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
     return [_point(pooled(sums_SPK[..., k], sums_SPK[..., k - 1]), SHARE) for k in least[1:]]

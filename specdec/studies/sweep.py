@@ -64,7 +64,7 @@ def sweep(
         only: run the arms of these names alone
         engine: where jobs run
         threads: CPU threads of a job
-        allow_few_seeds: fewer than three seeds, from which no effect can be told
+        allow_few_seeds: fewer than three seeds, too few to tell an effect from chance
         allow_unequal: arms of other token budgets than the baseline's
         local: this machine
         ray: a cluster of Ray, or one that is started here
@@ -99,7 +99,7 @@ def sweep(
         log.info("%s", line)
     plan.write()
     outcome = run(directory, plan.left(only or None).values(), engines[engine], f"study {given.name}")
-    if outcome.status <= 1:  # nobody asked it to end
+    if outcome.status <= 1:  # it was not interrupted
         log.info("the card is in %s", write_card(directory))
     return outcome.status
 
@@ -140,7 +140,7 @@ class Outcome(NamedTuple):
     """What became of a sweep's jobs."""
 
     jobs: Mapping[str, SweepJob]
-    """By key; one that is not settled was left to go on with, where somebody asked the sweep to end."""
+    """By key; one that is not settled was left to go on with, where the sweep was interrupted."""
     status: int = 0
     """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
 
@@ -192,7 +192,7 @@ def run(
         except SystemError as error:  # Ray makes this of it
             if not isinstance(error.__cause__, Asked):
                 raise
-    for entry in entries.values():  # some have ended well when they were asked to stop
+    for entry in entries.values():  # some were done when they were stopped
         if entry.phase is Phase.RUNNING and entry.folder.is_done():
             entry.phase = Phase.DONE
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
@@ -234,5 +234,5 @@ def _after(entry: SweepJob, ended: Ended) -> None:
         if entry.lost > RETRIES:
             entry.settle(Phase.FAILED, f"{ended.message}, {entry.lost} times in this sweep")
         else:
-            log.warning("%s: %s; it is begun anew", entry.job.label, ended.message)
+            log.warning("%s: %s; it is started again", entry.job.label, ended.message)
             entry.phase = Phase.ELSEWHERE if entry.folder.is_held() else Phase.WAITING
