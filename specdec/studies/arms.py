@@ -24,7 +24,7 @@ from specdec.drafter.parts import dry_run
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
-from specdec.studies.study import Combination, Study, arm_name, measure_of
+from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
@@ -176,11 +176,6 @@ def arguments(study: Study, combination: Combination) -> list[str]:
 def argument(key: str, value: Any) -> str:
     """A setting as on the command line."""
     return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def as_list(value: Any) -> list[Any]:
-    """A list of one for what is none."""
-    return value if isinstance(value, list) else [value]
 
 
 def _arm(study: Study, name: str, combination: Combination) -> Arm:

@@ -19,9 +19,9 @@ from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
-from specdec.studies.arms import OF_PROMPTS, Arm, as_list, check_equal, differences, read_arms
+from specdec.studies.arms import OF_PROMPTS, Arm, check_equal, differences, read_arms
 from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
-from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
+from specdec.studies.study import MEASURES, Study, arm_name, as_list, read_strictly
 from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config_diff import canonical

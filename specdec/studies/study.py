@@ -103,10 +103,8 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
         keys = [{key for level in axes[axis].values() for key in level.settings} for axis in (one, two)]
         if both := keys[0] & keys[1]:
             raise ValueError(f"axes {one} and {two} both give {min(both)}: their effects could not be told apart")
-    files, settings = _level(given.get("fit", []), "fit", path.parent), _settings(given.get("set", {}), "set")
-    if files.settings:
-        raise ValueError("fit: must be a list of config files; dotted keys belong in set")
-    if wrong := next((key for key in settings if measure_of(key)), None):
+    common = _level([*as_list(given.get("fit", [])), given.get("set", {})], "fit and set", path.parent)
+    if wrong := next((key for key in common.settings if measure_of(key)), None):
         raise ValueError(f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}")
     baseline = _levels(given.get("baseline", {}), axes, "baseline")
     for axis, levels in axes.items():
@@ -116,13 +114,20 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
     if not all(left_out := given.get("leave_out", [])):
         raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
     arms = combinations(design, axes, baseline, [_levels(each, axes, "leave_out") for each in left_out])
-    seeds = _seeds(given.get("seeds", list(range(FEWEST_SEEDS))), allow_few_seeds)
+    seeds = given.get("seeds", list(range(FEWEST_SEEDS)))
+    if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}")
+    if not seeds or (len(seeds) < FEWEST_SEEDS and not allow_few_seeds):
+        raise ValueError(
+            f"seeds: {len(seeds)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
+            "--allow_few_seeds to try a study with one or two"
+        )
     measures = {measure: given[measure] for measure in MEASURES if measure in given}
     for measure, arguments in measures.items():
         if wrong := next((key for key in arguments if key in ("drafter", "out", "target", "target.source")), None):
             raise ValueError(f"{measure}: {wrong} is the study's to give: remove it")
-    common, text = Level(files.files, settings), path.read_text(encoding="utf-8")
-    return Study(name, common, axes, design, arms, baseline, seeds, features, measures, text)
+    text = path.read_text(encoding="utf-8")
+    return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, text)
 
 
 def combinations(
@@ -181,7 +186,7 @@ def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
 def _level(given: Any, where: str, beside: Path) -> Level:
     """From dotted keys, a config file, or a list of both."""
     files, settings = list[str](), dict[str, Any]()
-    for each in given if isinstance(given, list) else [given]:
+    for each in as_list(given):
         if isinstance(each, str) and each.endswith((".yaml", ".yml")):
             found = next((str(path) for path in (beside / each, Path(shipped(each))) if path.is_file()), None)
             if found is None:
@@ -230,15 +235,9 @@ def _levels(given: Any, axes: Axes, where: str) -> Combination:
     return found
 
 
-def _seeds(given: list[Any], allow_few: bool) -> tuple[int, ...]:
-    if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in given) or len(set(given)) != len(given):
-        raise ValueError(f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {given}")
-    if not given or (len(given) < FEWEST_SEEDS and not allow_few):
-        raise ValueError(
-            f"seeds: {len(given)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
-            "--allow_few_seeds to try a study with one or two"
-        )
-    return tuple(given)
+def as_list(value: Any) -> list[Any]:
+    """A list of one for what is none."""
+    return value if isinstance(value, list) else [value]
 
 
 class _StrictLoader(yaml.SafeLoader):

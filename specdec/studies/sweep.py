@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from specdec.studies.card import write_card
-from specdec.studies.engines import RETRIES, Engine, Local, Ray, Slurm
+from specdec.studies.engines import RETRIES, Engine, Local
 from specdec.studies.plan import STUDY, claim, make_plan
 from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
 from specdec.studies.study import read_study
@@ -34,13 +34,10 @@ def sweep(
     reproduce: str | None = None,
     seed: int = 0,
     only: list[str] = [],  # noqa: B006  never changed
-    engine: Literal["local", "ray", "slurm"] = "local",
+    engine: Engine = Local(),  # noqa: B008
     threads: int = 1,
     allow_few_seeds: bool = False,
     allow_unequal: bool = False,
-    local: Local = Local(),  # noqa: B008
-    ray: Ray = Ray(),  # noqa: B008
-    slurm: Slurm = Slurm(),  # noqa: B008
 ) -> int:
     """Train and measure every arm of a study, each once, and write the card of what came of it.
 
@@ -62,21 +59,17 @@ def sweep(
         reproduce: name of an arm of the card
         seed: of the arm that is reproduced
         only: run the arms of these names alone
-        engine: where jobs run
+        engine: where jobs run: Local (this machine), Ray or Slurm
         threads: CPU threads of a job
         allow_few_seeds: fewer than three seeds, too few to tell an effect from chance
         allow_unequal: arms of other token budgets than the baseline's
-        local: this machine
-        ray: a cluster of Ray, or one that is started here
-        slurm: a cluster of SLURM
 
     Raises:
         ValueError: the study is wrong; nothing has begun then, and the message has the arm's name.
     """
-    engines: dict[str, Engine] = {"local": local, "ray": ray, "slurm": slurm}
     if reproduce is not None:
         recorded, directory = recorded_run(study, reproduce, seed), out or new_run("reproduce")
-        outcome = run(directory, jobs_again(recorded, directory), engines[engine], f"{reproduce} again")
+        outcome = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
         return outcome.status or compare_again(recorded, directory)
     if threads < 1:
         raise ValueError(f"--threads must be at least 1, not {threads}")
@@ -98,7 +91,7 @@ def sweep(
     for line in plan.summary():
         log.info("%s", line)
     plan.write()
-    outcome = run(directory, plan.left(only or None).values(), engines[engine], f"study {given.name}")
+    outcome = run(directory, plan.left(only or None).values(), engine, f"study {given.name}")
     if outcome.status <= 1:  # it was not interrupted
         log.info("the card is in %s", write_card(directory))
     return outcome.status

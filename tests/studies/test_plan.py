@@ -197,7 +197,7 @@ def test_a_sweep_runs_what_it_planned_once(
         (["--only", "K=7"], "--only 'K=7': no such arm; there are: K=1, K=2"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--engine", "cloud"], "engine"),
-        (["--local.workers", "0"], "workers of the local engine"),
+        (["--engine.workers", "0"], "workers of the local engine"),
     ],
 )
 def test_refused_before_anything_is_written(
@@ -206,6 +206,14 @@ def test_refused_before_anything_is_written(
     path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
     assert main(["sweep", str(path), "--out", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
+
+
+def test_an_engine_by_its_name(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit")
+    path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
+    given = ["sweep", str(path), "--out", str(tmp_path / "out"), "--engine", "Slurm", "--engine.partition", "gpu"]
+    assert main(given) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
 
 
 def test_a_directory_of_something_else_is_left_alone(

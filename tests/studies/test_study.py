@@ -109,7 +109,7 @@ def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: li
         ({"features": "cache"}, "must be cached or on_the_fly, not cache"),
         ({"set": {"evaluate.plain": True}}, "set: evaluate.plain: what holds for the measures of all arms"),
         ({"evaluate": {"drafter": "x"}}, "evaluate: drafter is the study's to give"),
-        ({"fit": 3}, "fit: must be dotted keys, as .* a config file"),
+        ({"fit": 3}, "fit and set: must be dotted keys, as .* a config file"),
     ],
 )
 def test_refused(write: Write, changes: dict[str, Any], message: str) -> None:
