@@ -47,11 +47,6 @@ COMMANDS = {
     ),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
-    "card": ("specdec.studies.card:card", "what a study found: figures, intervals, tables, one HTML page"),
-    "reproduce": (
-        "specdec.studies.reproduce:reproduce",
-        "train an arm of a study's card again; compare every loss bit by bit",
-    ),
     "pretrain": ("specdec.embedded.build:build_target", "build the embedded target"),
 }
 GROUPS = {
@@ -60,7 +55,7 @@ GROUPS = {
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
     "serve": ("export", "import", "serve", "bench"),
-    "study": ("sweep", "card", "reproduce"),
+    "study": ("sweep",),
 }
 SHARED = ("fit", "validate")
 OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too

@@ -1,6 +1,6 @@
 """From combinations of levels to trainings and measures, each parsed as its command would before any begins.
 
-Arms must be comparable: the same tokens, the same data in the same order, one change apart where one is meant.
+Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
 
 import functools
@@ -24,7 +24,7 @@ from specdec.drafter.parts import dry_run
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
-from specdec.studies.study import Combination, Study, arm_name, measure_of
+from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
@@ -40,10 +40,22 @@ COMMANDS = {
 DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
 OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
-LENGTH = (
-    "max_steps", "max_epochs", "min_steps", "min_epochs", "limit_train_batches", "overfit_batches", "fast_dev_run",
-    "accumulate_grad_batches", "devices", "num_nodes",
-)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What an arm is measured with, parsed: the same for all of its seeds.
+
+    Args:
+        config: of the command, defaults included, so that one that changes is noticed; without prompts, drafter and
+            ``out``.
+        target: as the measure runs it.
+        trees: what draft shapes come to, whose trees may lie in files.
+    """
+
+    config: Mapping[str, Any]
+    target: TargetSource
+    trees: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -52,20 +64,20 @@ class Arm:
 
     Args:
         config: of its fits, seed aside; what was left to a default included.
-        measures: by name the arguments of what is measured.
         data: not read yet.
         drafter: its architecture, with the target's dimensions.
         trained_parameters: of the drafter.
+        measures: by name what is measured.
     """
 
     name: str
     levels: Combination
     config: Mapping[str, Any]
-    measures: Mapping[str, Mapping[str, Any]]
     target: TargetSource
     data: TokenData
     drafter: DrafterConfig
     trained_parameters: int
+    measures: Mapping[str, Measure]
 
     @property
     def tokens(self) -> int | None:
@@ -83,8 +95,7 @@ class Arm:
     @property
     def callbacks(self) -> list[str]:
         """Names of its callbacks' classes."""
-        found = self.config["trainer"]["callbacks"] or []
-        each = found if isinstance(found, list) else [found]
+        each = as_list(self.config["trainer"]["callbacks"] or [])
         return [one["class_path"].rpartition(".")[2] for one in each if is_part(one)]
 
 
@@ -118,11 +129,12 @@ def differences(baseline: Arm, arm: Arm) -> list[str]:
     """
     found = [*pairs(canonical(baseline.config), canonical(arm.config))]
     found.sort(key=lambda pair: not pair[0].startswith("model.drafter."))
-    found += pairs(dict(baseline.measures), dict(arm.measures))
+    its, own = ({name: {**one.config, "target": {}} for name, one in each.measures.items()} for each in (baseline, arm))
+    found += pairs(its, own)
     return [f"{key.removeprefix('model.drafter.')}: {words(a)} to {words(b)}" for key, a, b in found]
 
 
-def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
+def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
     """What of the budget differs between arms; nothing where they are equal.
 
     Data differs only along axes that give its keys: along others it is the same by construction.
@@ -130,8 +142,7 @@ def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) 
     Raises:
         ValueError: budgets differ and may not, or an arm may end early; the message has its name, and what differs.
     """
-    baseline = next(arm for arm in arms if arm.levels == study.baseline)
-    told = []
+    unequal = []
     for arm in arms:
         if arm.config["trainer"]["max_time"] is not None or "EarlyStopping" in arm.callbacks:
             raise ValueError(
@@ -139,34 +150,25 @@ def check_equal(study: Study, arms: Sequence[Arm], allow_unequal: bool = False) 
             )
         found = ""
         if arm.tokens is None or baseline.tokens is None:
-            lengths = pairs(_length(baseline), _length(arm))
-            found = "; ".join(f"{key} is {words(own)}, the baseline's {words(its)}" for key, its, own in lengths)
+            groups = [[canonical(one.config[group]) for group in ("trainer", "data")] for one in (arm, baseline)]
+            if groups[0] != groups[1]:
+                found = "its length is not in steps, and its trainer or data are not the baseline's"
         elif arm.tokens != baseline.tokens:
             found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
         if found and not allow_unequal:
             raise ValueError(
-                f"arm {arm.name}: {found}: give all arms the same budget, by trainer.max_steps where data differ, or "
-                "say --allow_unequal"
+                f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"
             )
-        told += [f"arm {arm.name}: {found}"] if found else []
-    return told
-
-
-def _length(arm: Arm) -> dict[str, Any]:
-    """What decides how long it trains where that is not in steps, by dotted keys: data too, whose epochs differ."""
-    data = {f"data.{name}": value for name, value in canonical(arm.config["data"])["init_args"].items()}
-    return {f"trainer.{name}": arm.config["trainer"][name] for name in LENGTH} | data
-
-
-# composing
+        unequal += [f"arm {arm.name}: {found}"] if found else []
+    return unequal
 
 
 def arguments(study: Study, combination: Combination) -> list[str]:
     """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last."""
-    levels = [axis.level(combination[axis.name]) for axis in study.axes]
-    files = [*study.files, *(file for level in levels for file in level.files)]
-    own = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
-    settings = {key: value for key, value in study.settings.items() if key not in own} | own
+    levels = [study.axes[axis][level] for axis, level in combination.items()]
+    files = [*study.common.files, *(file for level in levels for file in level.files)]
+    of_levels = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
+    settings = {key: value for key, value in study.common.settings.items() if key not in of_levels} | of_levels
     inside_last = sorted(settings.items(), key=lambda each: each[0].count("."))  # a part before what is inside it
     return [*(word for file in files for word in ("--config", file)), *(argument(*each) for each in inside_last)]
 
@@ -176,31 +178,14 @@ def argument(key: str, value: Any) -> str:
     return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def _measures(study: Study, combination: Combination) -> dict[str, dict[str, Any]]:
-    """What an arm is measured with: the study's arguments, over which those of its levels win."""
-    found = {name: dict(given) for name, given in study.measures.items()}
-    for axis in study.axes:
-        level = axis.level(combination[axis.name])
-        for key, value in level.settings.items():
-            if (measure := measure_of(key)) is None:
-                continue
-            if measure not in found:
-                raise ValueError(
-                    f"level {level.name} of axis {axis.name} gives {key}, but the study has no {measure}: add it, or "
-                    "remove the key"
-                )
-            found[measure][key.partition(".")[2]] = value
-    return found
-
-
-# parsing
-
-
 def _arm(study: Study, name: str, combination: Combination) -> Arm:
     """Parsed, and its drafter built without weights and sent a first pass."""
-    cli = _parsed(arguments(study, combination))
-    full = cli.full()
-    config = {key: value for key, value in full.items() if key not in NOT_KEPT}
+    argv, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns of a command line beside the given one
+    try:
+        cli = configured(Configured, "fit", arguments(study, combination), RunDirectory())
+    finally:
+        sys.argv = argv
+    config = {key: value for key, value in cli.full().items() if key not in NOT_KEPT}
     module, data = cli.model, cli.datamodule
     model = _skeleton(module.target_source)
     design = drafter_config(module, model)
@@ -212,16 +197,17 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     trained = sum(weight.numel() for weight in drafter.parameters())
     trained -= 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     trained -= 0 if module.train_head else drafter.lm_head.weight.numel()
-    measures = _measures(study, combination)
-    return Arm(name, dict(combination), config, measures, module.target_source, data, design, trained)
-
-
-def _parsed(given: list[str]) -> Configured:
-    argv, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns of a command line beside the given one
-    try:
-        return configured(Configured, "fit", given, RunDirectory())
-    finally:
-        sys.argv = argv
+    source, given = module.target_source, {kind: dict(each) for kind, each in study.measures.items()}
+    for axis, level in combination.items():
+        for key, value in study.axes[axis][level].settings.items():
+            if (kind := measure_of(key)) and kind not in given:
+                raise ValueError(
+                    f"level {level} of axis {axis} gives {key}, but the study has no {kind}: add it, or remove the key"
+                )
+            if kind:
+                given[kind][key.partition(".")[2]] = value
+    measures = {kind: _measure(source, kind, each) for kind, each in given.items()}
+    return Arm(name, dict(combination), config, source, data, design, trained, measures)
 
 
 @functools.lru_cache(maxsize=8)
@@ -229,33 +215,13 @@ def _skeleton(source: TargetSource) -> PreTrainedModel:
     return skeleton(source.directory(), source.revision, source.trust_remote_code)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What an arm is measured with, parsed: the same for all of its seeds.
-
-    Args:
-        config: of the command, defaults included, so that one that changes is noticed; without prompts, drafter and
-            ``out``.
-        decisive: the same without the target, and with what draft shapes come to, whose trees may lie in files.
-        target: as the measure runs it.
-    """
-
-    config: Mapping[str, Any]
-    decisive: Mapping[str, Any]
-    target: TargetSource
-
-
-def parse_measure(arm: Arm, kind: str) -> Measure:
-    """Check an arm's arguments of a measure by its command's own parser.
-
-    Raises:
-        ValueError: they are wrong; the message has the arm's name.
-    """
+def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> Measure:
+    """The arguments of a measure, checked by its command's own parser."""
     module, _, name = COMMANDS[kind].partition(":")
     parser = parser_of(getattr(importlib.import_module(module), name), kind)
-    given: dict[str, Any] = {"target.source": arm.target.source, "target.revision": arm.target.revision}
-    given |= {"target.trust_remote_code": True} if arm.target.trust_remote_code else {}
-    given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arm.measures[kind].items() if key not in OF_PROMPTS}
+    given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
+    given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
+    given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arguments.items() if key not in OF_PROMPTS}
     given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
     several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}
     argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
@@ -267,13 +233,7 @@ def parse_measure(arm: Arm, kind: str) -> Measure:
             parse_conditions(built.conditions)
         trees = [parse_shape(text).describe() for text in as_list(built.shape if "shape" in built else [])]
     except ValueError as error:
-        raise ValueError(f"arm {arm.name}: {kind}: {error}") from error
+        raise ValueError(f"{kind}: {error}") from error
     full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
     config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
-    decisive = {name: value for name, value in config.items() if name != "target"} | {"trees": trees}
-    return Measure(config, decisive, built.target)
-
-
-def as_list(value: Any) -> list[Any]:
-    """A list of one for what is none."""
-    return value if isinstance(value, list) else [value]
+    return Measure(config, built.target, trees)

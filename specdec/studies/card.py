@@ -1,12 +1,8 @@
-"""``specdec card``: what a study found, as one HTML page, Markdown and JSON.
-
-A card's directory is whole or as it was, and is never written over what somebody edited.
-"""
+"""The card: what a study found, as one HTML page, Markdown and JSON."""
 
 import base64
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +15,7 @@ from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import ACCEPTANCE, FAMILIES, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
-from specdec.utils.files import SUMS, check_sums, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import staged_directory, write_json, write_text
 
 UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
 HOW = (
@@ -38,41 +34,19 @@ pre { background: #f3f3f3; padding: .6rem; overflow-x: auto; }
 """
 
 
-def card(directory: Path, *, out: Path | None = None, force: bool = False) -> None:
-    """Write what a study found, for readers and for machines; what is unfinished is shown as such.
-
-    Example: specdec card runs/studies/fusion
-
-    Args:
-        directory: the study's directory, finished or not
-        out: the card's directory; card/ in the study's if not given
-        force: write it over an edited one too
+def write_card(directory: Path) -> Path:
+    """Write the card of the study in ``directory``, finished or not, and return the card's directory.
 
     Raises:
-        ValueError: there is no study, a measurement cannot be read, or the card was edited.
+        ValueError: there is no study, or a measurement cannot be read.
     """
-    sys.stdout.write(f"{write_card(directory, out, force=force) / 'card.html'}\n")
-
-
-def write_card(directory: Path, out: Path | None = None, *, force: bool = False) -> Path:
-    """Write the card of the study in ``directory``, and return the card's directory.
-
-    Raises:
-        ValueError: as :func:`card`.
-    """
-    out = out or directory / "card"
-    study = read_record(directory)
-    if out.exists() and not force:
-        if not (out / SUMS).is_file():
-            raise ValueError(f"{out} exists and is no card: choose another --out, or remove it")
-        check_sums(out, "keep a copy elsewhere and give --force, or choose another --out")
+    study, out = read_record(directory), directory / "card"
     found = {"version": VERSION, **results(study), "manifest": manifest(study)}
     with staged_directory(out, replace=True) as folder:
         text = "\n".join(_document(found, draw(found, folder), str(out / CARD)))
         write_json(folder / CARD, found)
         write_text(folder / "card.md", text)
         write_text(folder / "card.html", page(text, folder, f"Study {found['study']['name']}"))
-        write_sums(folder)
     return out
 
 
@@ -88,11 +62,8 @@ def page(text: str, folder: Path, title: str) -> str:
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}</body></html>\n'
 
 
-# the document, in lines of Markdown
-
-
 def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str) -> Iterator[str]:
-    """The whole card.
+    """The lines of the card in Markdown.
 
     Args:
         figures: files and captions, by section.
@@ -100,26 +71,27 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
     """
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
+    design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
     seeds = ", ".join(map(str, study["seeds"]))
     yield from (f"# Study {_plain(study['name'])}", "")
-    design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
     yield _plain(f"Axes: {axes}. Design: {design}, seeds {seeds}. Baseline: {study['baseline']}.")
     yield from ("", "## What this supports, and what not", "")
     yield from (f"- {_plain(line)}" for line in statements(found) or ["No comparison could be made."])
-    if points := list(_cautions(found)):
-        yield from ("", "To be kept in mind:", "", *(f"- {_plain(line)}" for line in points))
+    if cautions := list(_cautions(found)):
+        yield from ("", "To be kept in mind:", "", *(f"- {_plain(line)}" for line in cautions))
     yield from ("", "## Arms", "", *_arms(found))
     sections = [(family, family.capitalize(), list(_family(found, family))) for family in FAMILIES]
-    sections += [
-        ("curves", "By draft position and draft step", [f"The numbers are in {CARD}.", ""] if found["curves"] else [])
-    ]
-    sections += [("training", "Training", list(_training(found)))]
-    for about, title, lines in sections:
+    curves = [f"The numbers are in {CARD}.", ""] if found["curves"] else []
+    sections.append(("curves", "By draft position and draft step", curves))
+    for section, title, lines in sections:
         if lines:
-            pictures = (line for file, text in figures.get(about, ())
+            pictures = (line for file, text in figures.get(section, ())
                         for line in (f"![{_plain(text)}]({file})", "", f"*{_plain(text)}*", ""))  # fmt: skip
             yield from (f"## {title}", "", *pictures, *lines)
-    yield from ("## How the numbers were made", "", *_origin(found, where))
+    fits = [[arm, seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}"]
+            for arm, runs in found["training"].items() for seed, fit in runs.items()]  # fmt: skip
+    yield from ("## Training", "", *_table(["Arm", "Seed", "Steps", "Seconds"], fits))
+    yield from ("## How the numbers were made", "", HOW, "", *_origin(found["manifest"], where))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
@@ -133,8 +105,9 @@ def _arms(found: Json) -> Iterator[str]:
         states = [[state["name"] for state in run["states"].values()] for run in arm["runs"]]
         done = sum(set(each) <= {"done"} for each in states)
         odd = sorted({name for each in states for name in each} - {"done"})
+        tokens = "-" if arm["tokens"] is None else f"{arm['tokens']:,}"
         rows.append([arm["name"], "; ".join(arm["differences"]) or "this is the baseline",
-                     _whole(arm["trained_parameters"]), _whole(arm["tokens"]),
+                     f"{arm['trained_parameters']:,}", tokens,
                      f"{done} of {len(states)} done" + (f" ({', '.join(odd)})" if odd else "")])  # fmt: skip
     yield from _table(["Arm", "Changes against the baseline", "Trained parameters", "Tokens", "Runs"], rows, left=2)
 
@@ -148,7 +121,7 @@ def _family(found: Json, family: str) -> Iterator[str]:
     yield from _table(["Quantity", "Arm", "Value", "By seed", "Prompts"], rows, left=2)
     tests = ["p", "p (Holm)", "Verdict"]
     rows = [[row["quantity"], row["arm"], _interval(row, digits, "+"), _interval(row.get("ratio")),
-             _number(row.get("detectable")), *_tested(row)]
+             f"{row['detectable']:.2f}" if row.get("detectable") else "-", *_tested(row)]
             for row in found["comparisons"] if row["family"] == family]  # fmt: skip
     yield from _table(["Quantity", "Arm", "Difference", "Ratio", "Detectable", *tests], rows, left=2)
     rows = [[row["quantity"], _effect(row, found), _interval(row, digits, "+"), *_tested(row)]
@@ -160,29 +133,21 @@ def _tested(row: Json) -> list[str]:
     return [_p(row["p_value"]), _p(row["p_holm"]), row["verdict"]]
 
 
-def _training(found: Json) -> Iterator[str]:
-    every = [(name, seed, fit) for name, fits in found["training"].items() for seed, fit in fits.items()]
-    rows = [[name, seed, _whole(fit["steps"]), _number(fit["seconds"], 0), _number(fit["peak_memory_gb"])]
-            for name, seed, fit in every]  # fmt: skip
-    yield from _table(["Arm", "Seed", "Steps", "Seconds", "Peak memory (GB)"], rows)
-
-
-def _origin(found: Json, where: str) -> Iterator[str]:
-    """Where the numbers come from, and the command that trains an arm again."""
-    made, remake = found["manifest"]["provenance"], found["manifest"]["runs"]
-    fits = [run["fit"]["provenance"] or {} for runs in remake.values() for run in runs.values()]
+def _origin(manifest: Json, where: str) -> Iterator[str]:
+    """Versions and machines, and the command that trains an arm again."""
+    fits = [run["fit"]["provenance"] or {} for runs in manifest["runs"].values() for run in runs.values()]
     versions = {", ".join(f"{k} {v}" for k, v in one.get("versions", {}).items() if v) for one in fits}
-    yield from (HOW, "")
+    made = manifest["provenance"]
     yield from _table(["What", "Value"], [
         ["Trained at", "; ".join(sorted(set(map(_place, fits)))) or "-"],
         ["Versions", "; ".join(sorted(versions - {""})) or "-"],
         ["Card made", f"{made['date']}, {_place(made)}"],
     ], left=2)  # fmt: skip
-    for arm, runs in list(remake.items())[:1]:
+    if manifest["runs"]:
+        arm, runs = next(iter(manifest["runs"].items()))
+        command = shlex.join(["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))])
         yield from ("An arm is trained again, and its losses compared bit by bit, by the command below. It reads the "
-                    "features and prompts in the study's folder.", "")  # fmt: skip
-        command = ["specdec", "reproduce", where, "--arm", arm, "--seed", next(iter(runs))]
-        yield from ("```", shlex.join(command), "```", "")
+                    "features and prompts in the study's folder.", "", "```", command, "```", "")  # fmt: skip
 
 
 def _place(made: Json) -> str:
@@ -191,9 +156,6 @@ def _place(made: Json) -> str:
     changed = " with changes" if made.get("git_dirty") else ""
     machine = [made.get("cpu"), *(made.get("gpus") or ()), made.get("platform")]
     return ", ".join([commit + changed, *filter(None, machine)])
-
-
-# what the numbers support and what not, in plain sentences made from them alone
 
 
 def statements(found: Json) -> list[str]:
@@ -205,35 +167,32 @@ def statements(found: Json) -> list[str]:
     effects = [row for row in found["effects"] if row["family"] != ACCEPTANCE]
     known = {row["quantity"] for row in effects}
     others = [row for row in found["comparisons"] if row["family"] != ACCEPTANCE and row["quantity"] not in known]
-    rest = [row for row in (*effects, *others) if row["verdict"] != "not tested"]
-    told = [row for row in rest if row["verdict"] != "not told apart"]
-    out = [_sentence(row, found) for row in (*lengths, *told)]
-    if left := len(distinct(rest)) - len(distinct(told)):
-        of = f"{left} {'other ' if told else ''}differences of {len(distinct(rest))} tested"
+    tested = [row for row in (*effects, *others) if row["verdict"] != "not tested"]
+    different = [row for row in tested if row["verdict"] != "not told apart"]
+    out = []
+    for row in (*lengths, *different):
+        who = row["arm"] if "arm" in row else _effect(row, found)
+        by, p = _interval(row, 2 if row["family"] == ACCEPTANCE else 3, "+"), _p(row["p_holm"])
+        least = row.get("detectable") if row["verdict"] == "not told apart" else None
+        tail = f"; this study would have found a difference of {least:.2f} four times in five" if least else ""
+        p = f"p {p}" if p.startswith("<") else f"p = {p}"
+        out.append(f"{who}: {row['quantity']} is {row['verdict']}, by {by} ({p} after Holm's correction{tail}).")
+    if left := len(distinct(tested)) - len(distinct(different)):
+        of = f"{left} {'other ' if different else ''}differences of {len(distinct(tested))} tested"
         out.append(f"Drift and robustness: {of} are not told apart from none.")
     return out
-
-
-def _sentence(row: Json, found: Json) -> str:
-    who = row["arm"] if "arm" in row else _effect(row, found)
-    by, text = _interval(row, 2 if row["family"] == ACCEPTANCE else 3, "+"), _p(row["p_holm"])
-    seen = row.get("detectable") if row["verdict"] == "not told apart" else None
-    tail = "" if seen is None else f"; this study would have found a difference of {seen:.2f} four times in five"
-    p = f"p {text}" if text.startswith("<") else f"p = {text}"
-    return f"{who}: {row['quantity']} is {row['verdict']}, by {by} ({p} after Holm's correction{tail})."
 
 
 def _cautions(found: Json) -> Iterator[str]:
     """What stands in the way of reading more into the numbers."""
     base, rows = found["study"]["baseline"], [*found["comparisons"], *found["effects"]]
+    compared = {base, *(row["arm"] for row in found["comparisons"] if row["family"] == ACCEPTANCE)}
     for arm in found["arms"]:
         for run in arm["runs"]:
             for kind, state in run["states"].items():
                 if state["name"] != "done":
                     why = f": {state['message']}" if state["message"] else ""
                     yield f"{arm['name']}, seed {run['seed']}: {kind} {state['name']}{why}."
-    compared = {base, *(row["arm"] for row in found["comparisons"] if row["family"] == ACCEPTANCE)}
-    for arm in found["arms"]:
         if arm["name"] not in compared:
             yield f"{arm['name']} is not compared: it and the baseline have no evaluations with one draft shape."
     if rows and min(row["seeds"] for row in rows) < FEWEST_SEEDS:
@@ -248,20 +207,9 @@ def _cautions(found: Json) -> Iterator[str]:
     yield from (f"Unequal by permission: {line}." for line in found["study"]["unequal"])
     sizes = {arm["name"]: arm["trained_parameters"] for arm in found["arms"]}
     for name, size in sizes.items():
-        if abs(size - sizes[base]) > UNEQUAL * sizes[base]:
-            share = f"{abs(100 * (size / sizes[base] - 1)):.0f} % {'more' if size > sizes[base] else 'fewer'}"
+        if abs(more := size / sizes[base] - 1) > UNEQUAL:
+            share = f"{100 * abs(more):.0f} % {'more' if more > 0 else 'fewer'}"
             yield f"{name} trains {size:,} parameters, {share} than the baseline: size may be what is seen."
-
-
-# numbers as text
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return f"{value:.{digits}f}" if value else "-"
-
-
-def _whole(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:

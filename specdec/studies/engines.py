@@ -12,37 +12,29 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-from specdec.studies.worker import JOBS, PATIENCE, Job, Launch, work
+from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
 from specdec.utils import machine
 
-RETRIES = 3  # how often a job is begun anew in a sweep after attempts that were lost
-
-
-class Ended(NamedTuple):
-    """What an engine knows of a job whose worker has ended."""
-
-    end: str | None
-    """As :data:`specdec.studies.worker.End`; None where the worker was lost."""
-    message: str | None = None
+RETRIES = 3  # how often a sweep starts a job again after attempts that were lost
 
 
 @dataclass
-class Engine(metaclass=abc.ABCMeta):
+class Engine(abc.ABC):
     """Starts workers for jobs and says when they have ended, here or on other machines."""
 
-    ask: ClassVar[float] = 0.1
+    poll: ClassVar[float] = 0.1
     """Seconds between looks at what runs."""
 
-    def open(self, study: Path, launch: Launch) -> None:
-        """Get ready for the jobs of a study.
+    def open(self, study: Path) -> None:
+        """Get ready for the jobs of a study; their commands run in the working folder.
 
         Raises:
             ValueError: it cannot be had here; the message says what to do.
         """
-        self.study, self.launch = study.resolve(), launch
-        self.running: dict[str, Any] = {}
+        self.study, self.cwd = study.resolve(), Path.cwd()
+        self.running: dict[str, Any] = {}  # handles by key
 
     def has_room(self, job: Job) -> bool:
         """Whether to start it now."""
@@ -60,10 +52,6 @@ class Engine(metaclass=abc.ABCMeta):
     def cancel(self, handle: Any) -> None:
         """Stop a worker, so that its job can be gone on with; does not wait for it."""
 
-    def start(self, job: Job) -> None:
-        """Submit a job, and keep its handle."""
-        self.running[job.key] = self.submit(job)
-
     def ended(self, seconds: float) -> dict[str, Ended]:
         """The jobs whose workers have ended since the last call, by key; waits for one, so long at most."""
         until = time.monotonic() + seconds
@@ -73,13 +61,13 @@ class Engine(metaclass=abc.ABCMeta):
                 del self.running[key]
             if found or time.monotonic() >= until:
                 return found
-            time.sleep(self.ask)
+            time.sleep(self.poll)
 
     def close(self) -> None:
         """Stop what runs, and wait for that: no worker is left."""
         for handle in self.running.values():
             self.cancel(handle)
-        until = time.monotonic() + self.launch.grace + PATIENCE
+        until = time.monotonic() + GRACE + PATIENCE
         while self.running and time.monotonic() < until:
             self.ended(1.0)
 
@@ -103,93 +91,75 @@ class Local(Engine):
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers of the local engine must be above 0, not {self.workers}")
 
-    def open(self, study: Path, launch: Launch) -> None:
-        """Nothing has to be had for it."""
-        super().open(study, launch)
-        self._gpu_of: dict[str, str] = {}
-
     def has_room(self, job: Job) -> bool:
-        """Whether a worker, and a GPU for it, are free."""
         by_cores = max(1, (machine.cores() or 1) // job.threads)
         most = self.workers or len(self.gpus) or by_cores
         return len(self.running) < min(most, len(self.gpus) or most)
 
     def submit(self, job: Job) -> Any:
-        """Start a thread that works at it."""
-        environment = {}
-        if self.gpus:
-            taken = [self._gpu_of[key] for key in self.running]
-            self._gpu_of[job.key] = next(gpu for gpu in self.gpus if gpu not in taken)
-            environment["CUDA_VISIBLE_DEVICES"] = self._gpu_of[job.key]
+        used = [gpu for _, _, gpu in self.running.values()]
+        gpu = next((gpu for gpu in self.gpus if gpu not in used), None)
+        environment = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         future, stop = Future[Ended](), threading.Event()
 
         def attempt() -> None:
             try:
-                future.set_result(Ended(*work(self.study, job, self.launch, environment, stop)))
-            except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+                future.set_result(work(self.study, job, self.cwd, environment, stop))
+            except BaseException as error:  # noqa: BLE001  raised by future.result()
                 future.set_exception(error)
 
-        threading.Thread(target=attempt, daemon=True).start()
-        return future, stop
+        threading.Thread(target=attempt, daemon=True).start()  # of a pool, Python's exit would wait for the threads
+        return future, stop, gpu
 
     def result(self, handle: Any) -> Ended | None:
-        future, _ = handle
-        return future.result() if future.done() else None
+        return handle[0].result() if handle[0].done() else None
 
     def cancel(self, handle: Any) -> None:
-        _, stop = handle
-        stop.set()
+        handle[1].set()
 
 
 @dataclass
 class Ray(Engine):
     """Tasks of Ray, spread over its nodes, each with its job's threads reserved.
 
-    Ray begins a task anew when the process that runs it, or its node, is lost. A cluster that is started here has no
+    Ray starts a task again when the process that runs it, or its node, is lost. A cluster that is started here has no
     dashboard, and sends no usage statistics.
 
     Args:
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
             starts one on this machine alone, for this sweep.
         gpus: of each job; a fraction shares one.
-        cores: of this machine that are Ray's where it is started; all by default.
     """
 
     address: str | None = None
     gpus: float = 0.0
-    cores: int | None = None
 
-    def open(self, study: Path, launch: Launch) -> None:
-        """Connect, or start a cluster on this machine.
-
-        Raises:
-            ValueError: Ray is not installed, or the cluster cannot be had.
-        """
-        super().open(study, launch)
+    def open(self, study: Path) -> None:
+        super().open(study)
         os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
         try:
             import ray
         except ImportError as error:
             raise ValueError("the Ray engine needs Ray: pip install 'specdec-lightning[ray]'") from error
-        own: dict[str, Any] = {} if self.address else {"num_cpus": self.cores, "include_dashboard": False}
+        options: dict[str, Any] = {} if self.address else {"include_dashboard": False}
         try:
-            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {error}") from error
         self._ray: Any = ray
         self._work = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
 
     def submit(self, job: Job) -> Any:
-        """Submit a task; a job of more threads than any node has cores gets the whole of one."""
+        # a job of more threads than any node has cores gets the whole of one
         most = max(node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
         task = self._work.options(name=job.label, num_cpus=min(job.threads, most), num_gpus=self.gpus)
-        return task.remote(self.study, job, self.launch)
+        return task.remote(self.study, job, self.cwd)
 
     def result(self, handle: Any) -> Ended | None:
         if not self._ray.wait([handle], timeout=0)[0]:
             return None
         try:
-            return Ended(*self._ray.get(handle))
+            return self._ray.get(handle)
         except (self._ray.exceptions.RayError, OSError, ValueError) as error:
             return Ended(None, f"Ray: {_last_line(error)}")
 
@@ -197,7 +167,6 @@ class Ray(Engine):
         self._ray.cancel(handle)
 
     def close(self) -> None:
-        """Wait for the tasks' ends, and leave the cluster."""
         super().close()
         self._ray.shutdown()
 
@@ -216,7 +185,7 @@ class Slurm(Engine):
         cluster: ``local`` runs them as processes of this machine, to try a configuration.
     """
 
-    ask: ClassVar[float] = 1.0
+    poll: ClassVar[float] = 1.0
 
     partition: str | None = None
     minutes: int = 24 * 60
@@ -224,19 +193,14 @@ class Slurm(Engine):
     more: dict[str, Any] = field(default_factory=dict)
     cluster: Literal["slurm", "local"] = "slurm"
 
-    def open(self, study: Path, launch: Launch) -> None:
-        """See that SLURM is there.
-
-        Raises:
-            ValueError: submitit or SLURM is missing.
-        """
-        super().open(study, launch)
+    def open(self, study: Path) -> None:
+        super().open(study)
         self._cancelling = False
         try:
             import submitit
         except ImportError as error:
             raise ValueError("the SLURM engine needs submitit: pip install 'specdec-lightning[slurm]'") from error
-        self._submitit: Any = submitit
+        self._refused = submitit.core.utils.FailedJobError
         place = self.study / JOBS / ".submitit"
         try:
             self._executor = submitit.AutoExecutor(place, cluster=self.cluster, slurm_max_num_timeout=RETRIES)
@@ -244,19 +208,14 @@ class Slurm(Engine):
             raise ValueError("there is no sbatch here: run this on a node of a SLURM cluster") from error
 
     def submit(self, job: Job) -> Any:
-        """Submit it.
-
-        Raises:
-            ValueError: SLURM does not take it; what runs already is cancelled then, to be gone on with.
-        """
         options: dict[str, Any] = {"slurm_partition": self.partition, "slurm_additional_parameters": self.more}
         self._executor.update_parameters(
             name=f"specdec-{job.key}", nodes=1, tasks_per_node=1, cpus_per_task=job.threads, gpus_per_node=self.gpus,
             timeout_min=self.minutes, **{name: value for name, value in options.items() if value},
         )  # fmt: skip
         try:
-            return self._executor.submit(Task(), self.study, job, self.launch)
-        except self._submitit.core.utils.FailedJobError as error:
+            return self._executor.submit(Task(), self.study, job, self.cwd)
+        except self._refused as error:  # what runs already is cancelled then, to be gone on with
             raise ValueError(f"SLURM does not take {job.label}: {_last_line(error)}") from error
 
     def result(self, handle: Any) -> Ended | None:
@@ -266,7 +225,7 @@ class Slurm(Engine):
             return Ended("stopped")
         if (error := handle.exception()) is not None:
             return Ended(None, f"SLURM job {handle.job_id}: {_last_line(error)}")
-        return Ended(*handle.result())
+        return handle.result()
 
     def cancel(self, handle: Any) -> None:
         self._cancelling = True  # SLURM is asked at every look, not once a minute
@@ -276,9 +235,9 @@ class Slurm(Engine):
 class Task:
     """What submitit runs on a node: :func:`specdec.studies.worker.work`."""
 
-    def __call__(self, study: Path, job: Job, launch: Launch) -> tuple[str, str | None]:
-        """Work; the attempt's end, and why it failed."""
-        return work(study, job, launch)
+    def __call__(self, *arguments: Any) -> Ended:
+        """Work at a job; how the attempt ended."""
+        return work(*arguments)
 
     def checkpoint(self, *arguments: Any) -> Any:
         """What is submitted again when SLURM ends the job before its time."""
@@ -288,5 +247,4 @@ class Task:
 
 
 def _last_line(error: BaseException) -> str:
-    """What an error says last, or its kind if it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

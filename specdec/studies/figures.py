@@ -14,56 +14,49 @@ from matplotlib.ticker import MaxNLocator
 
 from specdec.evaluation.style import GREY, LINES, label, short, style
 from specdec.studies.record import Json
-from specdec.studies.results import ACCEPTANCE, DRIFT, ROBUSTNESS
+from specdec.studies.results import ACCEPTANCE, FAMILIES
 from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars
 
+Looks = Mapping[str, Json]
+"""By arm, marker, line and colour."""
+
 
 def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Draw all that the card has numbers for; files and captions by the section of the card that they belong to."""
-    names = [arm["name"] for arm in card["arms"]]
-    looks = {name: style(number) | {"linestyle": LINES[number % len(LINES)]} for number, name in enumerate(names)}
-    depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
+    looks = {arm["name"]: style(number) | {"linestyle": LINES[number % len(LINES)]}
+             for number, arm in enumerate(card["arms"])}  # fmt: skip
     out: dict[str, list[tuple[str, str]]] = {}
-    for family, file in ((ACCEPTANCE, "acceptance.png"), (DRIFT, "drift.png"), (ROBUSTNESS, "robustness.png")):
-        if panels := _values(card, names, family):
-            _dots(panels, looks, folder / file)
+    for family in FAMILIES:
+        # quantities that differ in their draft steps alone share a panel: here every arm stands for itself
+        panels: dict[str, Json] = {}
+        for one in (each for each in card["quantities"] if each["family"] == family):
+            panel = {"title": one["panel"], "unit": one["unit"], "at": one["null"], "rows": dict.fromkeys(looks)}
+            panels.setdefault(one["panel"], panel)["rows"] |= one["arms"]
+        if panels:
+            file, more = f"{family.partition(' ')[0]}.png", "" if family == ACCEPTANCE else " Dashed: none."
+            _dots([*panels.values()], looks, folder / file)
             caption = "with 95 % intervals over seeds and prompts; the small strokes are the seeds' own."
-            out[family] = [(file, f"{family.capitalize()} {caption}{'' if family == ACCEPTANCE else ' Dashed: none.'}")]
+            out[family] = [(file, f"{family.capitalize()} {caption}{more}")]
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
         if curves:
-            _curves(curves, looks, depths, folder / file)
+            _curves(curves, looks, {arm["name"]: arm["trained_depth"] for arm in card["arms"]}, folder / file)
             out.setdefault("curves", []).append((file, f"By {axis}, of all prompts and seeds."))
-    losses = {name: [*runs.values()] for name, runs in card["loss_curves"].items() if any(runs.values())}
-    if losses:
-        _losses(losses, looks, folder / "losses.png")
-        more = "Arms with another loss or depth are not comparable by it."
-        out["training"] = [("losses.png", f"Training loss; a line a seed. {more}")]
     return out
 
 
-def _values(card: Json, names: Sequence[str], family: str) -> list[Json]:
-    """One panel for quantities that differ in their draft steps alone: here every arm stands for itself."""
-    panels: dict[str, Json] = {}
-    for one in (each for each in card["quantities"] if each["family"] == family):
-        panel = panels.setdefault(one["panel"], {"unit": one["unit"], "at": one["null"], "rows": dict.fromkeys(names)})
-        panel["rows"] |= one["arms"]
-    return [{"title": title, **panel} for title, panel in panels.items()]
-
-
-def _dots(panels: Sequence[Json], looks: Mapping[str, Json], path: Path) -> None:
+def _dots(panels: Sequence[Json], looks: Looks, path: Path) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows."""
-    names = [label(name, 34, 4) for name in panels[0]["rows"]]
+    names = [label(name, 34, 4) for name in looks]
     tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
     figure, grid = _grid(len(panels), 3.4, tall, 3.2)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         for place, (name, row) in enumerate(panel["rows"].items()):
             if row is None:
-                axes.annotate(
-                    "not measured", (0.5, place), xycoords=("axes fraction", "data"), ha="center", va="center"
-                )
+                where: Json = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+                axes.annotate("not measured", (0.5, place), **where)
                 continue
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8,
                           **looks[name] | {"linestyle": ""})  # fmt: skip
@@ -85,7 +78,7 @@ def _ends(row: Json) -> list[list[float]] | None:
     return None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
 
 
-def _curves(panels: Sequence[Json], looks: Mapping[str, Json], depths: Mapping[str, int], path: Path) -> None:
+def _curves(panels: Sequence[Json], looks: Looks, depths: Mapping[str, int], path: Path) -> None:
     """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
     arms = list(dict.fromkeys(name for panel in panels for name in panel["arms"]))
     figure, grid = _grid(len(panels), 3.9 if len(panels) > 1 else 7.0, 2.9, 0.4, 0.22 * (len(arms) + 1))
@@ -99,31 +92,20 @@ def _curves(panels: Sequence[Json], looks: Mapping[str, Json], depths: Mapping[s
                 colour = "white" if at > depths[name] else looks[name]["color"]
                 axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
                               **looks[name] | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
-        _titled(axes, label(panel["title"], 44, 2), label(panel["unit"], 32, 2), panel["axis"])
+        _titles(axes, label(panel["title"], 44, 2), label(panel["unit"], 32, 2), panel["axis"])
     hollow: Json = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    _legend(figure, looks, arms, [Line2D([], [], label="beyond the trained depth", **hollow)])
+    _legend(figure, looks, arms, Line2D([], [], label="beyond the trained depth", **hollow))
     _save(figure, path)
 
 
-def _losses(losses: Mapping[str, Sequence[Sequence[tuple[int, float]]]], looks: Mapping[str, Json], path: Path) -> None:
-    """Every seed a line."""
-    figure, (axes,) = _grid(1, 7.0, 3.2, 0.4, 0.22 * (len(losses) + 1))
-    for name, seeds in losses.items():
-        for points in filter(None, seeds):
-            axes.plot(*zip(*points, strict=True), linewidth=1.1, **looks[name] | {"marker": ""})
-    _titled(axes, "", "training loss (nats)", "optimizer step")
-    _legend(figure, looks, list(losses), [])
-    _save(figure, path)
-
-
-def _titled(axes: Axes, title: str, unit: str, axis: str) -> None:
+def _titles(axes: Axes, title: str, unit: str, axis: str) -> None:
     axes.set_title(title, fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.set_xlabel(axis, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _legend(figure: Figure, looks: Mapping[str, Json], arms: Sequence[str], more: Sequence[Line2D]) -> None:
+def _legend(figure: Figure, looks: Looks, arms: Sequence[str], *more: Line2D) -> None:
     handles = [*(Line2D([], [], label=short(name, 70), markersize=5, **looks[name]) for name in arms), *more]
     figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=9, handlelength=3)
 
@@ -144,6 +126,5 @@ def _grid(count: int, wide: float, tall: float, left: float, below: float = 0.2)
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write the PNG, whole or not at all."""
     with staged(path) as temporary:
         figure.savefig(temporary, format="png")

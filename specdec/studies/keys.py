@@ -20,7 +20,6 @@ from huggingface_hub import try_to_load_from_cache
 from specdec.data.rows import HUB, hub_fingerprint
 from specdec.studies.arms import Arm
 from specdec.target import TargetSource
-from specdec.target.loading import TOKENIZER_FILES
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
 from specdec.utils.config_diff import canonical
@@ -29,15 +28,18 @@ from specdec.utils.machine import provenance
 
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-OF_A_TARGET = (
-    "config.json", "model.safetensors.index.json", "chat_template.jinja", "special_tokens_map.json", *TOKENIZER_FILES,
-)  # fmt: skip
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 def key_of(kind: str, decisive: Any) -> str:
     """The address of a job of this kind, of what decides its numbers."""
-    own = imports.flags()[1].split(",") if imports.flags() else []
-    return digest([kind, decisive, code(), {name: contents(_place(name)) for name in own}])[:DIGITS]
+    modules = {}
+    for name in imports.flags()[1].split(",") if imports.flags() else []:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None, f"{name} has been imported"
+        file = Path(found.origin)
+        modules[name] = contents(str(file.parent if file.name == "__init__.py" else file))
+    return digest([kind, decisive, code(), modules])[:DIGITS]
 
 
 @functools.cache
@@ -46,6 +48,11 @@ def code() -> dict[str, Any]:
     found = provenance()
     versions = {name: found["versions"][name] for name in LIBRARIES}
     return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {"versions": versions}
+
+
+def digest(value: Any) -> str:
+    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
@@ -58,16 +65,10 @@ def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
         ValueError: a file that the config names cannot be read.
     """
     config = _decisive(canonical(arm.config))
-    model = {**config["model"], "target": target_contents(arm.target)}
-    model["start"] = contents(model["start"])
+    model = {**config["model"], "target": target_contents(arm.target), "start": contents(config["model"]["start"])}
     if features == "cached":
         model["features"] = features
     return {**config, "model": model, "data": contents(config["data"]), "seed": seed}
-
-
-def digest(value: Any) -> str:
-    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=16)
@@ -81,8 +82,7 @@ def target_contents(source: TargetSource) -> Any:
     """
     place = Path(source.directory())
     if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.name in OF_A_TARGET or file.suffix == ".safetensors"]
-        files += sorted(place.glob("*.py")) if source.trust_remote_code else []
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
         return [source.dtype, {file.name: _file_hash(file) for file in files}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision
@@ -118,20 +118,9 @@ def _decisive(value: Any, key: str = "") -> Any:
     """Without the settings that change no number; ``init_args`` does not count in their names."""
     if not isinstance(value, dict):
         return value
-    found = {}
-    for name, child in value.items():
-        inner = key if name == "init_args" else f"{key}.{name}" if key else name
-        if name == "init_args" or changes_numbers(inner):
-            found[name] = _decisive(child, inner)
-    return found
-
-
-def _place(module: str) -> str:
-    """Of a user's module its file, of a package its folder."""
-    found = importlib.util.find_spec(module)
-    assert found is not None and found.origin is not None, f"{module} has been imported"
-    file = Path(found.origin)
-    return str(file.parent if file.name == "__init__.py" else file)
+    inner = {name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value}
+    return {name: _decisive(child, inner[name]) for name, child in value.items()
+            if name == "init_args" or changes_numbers(inner[name])}  # fmt: skip
 
 
 def _file_hash(path: Path) -> str:

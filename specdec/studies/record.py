@@ -1,31 +1,27 @@
 """A study as it lies on the disk: its arms, what became of every job, and what the finished ones measured."""
 
-import csv
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
-from specdec.studies.plan import DONE, FOLDERS, PLAN, VERSION
+from specdec.studies.plan import PLAN, VERSION
+from specdec.studies.study import MEASURES
 from specdec.studies.worker import JobFolder
 from specdec.utils.files import read_json
 
 Json = dict[str, Any]
 
 MEASUREMENT = 1  # the version of drift.json and robustness.json
-CURVE_POINTS = 400  # of a drawn loss curve
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """An arm with one seed."""
+    """An arm with one seed, and by kind the folders of its jobs."""
 
-    directory: Path
     seed: int
-    keys: dict[str, str | None]
-    """Of the job of each kind; None where the study has none."""
+    folders: dict[str, JobFolder]
 
     @functools.cached_property
     def states(self) -> dict[str, Json]:
@@ -34,32 +30,27 @@ class RecordedRun:
         ``name`` is ``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``; ``message`` says why it
         failed; ``seconds`` are those of all attempts.
         """
-        return {kind: self._state(kind, key) for kind, key in self.keys.items() if key is not None}
-
-    def _state(self, kind: str, key: str) -> Json:
-        folder = JobFolder(self.directory, key)
-        attempts = folder.attempts()
-        name, message = "not begun", None
-        if (self.place(kind) / DONE[kind]).is_file():
-            name = "done"
-        elif attempts:
-            last = attempts[-1]
-            name, message = last.end or ("running" if folder.is_held() else "killed"), last.message
-            name = {"died": "failed", "done": "failed"}.get(name, name)  # whose file was removed
-        return {"name": name, "message": message, "seconds": sum(one.seconds or 0.0 for one in attempts)}
-
-    def place(self, kind: str) -> Path:
-        """Where the job of a kind leaves what it makes."""
-        return self.directory / FOLDERS.get(kind, "measures") / str(self.keys[kind])
+        states = {}
+        for kind, folder in self.folders.items():
+            attempts = folder.attempts()
+            last = attempts[-1] if attempts else {"end": "not begun"}
+            name = last.get("end") or ("running" if folder.is_held() else "killed")
+            if folder.is_done():
+                name, last = "done", {}
+            elif name in ("died", "done"):  # or whose file was removed
+                name = "failed"
+            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
+        return states
 
     def done(self, kind: str) -> bool:
         """Whether there is a job of this kind and it is done."""
-        return kind in self.states and self.states[kind]["name"] == "done"
+        return kind in self.folders and self.folders[kind].is_done()
 
     @functools.cached_property
     def evaluation(self) -> SavedEvaluation:
         """What its evaluation left."""
-        return read_evaluation(self.place("evaluate"))
+        return read_evaluation(self.folders["evaluate"].output)
 
     def measured(self, kind: str) -> Json:
         """``drift.json`` or ``robustness.json``.
@@ -67,67 +58,33 @@ class RecordedRun:
         Raises:
             ValueError: it is of another version.
         """
-        path = self.place(kind) / DONE[kind]
+        path = self.folders[kind].last_file
         found = read_json(path)
         if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
             raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
         return found
 
-    @functools.cached_property
-    def logged(self) -> dict[str, list[tuple[int, float]]]:
-        """``(step, value)`` of everything that the training logged as CSV; of a step that was run again, the last."""
-        found: dict[str, dict[int, float]] = {}
-        paths = self.place("fit").glob("csv/version_*/metrics.csv")
-        for path in sorted(paths, key=lambda path: int(path.parent.name.split("_")[1])):
-            with path.open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    for name, text in row.items():
-                        if name != "step" and text and row.get("step"):
-                            found.setdefault(name, {})[int(row["step"])] = float(text)
-        return {name: sorted(values.items()) for name, values in found.items()}
-
-    def loss_curve(self) -> list[tuple[int, float]]:
-        """``(optimizer step, training loss)``, thinned to what a picture can show; finite ones only."""
-        points = [(step + 1, value) for step, value in self.logged.get("train/loss", []) if math.isfinite(value)]
-        return points[:: max(1, len(points) // CURVE_POINTS)]
-
     def training(self) -> Json:
-        """Steps and seconds of a finished fit, the whole process's, and its peak memory if it was logged."""
-        peak = [value for _, value in self.logged.get("memory/peak_mb", [])]
-        steps = int(read_json(self.place("fit") / DONE["fit"])["steps"])
-        memory = max(peak) / 1000 if peak else None
-        return {"steps": steps, "seconds": self.states["fit"]["seconds"], "peak_memory_gb": memory}
-
-
-@dataclass(frozen=True)
-class RecordedArm:
-    """An arm as the plan has it, and its runs."""
-
-    plan: Json
-    runs: tuple[RecordedRun, ...]
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.plan["name"]
-
-    def done(self, kind: str) -> list[RecordedRun]:
-        """The runs whose job of this kind is done."""
-        return [run for run in self.runs if run.done(kind)]
+        """Steps and seconds of a finished fit, its process's start included."""
+        steps = int(read_json(self.folders["fit"].last_file)["steps"])
+        return {"steps": steps, "seconds": self.states["fit"]["seconds"]}
 
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """A study's plan and what came of it."""
+    """A study's plan, and of every arm by name what came of it: a run for each seed."""
 
-    directory: Path
     plan: Json
-    arms: tuple[RecordedArm, ...]
+    arms: dict[str, list[RecordedRun]]
 
     @property
-    def base(self) -> RecordedArm:
-        """The baseline."""
-        return next(arm for arm in self.arms if arm.plan["is_baseline"])
+    def baseline(self) -> str:
+        """The baseline's name."""
+        return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
+
+    def done(self, kind: str) -> dict[str, list[RecordedRun]]:
+        """Of every arm the runs whose job of this kind is done."""
+        return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
 
 
 def read_record(directory: Path) -> RecordedStudy:
@@ -140,8 +97,9 @@ def read_record(directory: Path) -> RecordedStudy:
     plan = read_json(path)
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
-    arms = []
-    for arm in plan["arms"]:
-        runs = [RecordedRun(directory, run["seed"], {kind: run[kind] for kind in DONE}) for run in arm["runs"]]
-        arms.append(RecordedArm(arm, tuple(runs)))
-    return RecordedStudy(directory, plan, tuple(arms))
+
+    def recorded(run: Json) -> RecordedRun:
+        kinds = [kind for kind in ("fit", *MEASURES) if run[kind]]
+        return RecordedRun(run["seed"], {kind: JobFolder(directory, kind, run[kind]) for kind in kinds})
+
+    return RecordedStudy(plan, {arm["name"]: [recorded(run) for run in arm["runs"]] for arm in plan["arms"]})

@@ -8,23 +8,24 @@ Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft position
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
+from specdec.evaluation.answers import Answer
+from specdec.evaluation.metrics import committed, passes
 from specdec.evaluation.statistics import Array
 from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.statistics import (
-    ANY,
     COSINE,
     POSITIVE,
     SHARE,
     Linear,
+    add_verdicts,
     detectable,
     effects,
     estimate,
-    judge,
     pooled,
 )
 
@@ -55,8 +56,6 @@ class Quantity(NamedTuple):
     """Of a run: two sums for every prompt, or four where it is of two ratios; None where the run has none."""
     combine: Callable[[Linear, Linear], Linear] | None = None
     """Of two ratios: the first is over or less the second."""
-    weighty: bool = False
-    """Whether a prompt counts only where all its weights are above zero, in all that is compared."""
 
 
 ByArmAndSeed = Mapping[str, Mapping[int, Table]]
@@ -66,48 +65,43 @@ def results(study: RecordedStudy) -> Json:
     """Everything that the study measured.
 
     Raises:
-        ValueError: a measurement cannot be read, or two evaluations have other prompts or another target.
+        ValueError: a measurement cannot be read.
     """
-    evaluations = [run.evaluation for arm in study.arms for run in arm.done("evaluate")]
-    for one in evaluations[1:]:
-        first = evaluations[0]
-        for what, own, theirs in (
-            ("target", first.target, one.target),
-            ("prompts", first.settings.get("prompts_sha256"), one.settings.get("prompts_sha256")),
-        ):
-            if own != theirs:
-                raise ValueError(f"{first.name} and {one.name} differ in their {what}: they cannot be compared")
-    states = [[{**planned, "states": run.states} for planned, run in zip(arm.plan["runs"], arm.runs, strict=True)]
-              for arm in study.arms]  # fmt: skip
+    arms = []
+    for arm in study.plan["arms"]:
+        pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
+        arms.append({**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]})
     out: Json = {
         "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
-        | {"baseline": study.base.name},
-        "arms": [{**arm.plan, "runs": runs} for arm, runs in zip(study.arms, states, strict=True)],
+        | {"baseline": study.baseline},
+        "arms": arms,
         "quantities": [],
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
-        "training": {arm.name: {str(run.seed): run.training() for run in arm.done("fit")} for arm in study.arms},
-        "loss_curves": {arm.name: {str(run.seed): run.loss_curve() for run in arm.done("fit")} for arm in study.arms},
+        "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
     }
     for quantity in _quantities(study):
-        tables = _tables(study, quantity)
-        own = {name: found for name, each in tables.items() if (found := _own(quantity, each))}
-        shown = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
-        if own:
-            out["quantities"].append({**shown, "arms": own})
-            out["comparisons"] += _comparisons(study, quantity, tables)
-            out["effects"] += _effects(study, quantity, tables)
+        known = {}
+        for name, runs in study.done(FAMILIES[quantity.family]).items():
+            by_seed = {run.seed: table for run in runs if (table := quantity.table(run)) is not None}
+            if by_seed and len(by_seed) == len(runs):  # all of its seeds that were measured have it
+                known[name] = by_seed
+        if values := {name: value for name, by_seed in known.items() if (value := _value(quantity, by_seed))}:
+            about = {name: getattr(quantity, name) for name in ("name", "panel", "family", "unit", "null")}
+            out["quantities"].append({**about, "arms": values})
+            out["comparisons"] += _comparisons(study, quantity, known)
+            out["effects"] += _effects(study, quantity, known)
     for family in FAMILIES:  # each is corrected for by itself
         for kind in ("comparisons", "effects"):
-            judge([row for row in out[kind] if row["family"] == family])
+            add_verdicts([row for row in out[kind] if row["family"] == family])
     return out
 
 
 def _quantities(study: RecordedStudy) -> list[Quantity]:
-    """All that any arm has."""
+    """All that any arm has, by family."""
     found: dict[str, Quantity] = {}
-    for run in (run for arm in study.arms for run in arm.runs):
+    for run in (run for runs in study.arms.values() for run in runs):
         each: list[Quantity] = []
         if run.done("evaluate"):
             each += [_acceptance(shape) for shape in run.evaluation.answers]
@@ -123,24 +117,22 @@ def _quantities(study: RecordedStudy) -> list[Quantity]:
     return sorted(found.values(), key=lambda quantity: [*FAMILIES].index(quantity.family))
 
 
-def _answers(shape: str, columns: Callable[[Any], Sequence[float]]) -> Callable[[RecordedRun], Table | None]:
-    """Sums over a prompt's answers."""
-
-    def table(run: RecordedRun) -> Table | None:
-        if shape not in run.evaluation.answers:
-            return None
-        out: dict[str, Array] = {}
-        for answer in run.evaluation.answers[shape]:
-            out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
-        return out
-
-    return table
+def _sums(answers: Iterable[Answer], columns: Callable[[Answer], Sequence[float]]) -> Table:
+    """Sums over each prompt's answers."""
+    out: dict[str, Array] = {}
+    for answer in answers:
+        out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
+    return out
 
 
 def _acceptance(shape: str) -> Quantity:
     """Tokens committed per target pass, the bonus token included."""
-    sums = _answers(shape, lambda answer: (sum(answer.accepted) + len(answer.accepted), len(answer.accepted)))
-    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, sums)
+
+    def table(run: RecordedRun) -> Table | None:
+        found = run.evaluation.answers.get(shape)
+        return None if found is None else _sums(found, lambda answer: (committed(answer), passes(answer)))
+
+    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table)
 
 
 def _of_drift(figure: DriftFigure) -> Quantity:
@@ -166,35 +158,25 @@ def _kept(condition: str, title: str) -> Quantity:
     def table(run: RecordedRun) -> Table | None:
         one = run.measured("robustness")
         rows = {row["name"]: row for row in one["conditions"]}
-        own, clean = rows.get(condition), rows[one["clean"]]
-        if own is None or own.get("skipped"):
+        row, clean = rows.get(condition), rows[one["clean"]]
+        if row is None or row.get("skipped"):
             return None
-        columns = [own["committed"], own["passes"], clean["committed"], clean["passes"]]
+        columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
     name, unit = f"Acceptance kept, {title}", "ratio to clean prompts"
-    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over, weighty=True)
-
-
-def _tables(study: RecordedStudy, quantity: Quantity) -> dict[str, dict[int, Table]]:
-    """Of every arm that has the quantity with every seed that was measured."""
-    out = {}
-    for arm in study.arms:
-        tables = {run.seed: quantity.table(run) for run in arm.done(FAMILIES[quantity.family])}
-        if tables and None not in tables.values():
-            out[arm.name] = {seed: table for seed, table in tables.items() if table is not None}
-    return out
+    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over)
 
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
-    seeds = common([list(own) for own in tables.values()])
-    prompts = common([list(own[seed]) for own in tables.values() for seed in seeds])
+    seeds = common([list(by_seed) for by_seed in tables.values()])
+    prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
         return {}
-    sums_ASPC = np.array([[[own[seed][prompt] for prompt in prompts] for seed in seeds] for own in tables.values()])
-    if quantity.weighty:
+    sums_ASPC = np.array([[[each[seed][prompt] for prompt in prompts] for seed in seeds] for each in tables.values()])
+    if quantity.family == ROBUSTNESS:  # a prompt without a target pass, clean or not, counts nowhere
         sums_ASPC = sums_ASPC[:, :, (sums_ASPC[..., 1::2] > 0).all((0, 1, 3))]
     out = {}
     for name, sums_SPC in zip(tables, sums_ASPC, strict=True):
@@ -205,26 +187,26 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
     return out
 
 
-def _own(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
+def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
     """An arm's estimate, and each seed's own value."""
     if not (found := aligned(quantity, {"": tables})):
         return None
     by_seed = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
-    seeds = {seed: own[""].value for seed, own in by_seed.items() if own}
-    return estimate(found[""], quantity.null).to_json() | {"by_seed": seeds}
+    values = {seed: alone[""].value for seed, alone in by_seed.items() if alone}
+    return estimate(found[""], quantity.null).to_json() | {"by_seed": values}
 
 
 def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
     """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
-    base = study.base.name
+    base = study.baseline
     for name in tables if base in tables else ():
-        own = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
-        if len(own) < 2:
+        pair = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
+        if len(pair) < 2:
             continue
-        found = estimate(own[name].minus(own[base]), null=0.0)
+        found = estimate(pair[name].minus(pair[base]), null=0.0)
         row = {"quantity": quantity.name, "family": quantity.family, "arm": name, "baseline": base, **found.to_json()}
         if quantity.family == ACCEPTANCE:
-            row["ratio"] = estimate(own[name].over(own[base])).to_json()
+            row["ratio"] = estimate(pair[name].over(pair[base])).to_json()
             row["detectable"] = detectable(found.spread)
         yield row
 
@@ -234,43 +216,41 @@ def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> 
     if study.plan["design"] != "grid" or len(study.plan["axes"]) < 2:
         return []
     known = aligned(quantity, tables)
-    figures = {frozenset(arm.plan["levels"].items()): known[arm.name] for arm in study.arms if arm.name in known}
+    figures = {
+        frozenset(arm["levels"].items()): known[arm["name"]] for arm in study.plan["arms"] if arm["name"] in known
+    }
     found = effects(study.plan["axes"], study.plan["baseline"], figures)
     return [{"quantity": quantity.name, "family": quantity.family, "effect": name, **estimate(each, 0.0).to_json()}
             for name, each in found.items()]  # fmt: skip
 
 
-# curves
-
-
 def _positions(study: RecordedStudy) -> Iterable[Json]:
     """Of every draft shape, the share of passes that accepted position k, of those that accepted all before it."""
-    runs = {arm.name: arm.done("evaluate") for arm in study.arms}
-    for shape in dict.fromkeys(shape for own in runs.values() for run in own for shape in run.evaluation.answers):
-        arms = {}
-        for name, own in runs.items():
-            if own and all(shape in run.evaluation.answers for run in own):
-                answers = [answer for run in own for answer in run.evaluation.answers[shape]]
-                deepest = max((depth for answer in answers for depth in answer.drafted), default=0)
-                bins = np.arange(deepest + 1)  # passes that accepted k and more
-                reached = _answers(shape, lambda a, bins=bins: (np.array(a.accepted)[:, None] >= bins).sum(0))  # type: ignore[misc]
-                tables = [table for run in own if (table := reached(run)) is not None]
-                prompts = common([list(table) for table in tables])
-                sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
-                shares = [pooled(sums_SPK[..., k], sums_SPK[..., k - 1]) for k in range(1, deepest + 1)]
-                arms[name] = [_shown(share, SHARE) for share in shares]
+    done = study.done("evaluate")
+    for shape in dict.fromkeys(shape for runs in done.values() for run in runs for shape in run.evaluation.answers):
+        answers = {arm: [run.evaluation.answers.get(shape) or [] for run in runs] for arm, runs in done.items()}
+        arms = {arm: _shares(each) for arm, each in answers.items() if each and all(each)}
         yield {"title": f"Acceptance by position, {shape}", "unit": "share of the passes that came so far",
                "axis": "draft position", "arms": arms}  # fmt: skip
+
+
+def _shares(answers: Sequence[Sequence[Answer]]) -> list[Json | None]:
+    """By position, of the answers of every seed."""
+    deepest = max((depth for each in answers for one in each for depth in one.drafted), default=0)
+    least = np.arange(deepest + 1)  # passes that accepted so many, or more
+    tables = [_sums(each, lambda one: (np.array(one.accepted)[:, None] >= least).sum(0)) for each in answers]
+    prompts = common([list(table) for table in tables])
+    sums_SPK = np.array([[table[prompt] for prompt in prompts] for table in tables])
+    return [_point(pooled(sums_SPK[..., k], sums_SPK[..., k - 1]), SHARE) for k in least[1:]]
 
 
 def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
     """Every series of ``specdec drift`` by draft step, over the chains that came to it."""
     out: dict[str, Json] = {}
-    for arm in study.arms:
-        found = [run.measured("drift") for run in arm.done("drift")]
+    for arm, runs in study.done("drift").items():
+        found = [run.measured("drift") for run in runs]
         at = [list(map(str, one["prompts"])) for one in found]
-        prompts = common(at)
-        places = [[each.index(prompt) for prompt in prompts] for each in at]
+        places = [[each.index(prompt) for prompt in common(at)] for each in at]
         for name in common([list(one["series"]) for one in found]):
             unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
             sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
@@ -278,17 +258,14 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
             possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
             curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
             seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
-            curve["arms"][arm.name] = [_shown(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
+            curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), possible) for one in seen]
     return out.values()
 
 
-def _shown(figure: Linear | None, possible: tuple[float, float] = ANY) -> Json | None:
+def _point(figure: Linear | None, possible: tuple[float, float]) -> Json | None:
     return None if figure is None else estimate(figure, possible=possible).to_json()
 
 
-Name = TypeVar("Name", int, str)
-
-
-def common(names: Sequence[Sequence[Name]]) -> list[Name]:
+def common(names: Sequence[Sequence[Any]]) -> list[Any]:
     """What all of them have, in the order of the first."""
     return [name for name in names[0] if all(name in each for each in names[1:])] if names else []

@@ -4,7 +4,7 @@ A figure is a ratio of sums over seeds and prompts, or made of such ratios. To f
 for each seed and prompt (its influence function), and so is a difference of two figures: pair by pair where both are of
 the same seeds and prompts.
 
-Seeds and prompts are both drawn at random. A bootstrap that draws three seeds anew holds the truth in 70 to 88 of 100
+Seeds and prompts are both drawn at random. A bootstrap that redraws three seeds holds the truth in 70 to 88 of 100
 studies where trainings differ. Here the spread over seeds is judged by Student's t with as many degrees of freedom as
 there are seeds less one, and what prompts add beyond it by a t of their own. Few seeds may agree by chance; what is
 left when seeds and prompts are taken out is then the least that seeds must vary.
@@ -50,11 +50,11 @@ class Linear(NamedTuple):
 
 def pooled(top_SP: Array, bottom_SP: Array) -> Linear | None:
     """The ratio of two sums over all seeds and prompts; None where the lower one is zero."""
-    whole = float(bottom_SP.sum())
-    if not whole:
+    total = float(bottom_SP.sum())
+    if not total:
         return None
-    value = float(top_SP.sum()) / whole
-    return Linear(value, top_SP.size * (top_SP - value * bottom_SP) / whole)
+    value = float(top_SP.sum()) / total
+    return Linear(value, top_SP.size * (top_SP - value * bottom_SP) / total)
 
 
 def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
@@ -177,7 +177,7 @@ def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     return list(same.values())
 
 
-def judge(rows: Sequence[dict[str, Any]]) -> None:
+def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
     """Give each row ``p_holm``, corrected over all :func:`distinct` tested rows, and a ``verdict``.
 
     The verdict is ``higher``, ``lower`` or ``not told apart``, by Holm's p-value, or ``not tested``.
@@ -187,8 +187,8 @@ def judge(rows: Sequence[dict[str, Any]]) -> None:
     tested = distinct([row for row in rows if row["p_value"] is not None])
     for same, corrected in zip(tested, holm([each[0]["p_value"] for each in tested]), strict=True):
         for row in same:
-            told = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
-            row |= {"p_holm": corrected, "verdict": told}
+            verdict = ("higher" if row["value"] > 0 else "lower") if corrected < ALPHA else "not told apart"
+            row |= {"p_holm": corrected, "verdict": verdict}
 
 
 # power

@@ -3,7 +3,6 @@
 Names in it are text: ``on``, ``off`` and ``1`` are what they look like, and no key may stand twice.
 """
 
-import difflib
 import itertools
 import json
 import re
@@ -19,14 +18,17 @@ from specdec.utils.config_diff import is_part
 from specdec.utils.files import explain
 
 MEASURES = ("evaluate", "drift", "robustness")
-DESIGNS = ("grid", "one_factor")
-FEATURES = ("cached", "on_the_fly")
 FEWEST_SEEDS = 3
-KEYS = ("name", "fit", "set", "axes", "design", "baseline", "leave_out", "seeds", "features", *MEASURES)
+MAPPING, LIST, TEXT = "a mapping", "a list", "text"
+KINDS = {
+    "name": TEXT, "fit": "", "set": MAPPING, "axes": MAPPING, "design": TEXT, "baseline": MAPPING, "leave_out": LIST,
+    "seeds": LIST, "features": TEXT, **dict.fromkeys(MEASURES, MAPPING),
+}  # fmt: skip
 OF_THE_STUDY = {
     "seed_everything": "list them under seeds",
     "out": "every fit gets a directory of its own",
     "ckpt_path": "every fit goes on from its newest checkpoint",
+    **dict.fromkeys(MEASURES, "give its arguments by dotted keys, such as evaluate.max_new_tokens"),
 }
 OF_ALL_ARMS = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target.source")
 
@@ -38,26 +40,12 @@ Combination = dict[str, str]
 class Level:
     """One value of an axis: config files, then dotted keys (``model.ttt_steps``) with their values."""
 
-    name: str
     files: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A design choice and its levels, in the order given."""
-
-    name: str
-    levels: tuple[Level, ...]
-
-    def level(self, name: str) -> Level:
-        """The level of this name."""
-        return next(level for level in self.levels if level.name == name)
-
-    @property
-    def names(self) -> list[str]:
-        """The levels' names."""
-        return [level.name for level in self.levels]
+Axes = Mapping[str, Mapping[str, Level]]
+"""By name the design choices, and of each the levels by theirs, in the order given."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +53,17 @@ class Study:
     """A study as read; no training config has been parsed yet.
 
     Args:
-        files: config files of every arm, later ones win.
-        settings: dotted keys of every arm, over which levels win.
+        common: config files and dotted keys of every arm, over which levels win.
         design: ``grid`` or ``one_factor``.
         combinations: the arms.
+        features: ``cached`` or ``on_the_fly``.
         measures: by name the arguments of the command that measures.
         text: as it was written.
     """
 
     name: str
-    files: tuple[str, ...]
-    settings: Mapping[str, Any]
-    axes: tuple[Axis, ...]
+    common: Level
+    axes: Axes
     design: str
     combinations: tuple[Combination, ...]
     baseline: Combination
@@ -94,38 +81,57 @@ def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
     """
     given = read_strictly(path)
     try:
-        return _study(_known(given, KEYS, "study"), Path(path), allow_few_seeds)
+        return _study(given, Path(path), allow_few_seeds)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _study(given: dict[str, Any], path: Path, allow_few_seeds: bool) -> Study:
-    name, design, features = given.get("name"), given.get("design", "grid"), given.get("features", "cached")
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]+", name):
+def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
+    for key, value in _mapping(given, KINDS, "study").items():
+        if (kind := KINDS[key]) and not isinstance(value, {TEXT: str, LIST: list, MAPPING: dict}[kind]):
+            raise ValueError(f"{key}: must be {kind}, not {value!r}")
+    name, design, features = given.get("name", ""), given.get("design", "grid"), given.get("features", "cached")
+    if not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError("name: a study needs a name of letters, digits and . _ + - alone, which names its directory")
-    for where, value, known in (("design", design, DESIGNS), ("features", features, FEATURES)):
-        if value not in known:
-            raise ValueError(f"{where}: must be {' or '.join(known)}, not {value}")
-    axes = _axes(given.get("axes"), path.parent)
-    files = _level("fit", given.get("fit", []), "fit", path.parent)
-    if files.settings:
-        raise ValueError("fit: must be a list of config files; dotted keys belong in set")
-    settings = _settings(given.get("set") or {}, "set")
-    if wrong := next((key for key in settings if measure_of(key)), None):
+    for where, value, known in (("design", design, "grid one_factor"), ("features", features, "cached on_the_fly")):
+        if value not in known.split():
+            raise ValueError(f"{where}: must be {known.replace(' ', ' or ')}, not {value}")
+    axes = {axis: _axis(levels, f"axes.{axis}", path.parent) for axis, levels in given.get("axes", {}).items()}
+    if not axes:
+        raise ValueError("axes: a study needs at least one axis with its levels")
+    for one, two in itertools.combinations(axes, 2):
+        keys = [{key for level in axes[axis].values() for key in level.settings} for axis in (one, two)]
+        if both := keys[0] & keys[1]:
+            raise ValueError(f"axes {one} and {two} both give {min(both)}: their effects could not be told apart")
+    common = _level([*as_list(given.get("fit", [])), given.get("set", {})], "fit and set", path.parent)
+    if wrong := next((key for key in common.settings if measure_of(key)), None):
         raise ValueError(f"set: {wrong}: what holds for the measures of all arms belongs in {measure_of(wrong)}")
-    baseline = _baseline(given.get("baseline") or {}, axes, design)
-    left_out = given.get("leave_out") or []
-    if not isinstance(left_out, list) or not all(left_out):
+    baseline = _levels(given.get("baseline", {}), axes, "baseline")
+    for axis, levels in axes.items():
+        if axis not in baseline and (baseline or design == "one_factor"):
+            raise ValueError(f"baseline: give a level of {axis} too; it has: {', '.join(levels)}")
+    baseline = {axis: baseline.get(axis, next(iter(levels))) for axis, levels in axes.items()}
+    if not all(left_out := given.get("leave_out", [])):
         raise ValueError("leave_out: must be a list of levels, as [{axis: level, other_axis: level}]")
     arms = combinations(design, axes, baseline, [_levels(each, axes, "leave_out") for each in left_out])
-    seeds = _seeds(given.get("seeds", list(range(FEWEST_SEEDS))), allow_few_seeds)
-    measures = {measure: _measure(given[measure], measure) for measure in MEASURES if measure in given}
+    seeds = given.get("seeds", list(range(FEWEST_SEEDS)))
+    if any(type(seed) is not int or not 0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}")
+    if not seeds or (len(seeds) < FEWEST_SEEDS and not allow_few_seeds):
+        raise ValueError(
+            f"seeds: {len(seeds)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
+            "--allow_few_seeds to try a study with one or two"
+        )
+    measures = {measure: given[measure] for measure in MEASURES if measure in given}
+    for measure, arguments in measures.items():
+        if wrong := next((key for key in arguments if key in ("drafter", "out", "target", "target.source")), None):
+            raise ValueError(f"{measure}: {wrong} is the study's to give: remove it")
     text = path.read_text(encoding="utf-8")
-    return Study(name, files.files, settings, axes, design, arms, baseline, seeds, features, measures, text)
+    return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, text)
 
 
 def combinations(
-    design: str, axes: Sequence[Axis], baseline: Combination, left_out: Sequence[Combination] = ()
+    design: str, axes: Mapping[str, Iterable[str]], baseline: Combination, left_out: Sequence[Combination] = ()
 ) -> tuple[Combination, ...]:
     """The arms: every combination of levels (``grid``), or the baseline and one change at a time (``one_factor``).
 
@@ -136,10 +142,9 @@ def combinations(
         ValueError: what is left out takes the baseline away, or is in no arm.
     """
     if design == "grid":
-        product = itertools.product(*(axis.names for axis in axes))
-        found = [{axis.name: level for axis, level in zip(axes, levels, strict=True)} for levels in product]
+        found = [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
     else:
-        changes = ({axis.name: level} for axis in axes for level in axis.names if level != baseline[axis.name])
+        changes = ({axis: level} for axis, levels in axes.items() for level in levels if level != baseline[axis])
         found = [dict(baseline), *({**baseline, **change} for change in changes)]
     for each in left_out:
         if not any(each.items() <= arm.items() for arm in found):
@@ -160,74 +165,54 @@ def measure_of(key: str) -> str | None:
     return group if group in MEASURES else None
 
 
-def _axes(given: Any, beside: Path) -> tuple[Axis, ...]:
-    if not isinstance(given, Mapping) or not given:
-        raise ValueError("axes: a study needs at least one axis with its levels")
-    axes = tuple(_axis(name, what, beside) for name, what in given.items())
-    for one, two in itertools.combinations(axes, 2):
-        keys = [{key for level in axis.levels for key in level.settings} for axis in (one, two)]
-        if both := keys[0] & keys[1]:
-            raise ValueError(
-                f"axes {one.name} and {two.name} both give {min(both)}: their effects could not be told apart"
-            )
-    return axes
-
-
-def _axis(name: str, given: Any, beside: Path) -> Axis:
+def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
     """From a mapping of levels, or the short form: one dotted key and its values, which name the levels."""
-    where = f"axes.{name}"
-    if not isinstance(given, Mapping):
+    if not isinstance(given, dict):
         raise ValueError(f"{where}: must be levels with their dotted keys, or one key with a list of values")
     if len(given) == 1 and "." in (key := next(iter(given))) and isinstance(given[key], list):
-        levels = [_level(_value_name(value, where), {key: value}, where, beside) for value in given[key]]
+        pairs = [(_value_name(value, where), {key: value}) for value in given[key]]
     else:
-        levels = [_level(level, what, f"{where}.{level}", beside) for level, what in given.items()]
-    names = [level.name for level in levels]
-    if len(names) < 2:
+        pairs = list(given.items())
+    levels = {name: _level(value, f"{where}.{name}", beside) for name, value in pairs}
+    if len(levels) < len(pairs):
+        raise ValueError(f"{where}: a level stands twice: {', '.join(name for name, _ in pairs)}")
+    if len(levels) < 2:
         raise ValueError(f"{where}: an axis needs at least two levels; what holds for all arms belongs in set")
-    if twice := next((level for level in names if names.count(level) > 1), None):
-        raise ValueError(f"{where}: {twice} stands twice")
-    if odd := next((word for word in (name, *names) if not re.fullmatch(r"\S+", word)), None):
+    if odd := next((word for word in (where, *levels) if not re.fullmatch(r"\S+", word)), None):
         raise ValueError(f"{where}: the name of an axis or a level must be one word, not {odd!r}")
-    return Axis(name, tuple(levels))
+    return levels
 
 
-def _level(name: str, given: Any, where: str, beside: Path) -> Level:
+def _level(given: Any, where: str, beside: Path) -> Level:
+    """From dotted keys, a config file, or a list of both."""
     files, settings = list[str](), dict[str, Any]()
-    for each in given if isinstance(given, list) else [given]:
+    for each in as_list(given):
         if isinstance(each, str) and each.endswith((".yaml", ".yml")):
-            files.append(_config_file(each, where, beside))
-        elif isinstance(each, Mapping):
+            found = next((str(path) for path in (beside / each, Path(shipped(each))) if path.is_file()), None)
+            if found is None:
+                raise ValueError(
+                    f"{where}: {each}: no such file beside the study, in the working folder or in the package"
+                )
+            files.append(found)
+        elif isinstance(each, dict):
             settings |= _settings(each, where)
         else:
             raise ValueError(
                 f"{where}: must be dotted keys, as model.ttt_steps: 4, a config file (.yaml) or a list of both, not "
                 f"{each!r}"
             )
-    return Level(name, tuple(files), settings)
+    return Level(tuple(files), settings)
 
 
-def _settings(given: Any, where: str) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: must be dotted keys with their values, not {given!r}")
+def _settings(given: dict[str, Any], where: str) -> dict[str, Any]:
     for key in given:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
             raise ValueError(f"{where}: {key!r} is no dotted key, such as model.ttt_steps")
         if reason := OF_THE_STUDY.get(key):
             raise ValueError(f"{where}: {key} cannot be set: {reason}")
-        if key in MEASURES:
-            raise ValueError(f"{where}: give {key}'s settings by dotted keys, such as {key}.max_new_tokens")
         if measure_of(key) and key.partition(".")[2] in OF_ALL_ARMS:
             raise ValueError(f"{where}: {key} cannot differ between arms, which are compared prompt by prompt")
-    return dict(given)
-
-
-def _config_file(name: str, where: str, beside: Path) -> str:
-    """Where a config file is: beside the study, in the working folder, or in the package."""
-    found = next((str(path) for path in (beside / name, Path(shipped(name))) if path.is_file()), None)
-    if found is None:
-        raise ValueError(f"{where}: {name}: no such file beside the study, in the working folder or in the package")
-    return found
+    return given
 
 
 def _value_name(value: Any, where: str) -> str:
@@ -236,50 +221,23 @@ def _value_name(value: Any, where: str) -> str:
         value = value["class_path"]
     if isinstance(value, str):
         return Path(value).stem if value.endswith(".yaml") else value.replace(" ", "")
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         raise ValueError(f"{where}: a mapping gives a level no name: write the levels out, name: {{key: value}}")
     return json.dumps(value, separators=(",", ":"))
 
 
-def _levels(given: Any, axes: Sequence[Axis], where: str) -> Combination:
-    """Axes with a level of each, as a baseline or an entry of ``leave_out`` says them."""
-    known = {axis.name: axis for axis in axes}
-    found = {}
-    for name, level in _known(given, known, where).items():
-        found[name] = _value_name(level, where)
-        if found[name] not in known[name].names:
-            raise ValueError(f"{where}: axis {name} has no level {found[name]}; it has: {', '.join(known[name].names)}")
+def _levels(given: Any, axes: Axes, where: str) -> Combination:
+    """Axes with a level of each, as in a baseline or an entry of ``leave_out``."""
+    found = {axis: _value_name(level, where) for axis, level in _mapping(given, axes, where).items()}
+    for axis, level in found.items():
+        if level not in axes[axis]:
+            raise ValueError(f"{where}: axis {axis} has no level {level}; it has: {', '.join(axes[axis])}")
     return found
 
 
-def _baseline(given: Any, axes: Sequence[Axis], design: str) -> Combination:
-    found = _levels(given, axes, "baseline")
-    for axis in axes:
-        if axis.name not in found and (given or design == "one_factor"):
-            raise ValueError(f"baseline: give a level of {axis.name} too; it has: {', '.join(axis.names)}")
-    return {axis.name: found.get(axis.name, axis.names[0]) for axis in axes}
-
-
-def _measure(given: Any, name: str) -> dict[str, Any]:
-    given = {} if given is None else given
-    if not isinstance(given, dict):
-        raise ValueError(f"{name}: must be the arguments of specdec {name}, as max_new_tokens: 96, not {given!r}")
-    if wrong := next((key for key in given if key in ("drafter", "out", "target", "target.source")), None):
-        raise ValueError(f"{name}: {wrong} is the study's to give: remove it")
-    return given
-
-
-def _seeds(given: Any, allow_few: bool) -> tuple[int, ...]:
-    if not isinstance(given, list) or any(type(seed) is not int or not 0 <= seed < 2**32 for seed in given):
-        raise ValueError(f"seeds: must be a list of numbers from 0 to 2^32 - 1, not {given}")
-    if len(set(given)) != len(given):
-        raise ValueError(f"seeds: {given} names one twice")
-    if not given or (len(given) < FEWEST_SEEDS and not allow_few):
-        raise ValueError(
-            f"seeds: {len(given)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
-            "--allow_few_seeds to try a study with one or two"
-        )
-    return tuple(given)
+def as_list(value: Any) -> list[Any]:
+    """A list of one for what is none."""
+    return value if isinstance(value, list) else [value]
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -320,19 +278,11 @@ def read_strictly(path: Path | str) -> Any:
         raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''}: not a study: {problem}") from error
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean ...?``, or which there are."""
-    known = list(known)
-    if close := difflib.get_close_matches(word, known, 1):
-        return f"; did you mean {close[0]}?"
-    return f"; there are: {', '.join(known)}"
-
-
-def _known(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
-    """A mapping with no other keys."""
+def _mapping(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
+    """A mapping without other keys than the known ones."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: must be a mapping of keys, not {given!r}")
     for key in given:
         if key not in known:
-            raise ValueError(f"{where}: no such key: {key}{nearest(key, known)}")
+            raise ValueError(f"{where}: no such key: {key}; there are: {', '.join(known)}")
     return given

@@ -5,20 +5,18 @@ The loop starts each job once what it needs is done, until all are done or canno
 
 import enum
 import logging
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-from rich.console import Console
+from typing import NamedTuple
 
 from specdec.studies.card import write_card
-from specdec.studies.engines import RETRIES, Ended, Engine, Local, Ray, Slurm
-from specdec.studies.plan import claim, make_plan
-from specdec.studies.study import nearest, read_study
-from specdec.studies.worker import Job, JobFolder, Launch
-from specdec.utils.config import runs_folder
+from specdec.studies.engines import RETRIES, Engine, Local
+from specdec.studies.plan import STUDY, claim, make_plan
+from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
+from specdec.studies.study import read_study
+from specdec.studies.worker import Ended, Job, JobFolder
+from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
 from specdec.utils.signals import Asked, noted
 
@@ -32,14 +30,14 @@ def sweep(
     *,
     out: Path | None = None,
     plan_only: bool = False,
+    card_only: bool = False,
+    reproduce: str | None = None,
+    seed: int = 0,
     only: list[str] = [],  # noqa: B006  never changed
-    engine: Literal["local", "ray", "slurm"] = "local",
+    engine: Engine = Local(),  # noqa: B008
     threads: int = 1,
     allow_few_seeds: bool = False,
     allow_unequal: bool = False,
-    local: Local = Local(),  # noqa: B008
-    ray: Ray = Ray(),  # noqa: B008
-    slurm: Slurm = Slurm(),  # noqa: B008
 ) -> int:
     """Train and measure every arm of a study, each once, and write the card of what came of it.
 
@@ -47,54 +45,54 @@ def sweep(
     begins. What is done is never run again, and what was interrupted goes on. The exit status is 0, 1 where a job
     failed, 130 or 143 where somebody ended it.
 
+    With ``--reproduce ARM --seed N`` that arm of a card is trained and evaluated again, and every loss, the weights and
+    what is accepted are compared bit by bit; the exit status is 1 where anything differs.
+
     Example: specdec sweep conf/study/fusion.yaml --plan_only
 
     Args:
-        study: the study's file: axes, levels, design, seeds, measures
-        out: its directory; by default runs/studies/NAME. The same study goes on in it, with arms added too
+        study: the study's file, or the directory of its sweep; with reproduce a card.json, or the directory that has it
+        out: the sweep's directory; by default runs/studies/NAME. The same study goes on in it, with arms added too. A
+            reproduction's must be new
         plan_only: check everything, print what each arm changes and what is done, run nothing
+        card_only: write the card of what is there, run nothing
+        reproduce: name of an arm of the card
+        seed: of the arm that is reproduced
         only: run the arms of these names alone
-        engine: where jobs run
+        engine: where jobs run: Local (this machine), Ray or Slurm
         threads: CPU threads of a job
-        allow_few_seeds: fewer than three seeds, from which no effect can be told
+        allow_few_seeds: fewer than three seeds, too few to tell an effect from chance
         allow_unequal: arms of other token budgets than the baseline's
-        local: this machine
-        ray: a cluster of Ray, or one that is started here
-        slurm: a cluster of SLURM
 
     Raises:
         ValueError: the study is wrong; nothing has begun then, and the message has the arm's name.
     """
+    if reproduce is not None:
+        recorded, directory = recorded_run(study, reproduce, seed), out or new_run("reproduce")
+        outcome = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
+        return outcome.status or compare_again(recorded, directory)
     if threads < 1:
         raise ValueError(f"--threads must be at least 1, not {threads}")
-    given = read_study(study, allow_few_seeds)
+    if study.is_dir():
+        study, out = study / STUDY, out or study
+    given = read_study(study, allow_few_seeds or card_only)
     directory = out or runs_folder() / "studies" / given.name
     claim(directory, given.name)
+    if card_only:
+        log.info("the card is in %s", write_card(directory))
+        return 0
     plan = make_plan(given, directory, threads, allow_unequal)
     known = [arm.name for arm in plan.arms]
     if wrong := next((name for name in only if name not in known), None):
-        raise ValueError(f"--only {wrong!r}: no such arm{nearest(wrong, known)}")
+        raise ValueError(f"--only {wrong!r}: no such arm; there are: {', '.join(known)}")
     if plan_only:
-        plan.show(Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150))
+        plan.show()
         return 0
     for line in plan.summary():
         log.info("%s", line)
     plan.write()
-    engines: dict[str, Engine] = {"local": local, "ray": ray, "slurm": slurm}
-    jobs = plan.left(only or None)
-    done = sum(map(plan.is_done, jobs))
-    with progress(f"study {given.name}", "jobs", len(jobs), done) as advance:
-
-        def watch(entries: Collection[SweepJob]) -> None:
-            nonlocal done
-            settled = sum(entry.phase in SETTLED for entry in entries)
-            advance(settled - done)
-            done = settled
-
-        outcome = run(directory, jobs.values(), engines[engine], watch=watch)
-    for line in outcome.failures():
-        log.error("%s", line)
-    if outcome.signal is None:
+    outcome = run(directory, plan.left(only or None).values(), engine, f"study {given.name}")
+    if outcome.status <= 1:  # it was not interrupted
         log.info("the card is in %s", write_card(directory))
     return outcome.status
 
@@ -126,7 +124,7 @@ class SweepJob:
     """Attempts of this sweep that ended by a signal, or with their machine."""
 
     def settle(self, phase: Phase, message: str = "") -> None:
-        """Note that it came to an end, and tell."""
+        """Note that it came to an end, and log that."""
         self.phase, self.message = phase, message
         log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
 
@@ -135,28 +133,14 @@ class Outcome(NamedTuple):
     """What became of a sweep's jobs."""
 
     jobs: Mapping[str, SweepJob]
-    """By key; one that is not settled was left to go on with, where somebody asked the sweep to end."""
-    signal: int | None = None
-
-    @property
-    def status(self) -> int:
-        """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
-        return 128 + self.signal if self.signal else int(bool(self.failures()))
-
-    def failures(self) -> list[str]:
-        """A line for every job that failed, then for those that need one."""
-        bad = [(phase, one) for phase in (Phase.FAILED, Phase.NOT_RUN) for one in self.jobs.values()
-               if one.phase is phase]  # fmt: skip
-        return [f"{one.job.label}: {phase.value}: {one.message}" for phase, one in bad]
-
-
-Watch = Callable[[Collection[SweepJob]], None]
-"""Called with all jobs about every second, and when one of them has come to an end."""
+    """By key; one that is not settled was left to go on with, where the sweep was interrupted."""
+    status: int = 0
+    """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def run(
-    study: Path, jobs: Iterable[Job], engine: Engine, *, launch: Launch | None = None,
-    watch: Watch = lambda entries: None,
+    study: Path, jobs: Iterable[Job], engine: Engine, title: str = "",
+    watch: Callable[[Collection[SweepJob]], None] = lambda entries: None,
 ) -> Outcome:  # fmt: skip
     """Run all jobs of a study that are not done, in the order of their needs; call it in the main thread.
 
@@ -167,23 +151,28 @@ def run(
     Args:
         study: its folder; ``jobs/`` is made in it.
         jobs: all that any of them needs among them; they are started in this order where several can be.
-        launch: how commands are run; by default in the working folder.
+        title: of the progress bar.
+        watch: called with all jobs about every second, and when one of them has come to an end.
 
     Raises:
         ValueError: the engine cannot be had, or the study cannot be written.
     """
-    entries = {job.key: SweepJob(job, JobFolder(study, job.key)) for job in jobs}
+    entries = {job.key: SweepJob(job, JobFolder(study, job.kind, job.key)) for job in jobs}
     for entry in entries.values():
-        if entry.folder.is_done(entry.job):
+        if entry.folder.is_done():
             entry.phase = Phase.DONE
-    with noted() as note:
+    settled = sum(entry.phase is Phase.DONE for entry in entries.values())
+    with noted() as note, progress(title, "jobs", len(entries), settled) as advance:
         try:
-            engine.open(study, launch or Launch(Path.cwd()))
+            engine.open(study)
             try:
                 while True:
                     _start(entries, engine)
                     watch(entries.values())
-                    if note.number is not None or all(entry.phase in SETTLED for entry in entries.values()):
+                    now = sum(entry.phase in SETTLED for entry in entries.values())
+                    advance(now - settled)
+                    settled = now
+                    if note.number is not None or settled == len(entries):
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
@@ -196,10 +185,11 @@ def run(
         except SystemError as error:  # Ray makes this of it
             if not isinstance(error.__cause__, Asked):
                 raise
-    for entry in entries.values():  # some have ended well when they were asked to stop
-        if entry.phase is Phase.RUNNING and entry.folder.is_done(entry.job):
+    for entry in entries.values():  # some were done when they were stopped
+        if entry.phase is Phase.RUNNING and entry.folder.is_done():
             entry.phase = Phase.DONE
-    return Outcome(entries, note.number)
+    failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
+    return Outcome(entries, int(failed) if note.number is None else 128 + note.number)
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
@@ -214,14 +204,14 @@ def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
             why = f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
             entry.settle(Phase.NOT_RUN, why)
         elif all(need.phase is Phase.DONE for need in needs):
-            if entry.folder.is_done(entry.job):
+            if entry.folder.is_done():
                 entry.settle(Phase.DONE)
             elif entry.folder.is_held():
                 entry.phase = Phase.ELSEWHERE
             elif engine.has_room(entry.job):
                 entry.phase = Phase.RUNNING
                 log.info("%s: begins", entry.job.label)
-                engine.start(entry.job)
+                engine.running[entry.job.key] = engine.submit(entry.job)
 
 
 def _after(entry: SweepJob, ended: Ended) -> None:
@@ -237,5 +227,5 @@ def _after(entry: SweepJob, ended: Ended) -> None:
         if entry.lost > RETRIES:
             entry.settle(Phase.FAILED, f"{ended.message}, {entry.lost} times in this sweep")
         else:
-            log.warning("%s: %s; it is begun anew", entry.job.label, ended.message)
+            log.warning("%s: %s; it is started again", entry.job.label, ended.message)
             entry.phase = Phase.ELSEWHERE if entry.folder.is_held() else Phase.WAITING

@@ -7,7 +7,6 @@ until the worker, the supervisor and the command are all gone, so that no job is
 """
 
 import contextlib
-import dataclasses
 import datetime
 import os
 import shlex
@@ -23,11 +22,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import yaml
+
+from specdec.features.store import INDEX
 from specdec.utils import supervise
-from specdec.utils.files import explain
+from specdec.utils.files import explain, write_text
+from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
 
 JOBS, CONFIG, LOG, ATTEMPTS = "jobs", "config.yaml", "log.txt", "attempts.jsonl"
+FOLDERS = {"cache": "features", "fit": "fits"}  # of a study, by the kind of job; what measures leave: measures
+LAST_FILES = {
+    "cache": INDEX, "fit": "DONE.json", "evaluate": "metrics.json", "drift": "drift.json",
+    "robustness": "robustness.json",
+}  # fmt: skip
+RESUME = ("cache", "fit")  # go on with what a killed attempt left; what others left is removed
 GRACE = 30.0  # seconds for a command to end by itself: fit ends its optimizer step and saves
 PATIENCE = 10.0  # seconds more, until what was killed is gone
 POLL = 0.1
@@ -35,9 +44,15 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")  # of a launcher around the sweep: a job has its own
 LONGEST = 400  # letters of a reason
 
-End = Literal["done", "failed", "stopped", "died", "busy"]
-"""Of an attempt: ``stopped`` because it was asked to, ``died`` of a signal that nobody here sent, ``busy`` where
-another worker has the job."""
+
+class Ended(NamedTuple):
+    """How a worker's attempt at a job ended."""
+
+    end: Literal["done", "failed", "stopped", "died", "busy"] | None
+    """``stopped`` as it was asked to, ``died`` of a signal that nobody here sent, ``busy`` where another worker has the
+    job; None where the worker was lost."""
+    message: str | None = None
+    """Why it failed, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +63,8 @@ class Job:
         key: content address, also the name of its folder in ``jobs/``.
         kind: the command: ``cache``, ``fit``, ``evaluate``, ``drift`` or ``robustness``.
         label: for people, as ``fc_norm=on K=4 seed=1: fit``.
-        command: arguments of ``python -m specdec``, run in the folder where ``specdec sweep`` was.
-        directory: what it makes, relative to the study's directory: ``fits/KEY``.
-        done: file below ``directory`` that is there only when the work is done.
+        command: arguments of ``python -m``, run in the folder where ``specdec sweep`` was.
         needs: keys of the jobs that must be done before.
-        resumes: the same command goes on with what a killed one has left; otherwise that is removed first.
         threads: CPU threads that it asks of the machine.
         config: what ``jobs/KEY/config.yaml`` holds.
     """
@@ -61,109 +73,117 @@ class Job:
     kind: str
     label: str
     command: tuple[str, ...]
-    directory: str
-    done: str
     needs: tuple[str, ...] = ()
-    resumes: bool = False
     threads: int = 1
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able data, without the config."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "config"}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the commands of jobs are run.
-
-    Args:
-        cwd: the folder in which they run, on every machine.
-        module: what ``python -m`` is given.
-        grace: seconds to end by themselves when they are stopped.
-    """
-
-    cwd: Path
-    module: str = "specdec"
-    grace: float = GRACE
-
-
-class Attempt(NamedTuple):
-    """One attempt at a job, as its journal tells."""
-
-    begun: str
-    """UTC, ISO 8601."""
-    host: str
-    end: str | None = None
-    """One of :data:`End`, or ``killed``; None: it runs, or was killed and nobody has noted that yet."""
-    seconds: float | None = None
-    """That the command ran; None of a killed one."""
-    message: str | None = None
-    """Why it failed, in one line."""
-
 
 class JobFolder:
-    """``jobs/KEY`` of a study: ``config.yaml``, ``log.txt`` and ``attempts.jsonl``."""
+    """What a study's directory has of a job.
 
-    def __init__(self, study: Path, key: str) -> None:
-        self.study, self.key, self.path = study, key, study / JOBS / key
+    Attributes:
+        path: ``jobs/KEY``: ``config.yaml``, ``log.txt`` and ``attempts.jsonl``.
+        output: what it makes: ``features/KEY``, ``fits/KEY`` or ``measures/KEY``.
+    """
 
-    def attempts(self) -> list[Attempt]:
-        """All of them in order."""
+    def __init__(self, study: Path, kind: str, key: str) -> None:
+        self.path, self.output = study / JOBS / key, study / FOLDERS.get(kind, "measures") / key
+        self.last_file = self.output / LAST_FILES[kind]
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """All attempts in order.
+
+        Each has ``begun`` (UTC, ISO 8601) and ``host``; one that has ended has ``end`` (as :class:`Ended` says, or
+        ``killed``), and unless it was killed ``seconds`` and ``message``.
+        """
         return _attempts(read_journal(self.path / ATTEMPTS))
 
     def is_held(self) -> bool:
         """Whether somebody works on it, or what is left of a killed attempt still lives."""
         return is_being_written(self.path / ATTEMPTS)
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self) -> bool:
         """Whether its work is there."""
-        return (self.study / job.directory / job.done).exists()
+        return self.last_file.exists()
+
+
+def specdec_job(
+    study: Path, kind: str, key: str, label: str, config: Mapping[str, Any], threads: int, needs: tuple[str, ...],
+    *more: str,
+) -> Job:  # fmt: skip
+    """The job of a command of specdec, with further arguments beside its config file and ``--out``."""
+    folder = JobFolder(study, kind, key)
+    given = ("--config", str(folder.path / CONFIG), "--out", str(folder.output))
+    command = ("specdec", kind, *flags(), *given, *more)
+    return Job(key=key, kind=kind, label=label, command=command, needs=needs, threads=threads, config=config)
+
+
+def write_config(study: Path, job: Job) -> None:
+    """Write ``jobs/KEY/config.yaml``."""
+    text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
+    write_text(study / JOBS / job.key / CONFIG, text)
 
 
 def work(
     study: Path,
     job: Job,
-    launch: Launch,
+    cwd: Path,
     environment: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
-) -> tuple[End, str | None]:
-    """Attempt a job unless its work is there or somebody has it, and wait for it; the end, and why it failed.
+) -> Ended:
+    """Attempt a job unless its work is there or somebody has it, and wait for it.
 
     Whatever ends this call ends the command, and waits for that.
 
     Args:
+        cwd: the folder in which the command runs.
         environment: variables besides this process's own.
         stop: set by another thread to end the command.
 
     Raises:
         ValueError: the job's folder cannot be written.
     """
-    folder = JobFolder(study, job.key)
+    folder = JobFolder(study, job.kind, job.key)
     for _ in range(20):  # whoever only looks whether the journal is locked lets go at once
         with (
             contextlib.suppress(JournalBusyError),
-            Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key}) as one,
+            Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key}) as journal,
         ):
-            return _attempt(folder, job, launch, one, environment or {}, stop or threading.Event())
+            return _attempt(folder, job, cwd, journal, environment or {}, stop or threading.Event())
         time.sleep(0.05)
-    return "busy", None
+    return Ended("busy")
 
 
 def _attempt(
-    folder: JobFolder, job: Job, launch: Launch, journal: Journal, environment: Mapping[str, str], stop: threading.Event
-) -> tuple[End, str | None]:
+    folder: JobFolder, job: Job, cwd: Path, journal: Journal, environment: Mapping[str, str], stop: threading.Event
+) -> Ended:
     """The attempt itself, under the journal's lock."""
     before = _attempts(journal.entries)
-    if before and before[-1].end is None:  # it was killed
-        journal.append({"end": "done" if folder.is_done(job) else "killed"})
-    if folder.is_done(job):
-        return "done", None
-    if before and not job.resumes:
-        shutil.rmtree(folder.study / job.directory, ignore_errors=True)
+    if before and "end" not in before[-1]:  # it was killed
+        journal.append({"end": "done" if folder.is_done() else "killed"})
+    if folder.is_done():
+        return Ended("done")
+    if before and job.kind not in RESUME:
+        shutil.rmtree(folder.output, ignore_errors=True)
     begun, start = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), time.monotonic()
     journal.append({"begun": begun, "host": socket.gethostname()})
-    supervisor = _start(folder, job, launch, f"attempt {len(before) + 1}, {begun}", journal.fileno(), environment)
+    keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
+    try:
+        with (folder.path / LOG).open("ab") as stream:
+            stream.write(f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode())
+            stream.flush()
+            supervisor = subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(GRACE), sys.executable, "-m", *job.command],
+                cwd=cwd,
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                pass_fds=[journal.fileno()],  # the lock
+                env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
+            )
+    except OSError as error:
+        raise explain(error, error.filename or folder.path) from error
     try:
         while supervisor.poll() is None and not stop.wait(POLL):
             pass
@@ -171,71 +191,39 @@ def _attempt(
         stopped = supervisor.poll() is None
         assert supervisor.stdin is not None
         supervisor.stdin.close()  # upon which it ends the command
-        status = supervisor.wait(launch.grace + PATIENCE)
+        status = supervisor.wait(GRACE + PATIENCE)
         if status < 0:  # the supervisor itself was killed
-            _end_session(supervisor.pid, launch.grace)
-        end, message = _judged(folder, job, status, stopped)
-        journal.append({"end": end, "seconds": round(time.monotonic() - start, 3), "message": message})
-    return end, message
+            _end_session(supervisor.pid)
+        ended = Ended("done") if folder.is_done() else Ended("stopped") if stopped else _failure(folder, status)
+        journal.append({"end": ended.end, "seconds": round(time.monotonic() - start, 3), "message": ended.message})
+    return ended
 
 
-def _start(
-    folder: JobFolder, job: Job, launch: Launch, what: str, lock: int, environment: Mapping[str, str]
-) -> subprocess.Popen:
-    """The supervisor of the job's command, which holds the lock too."""
-    keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
-    command = [sys.executable, "-m", launch.module, *job.command]
-    try:
-        with (folder.path / LOG).open("ab") as stream:
-            stream.write(f"--- {what}: {launch.module} {shlex.join(job.command)}\n".encode())
-            stream.flush()
-            return subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(launch.grace), *command],
-                cwd=launch.cwd,
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                pass_fds=[lock],
-                env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
-            )
-    except OSError as error:
-        raise explain(error, error.filename or folder.path) from error
-
-
-def _judged(folder: JobFolder, job: Job, status: int, stopped: bool) -> tuple[End, str | None]:
-    """What a supervisor's exit status means."""
+def _failure(folder: JobFolder, status: int) -> Ended:
+    """What a supervisor's exit status means where the work is not there."""
     number = -status if status < 0 else status - 128
-    if folder.is_done(job):
-        return "done", None
-    if stopped:
-        return "stopped", None
     if number > 0:
         name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-        return "died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}"
+        return Ended("died", f"ended by {name}{': was there memory enough?' if name == 'SIGKILL' else ''}")
     if status == 0:
-        return "failed", f"ended well, but made no {job.directory}/{job.done}"
-    return "failed", _last_line(folder.path / LOG)
+        return Ended("failed", f"ended well, but made no {folder.last_file}")
+    text = (folder.path / LOG).read_text(encoding="utf-8", errors="replace").strip()
+    return Ended("failed", text.splitlines()[-1].strip()[:LONGEST])
 
 
-def _attempts(entries: list[dict[str, Any]]) -> list[Attempt]:
-    found: list[Attempt] = []
+def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     for entry in entries:
         if "begun" in entry:
-            found.append(Attempt(**entry))
+            found.append(dict(entry))
         else:
-            found[-1] = found[-1]._replace(**entry)
+            found[-1] |= entry
     return found
 
 
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:LONGEST] if lines else "it said nothing"
-
-
-def _end_session(session: int, grace: float) -> None:
+def _end_session(session: int) -> None:
     """End what a killed supervisor has left, on Linux: its command has had SIGTERM of the kernel, with its death."""
-    until = time.monotonic() + grace
+    until = time.monotonic() + GRACE
     while any(pid == group for pid, group in _members(session)) and time.monotonic() < until:  # the command itself
         time.sleep(POLL)
     for group in {group for _, group in _members(session)}:

@@ -27,7 +27,8 @@ def main(name: str, out: Path, *more: str) -> int:
             time.sleep(0.02)
         child.kill()
         child.wait()
-    (out / "done").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    last = "DONE.json" if out.parent.name == "fits" else "metrics.json"
+    (out / last).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     return 0
 
 

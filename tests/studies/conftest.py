@@ -10,11 +10,11 @@ import yaml
 from specdec.studies.plan import StudyPlan, make_plan
 from specdec.studies.study import Study, read_study
 from specdec.studies.sweep import Outcome, Phase
-from specdec.studies.worker import Job, Launch
+from specdec.studies.worker import Job, JobFolder
 from tests.engines.conftest import LONG, soon
 from tests.engines.conftest import end as end  # a fixture
 
-LAUNCH = Launch(Path(__file__).parents[2], "tests.studies.commands", grace=100.0)
+ROOT = Path(__file__).parents[2]
 MakeJob = Callable[..., Job]
 Runs = Callable[[str], list[list[str]]]
 Write = Callable[..., Path]
@@ -30,12 +30,10 @@ def study(tmp_path: Path) -> Path:
 def job(study: Path) -> MakeJob:
     """Makes a job: its name, its command, and what else differs."""
 
-    def make(key: str, command: str = "write", *more: object, **changes: Any) -> Job:
-        values = {
-            "key": key, "kind": "fit", "label": f"arm={key} seed=0: fit", "directory": f"fits/{key}", "done": "done",
-            "command": (command, str(study / "fits" / key), *map(str, more)), "resumes": True,
-        }  # fmt: skip
-        return Job(**values | changes)
+    def make(key: str, command: str = "write", *more: object, kind: str = "fit", **changes: Any) -> Job:
+        out = str(JobFolder(study, kind, key).output)
+        label, words = f"arm={key} seed=0: fit", ("tests.studies.commands", command, out, *map(str, more))
+        return Job(**{"key": key, "kind": kind, "label": label, "command": words} | changes)
 
     return make
 
@@ -45,8 +43,7 @@ def runs(study: Path) -> Runs:
     """What the commands of a job have noted: a command, a process and threads for every run."""
 
     def read(key: str) -> list[list[str]]:
-        path = study / "fits" / f"{key}.runs"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [line.split() for path in study.glob(f"*/{key}.runs") for line in path.read_text().splitlines()]
 
     return read
 
@@ -65,9 +62,8 @@ def phases(outcome: Outcome) -> dict[str, Phase]:
 
 def pids(study: Path, key: str) -> list[int]:
     """Of a command that waits, and of its child."""
-    path = study / "fits" / key / "pids"
-    assert soon(lambda: path.exists() and path.read_text(), LONG)
-    return [int(word) for word in path.read_text().split()]
+    assert soon(lambda: any(path.read_text() for path in study.glob(f"*/{key}/pids")), LONG)
+    return [int(word) for path in study.glob(f"*/{key}/pids") for word in path.read_text().split()]
 
 
 def parent(pid: int) -> int:

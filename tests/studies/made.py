@@ -90,7 +90,6 @@ def lose(directory: Path, run: dict[str, Any], kind: str) -> None:
 
 def make_fit(directory: Path, seed: int, steps: int) -> None:
     (directory / "drafter").mkdir(parents=True)
-    (directory / "csv" / "version_0").mkdir(parents=True)
     write(directory / "DONE.json", {"steps": 40, "metrics": {"val/loss": 2.0}})
     config = {
         "seed_everything": seed, "out": str(directory), "ckpt_path": None, "model": {"ttt_steps": steps},
@@ -101,10 +100,6 @@ def make_fit(directory: Path, seed: int, steps: int) -> None:
     write(directory / "provenance.json", {"versions": {"torch": "0.0"}, "torch_threads": 1})
     lines = [f"{step} 0 {float(8 - step / 10).hex()}" for step in range(40)]
     (directory / "losses.txt").write_text("\n".join(lines) + "\n")
-    rows = [f"{step},{8 - step / 10 + seed / 10},{100 + step}.0,0.5" for step in range(0, 40, 2)]
-    (directory / "csv" / "version_0" / "metrics.csv").write_text(
-        "\n".join(["step,train/loss,memory/peak_mb,speed/step_seconds", *rows]) + "\n"
-    )
     write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32})
 
 

@@ -20,7 +20,7 @@ def test_an_arm_is_what_fit_makes_of_the_same_arguments(
     study, plan = tiny
     arm = plan.arms[2]
     assert arm.name == "fc_norm=on K=1"
-    flags = [argument(*each) for each in study.settings.items()]
+    flags = [argument(*each) for each in study.common.settings.items()]
     given = [*flags, "--model.drafter.norms.aux=each", "--model.ttt_steps=1"]
     monkeypatch.setattr("sys.argv", ["specdec"])
     full = configured(Configured, "fit", given, RunDirectory()).full()
@@ -121,5 +121,5 @@ def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_fil
     told = planned(axes=levels, baseline=None, seeds=[0], allow_unequal=True).unequal
     assert len(told) == 2 and told[0].startswith("arm data=b K=1: it trains on 64 tokens")
     levels["data"]["b"] = {"data.seed": 1}
-    with pytest.raises(ValueError, match=r"arm data=b K=1: data.seed is 1, the baseline's 0: .* by trainer.max_steps"):
+    with pytest.raises(ValueError, match=r"arm data=b K=1: its length is not in steps, .* by trainer.max_steps"):
         planned(axes=levels, baseline=None, seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})

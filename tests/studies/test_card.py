@@ -1,4 +1,4 @@
-"""The card of a made study: its numbers, what is in it, and what is never overwritten."""
+"""The card of a made study: its numbers, and what is in it."""
 
 import html.parser
 import json
@@ -19,7 +19,7 @@ from specdec.studies.results import results
 from specdec.utils.files import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
-DRAWN = {"acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png", "losses.png"}
+DRAWN = {"acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png"}
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
 
 
@@ -50,7 +50,7 @@ def numbers(card: Path) -> dict[str, Any]:
 
 def test_all_forms_and_the_figures_are_there(card: Path) -> None:
     names = {path.name for path in card.iterdir()}
-    assert names == {"card.md", "card.json", "card.html", "SHA256SUMS", *DRAWN}
+    assert names == {"card.md", "card.json", "card.html", *DRAWN}
     markdown = (card / "card.md").read_text()
     assert all(f"]({name})" in markdown for name in DRAWN)
 
@@ -67,14 +67,14 @@ def test_what_failed_is_shown_and_the_rest_compared(card: Path) -> None:
 
 def test_a_job_runs_while_its_lock_is_held(study: Path, tmp_path: Path) -> None:
     own = copied(study, tmp_path)
-    key = read_record(own).arms[-1].runs[2].keys["evaluate"]
-    attempt(own, str(key))
+    key = list(read_record(own).arms.values())[-1][2].folders["evaluate"].path.name
+    attempt(own, key)
 
     def name() -> str:
-        return read_record(own).arms[-1].runs[2].states["evaluate"]["name"]
+        return list(read_record(own).arms.values())[-1][2].states["evaluate"]["name"]
 
     assert name() == "killed"
-    with (own / "jobs" / str(key) / "attempts.jsonl").open("rb") as stream:
+    with (own / "jobs" / key / "attempts.jsonl").open("rb") as stream:
         assert lock_now(stream) and name() == "running"
     assert name() == "killed"
 
@@ -101,31 +101,19 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
     reader = Reader()
     reader.feed(text)
     assert not reader.open
-    assert len(reader.sources) == 6 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert len(reader.sources) == 5 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
 
 
-def test_an_edited_card_is_not_written_over(
-    study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_card_alone(study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = copied(study, tmp_path)
+    (own / "study.yaml").write_text("name: made\naxes: {norm: {off: {}, on: {}}}\n")
     before = (own / "card" / "card.json").stat().st_mtime_ns
-    assert main(["card", str(own)]) == 0
-    assert capsys.readouterr().out == f"{own / 'card' / 'card.html'}\n"
-    assert (own / "card" / "card.json").stat().st_mtime_ns > before
-    (own / "card" / "card.md").write_text("my own remarks")
-    assert main(["card", str(own)]) == 2
-    assert "card.md: its SHA-256 is not that" in capsys.readouterr().err
-    assert (own / "card" / "card.md").read_text() == "my own remarks"
-    assert main(["card", str(own), "--force"]) == 0
-    assert not (own / "card" / "card.md").read_text().startswith("my own")
-
-
-def test_another_directory_is_not_taken_for_a_card(study: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.md").write_text("work")
-    with pytest.raises(ValueError, match="is no card"):
-        write_card(study, tmp_path)
-    with pytest.raises(ValueError, match=r"plan\.json: no such file"):
-        write_card(tmp_path)
+    for given in ([str(own)], [str(own / "study.yaml"), "--out", str(own)]):
+        assert main(["sweep", *given, "--card_only"]) == 0
+        assert before < (before := (own / "card" / "card.json").stat().st_mtime_ns)
+    (own / "plan.json").unlink()
+    assert main(["sweep", str(own), "--card_only"]) == 2
+    assert "plan.json: no such file" in capsys.readouterr().err
 
 
 def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
@@ -134,14 +122,6 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     shutil.rmtree(directory / "measures")
     text = (write_card(directory) / "card.md").read_text()
     assert "No comparison could be made." in text and "norm=on is not compared: it and the baseline have" in text
-
-
-def test_evaluations_of_other_prompts_are_refused(study: Path, tmp_path: Path) -> None:
-    own = copied(study, tmp_path)
-    place = next((own / "measures").glob("e1-*")) / "metrics.json"
-    place.write_text(place.read_text().replace('"prompts_sha256": "ab"', '"prompts_sha256": "cd"'))
-    with pytest.raises(ValueError, match="differ in their prompts"):
-        results(read_record(own))
 
 
 @pytest.fixture

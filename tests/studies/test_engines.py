@@ -11,7 +11,7 @@ from specdec.studies.engines import Ray, Slurm, Task
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
 from tests.engines.conftest import alive
-from tests.studies.conftest import LAUNCH, MakeJob, Runs, parent, phases, pids
+from tests.studies.conftest import ROOT, MakeJob, Runs, parent, phases, pids
 
 
 @pytest.mark.slow
@@ -21,13 +21,13 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
 ) -> None:
     pytest.importorskip("ray")
     jobs = [
-        job("a", "wait", go, resumes=False), job("b", "fail"), job("c", needs=("a",)), job("d", needs=("b",)),
+        job("a", "wait", go, kind="evaluate"), job("b", "fail"), job("c", needs=("a",)), job("d", needs=("b",)),
         job("long", "wait", tmp_path / "never"),
     ]  # fmt: skip
     killed: list[int] = []
 
     def watch(entries: Collection[SweepJob]) -> None:
-        if not killed and (study / "fits" / "a" / "pids").exists():
+        if not killed and (study / "measures" / "a" / "pids").exists():
             command, child = pids(study, "a")
             supervisor = parent(command)
             worker = parent(supervisor)
@@ -40,12 +40,12 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
         if [phases[key] for key in "acd"] == [Phase.DONE, Phase.DONE, Phase.NOT_RUN] and pids(study, "long"):
             os.kill(os.getpid(), signal.SIGINT)
 
-    outcome = run(study, jobs, Ray(cores=2), launch=LAUNCH, watch=watch)
+    outcome = run(study, jobs, Ray(), watch=watch)
     assert killed and not any(map(alive, killed))
     told = {"a": Phase.DONE, "b": Phase.FAILED, "c": Phase.DONE, "d": Phase.NOT_RUN, "long": Phase.RUNNING}
     assert outcome.status == 130 and phases(outcome) == told
     assert outcome.jobs["b"].message == "specdec fit: error: the data is wrong"
-    assert [one.end for one in JobFolder(study, "a").attempts()] == ["killed", "done"]
+    assert [one["end"] for one in JobFolder(study, "evaluate", "a").attempts()] == ["killed", "done"]
     assert len(runs("a")) == 2 and len(runs("c")) == 1
     assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
 
@@ -57,20 +57,20 @@ def test_jobs_are_submitted_and_ended(
     pytest.importorskip("submitit")
     jobs, engine = [job("a", threads=2), job("b", "wait", go, needs=("a",))], Slurm(cluster="local", minutes=10)
     end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
-    outcome = run(study, jobs, engine, launch=LAUNCH)
+    outcome = run(study, jobs, engine)
     assert outcome.status == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
     assert not any(map(alive, pids(study, "b"))) and (study / "fits" / "b" / "saved").exists()
     go.touch()
-    again = run(study, [*jobs, job("c", "fail")], engine, launch=LAUNCH)
+    again = run(study, [*jobs, job("c", "fail")], engine)
     assert phases(again) == {"a": Phase.DONE, "b": Phase.DONE, "c": Phase.FAILED}
-    assert again.failures() == ["arm=c seed=0: fit: failed: specdec fit: error: the data is wrong"]
+    assert again.jobs["c"].message == "specdec fit: error: the data is wrong"
     assert [len(runs(key)) for key in "abc"] == [1, 2, 1]
 
 
 def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(ValueError, match="there is no sbatch here"):
-        Slurm().open(study, LAUNCH)
+        Slurm().open(study)
     for name, line in (
         ("srun", ""), ("scancel", f"touch {tmp_path}/cancelled"),
         ("sacct", f"echo 'JobID|State'; [ -e {tmp_path}/cancelled ] && echo '12|CANCELLED' || echo '12|RUNNING'"),
@@ -80,9 +80,9 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     slurm = Slurm(partition="gpu", minutes=60, gpus=1, more={"constraint": "h100", "mem": "2G"})
-    slurm.open(study, LAUNCH)
+    slurm.open(study)
     one = job("a", threads=4)
-    slurm.start(one)
+    slurm.running[one.key] = slurm.submit(one)
     assert slurm.ended(0) == {}
     words = (tmp_path / "batch").read_text().split()
     for word in (
@@ -94,6 +94,6 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
     assert (tmp_path / "cancelled").exists()
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho sbatch: error: invalid partition specified: gpu >&2; exit 1\n")
     with pytest.raises(ValueError, match="SLURM does not take arm=a seed=0: fit: sbatch: error: invalid partition"):
-        slurm.start(one)
-    again = Task().checkpoint("study", one, LAUNCH)
-    assert isinstance(again.function, Task) and again.args == ("study", one, LAUNCH)
+        slurm.submit(one)
+    again = Task().checkpoint("study", one, ROOT)
+    assert isinstance(again.function, Task) and again.args == ("study", one, ROOT)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from specdec.cli import main
 from specdec.drafter import load
@@ -32,7 +31,6 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
     assert [arm["name"] for arm in said["arms"] if arm["is_baseline"]] == ["fc_norm=off K=2"]
     assert said["baseline"] == {"fc_norm": "off", "K": "2"} == said["arms"][1]["levels"]
     jobs = plan.jobs
-    assert set(said["jobs"]) == set(jobs) and all(said["jobs"][key]["label"] == job.label for key, job in jobs.items())
     assert len(said["prompts_sha256"]) == len(said["study_sha256"]) == 64
     seen: set[str] = set()
     for key, job in jobs.items():
@@ -47,9 +45,8 @@ def test_what_plan_json_says(tiny: tuple[Study, StudyPlan]) -> None:
             fit, evaluate = jobs[run["fit"]], jobs[run["evaluate"]]
             assert fit.label == f"{arm['name']} seed={run['seed']}: fit" and fit.needs == (cache,)
             assert evaluate.needs == (fit.key,) and run["drift"] is run["robustness"] is None
-            assert fit.directory == f"fits/{fit.key}" and fit.done == "DONE.json" and fit.resumes
-            assert evaluate.directory == f"measures/{evaluate.key}" and not evaluate.resumes
-            assert fit.command[-4:] == ("--out", str(plan.directory / fit.directory), "--ckpt_path", "auto")
+            assert fit.command[-4:] == ("--out", str(plan.directory / "fits" / fit.key), "--ckpt_path", "auto")
+            assert str(plan.directory / "measures" / evaluate.key) in evaluate.command
             config = fit.config
             assert config["seed_everything"] == run["seed"]
             assert config["model"]["features"]["init_args"]["directory"] == str(plan.directory / "features" / cache)
@@ -121,8 +118,8 @@ def test_what_is_left(planned: MakePlan) -> None:
     assert plan.left() == plan.jobs
     assert [job.kind for job in plan.left(["K=2"]).values()] == ["cache", "fit", "evaluate"]
     fit = plan.jobs[plan.runs[0][0]["fit"]]
-    (plan.directory / fit.directory).mkdir(parents=True)
-    (plan.directory / fit.directory / fit.done).write_text("{}")
+    (plan.directory / "fits" / fit.key).mkdir(parents=True)
+    (plan.directory / "fits" / fit.key / "DONE.json").write_text("{}")
     left = plan.left(["K=1"])  # the cache is not made again for a fit that is done
     assert [job.kind for job in left.values()] == ["fit", "evaluate"] and left[fit.key].needs == ()
 
@@ -145,24 +142,24 @@ def test_embedded_prompts_are_cut_and_written_once(
     before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
     plan.write()
     assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
-    plan.show(Console(width=150))
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "K=1 this is the baseline 0/1 done 0/1 done K=2 model.ttt_steps: 1 to 2 0/1 done 0/1 done grid: 2 arms" in said
-    )
+    plan.show()
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "K=1 this is the baseline 0/1 done 0/1 done K=2 model.ttt_steps: 1 to 2 0/1 done 0/1 done" in said
+    assert "grid: 2 arms" in said
     assert "every fit trains on 128 tokens" in said
 
 
-def in_process(directory: Path, jobs: Iterable[Job], engine: Any, watch: Any) -> Outcome:
+def in_process(directory: Path, jobs: Iterable[Job], engine: Any, title: str) -> Outcome:
     """Every job's command, in this process; what is done is not begun."""
     ran = []
     for job in jobs:
-        if not (directory / job.directory / job.done).is_file():
-            assert main(list(job.command)) == 0, job.label
+        folder = JobFolder(directory, job.kind, job.key)
+        if not folder.is_done():
+            assert main(list(job.command[1:])) == 0, job.label
             ran.append(job.label)
-        assert (directory / job.directory / job.done).is_file()
+        assert folder.is_done()
     (directory / "ran").write_text(json.dumps(ran))
-    return Outcome({job.key: SweepJob(job, JobFolder(directory, job.key), Phase.DONE) for job in jobs})
+    return Outcome({job.key: SweepJob(job, JobFolder(directory, job.kind, job.key), Phase.DONE) for job in jobs})
 
 
 def test_a_sweep_runs_what_it_planned_once(
@@ -197,10 +194,10 @@ def test_a_sweep_runs_what_it_planned_once(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--only", "K=7"], "--only 'K=7': no such arm; did you mean K="),
+        (["--only", "K=7"], "--only 'K=7': no such arm; there are: K=1, K=2"),
         (["--threads", "0"], "--threads must be at least 1"),
         (["--engine", "cloud"], "engine"),
-        (["--local.workers", "0"], "workers of the local engine"),
+        (["--engine.workers", "0"], "workers of the local engine"),
     ],
 )
 def test_refused_before_anything_is_written(
@@ -209,6 +206,14 @@ def test_refused_before_anything_is_written(
     path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
     assert main(["sweep", str(path), "--out", str(tmp_path / "out"), *more]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1] and not (tmp_path / "out").exists()
+
+
+def test_an_engine_by_its_name(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit")
+    path = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=None, features="on_the_fly")
+    given = ["sweep", str(path), "--out", str(tmp_path / "out"), "--engine", "Slurm", "--engine.partition", "gpu"]
+    assert main(given) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
 
 
 def test_a_directory_of_something_else_is_left_alone(

@@ -11,11 +11,11 @@ from specdec.studies.statistics import (
     SHARE,
     Estimate,
     Linear,
+    add_verdicts,
     detectable,
     effects,
     estimate,
     holm,
-    judge,
     pooled,
     spread,
     weighted,
@@ -122,12 +122,12 @@ def test_corrections_are_those_of_statsmodels() -> None:
     assert holm(found) == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.6])
     assert holm([]) == []
     rows = [{"value": -1, "p_value": 0.01}, {"value": 1, "p_value": None}, {"value": 1, "p_value": 0.06}]
-    judge(rows)
+    add_verdicts(rows)
     assert [row["p_holm"] for row in rows] == [pytest.approx(0.02), None, pytest.approx(0.06)]
     assert [row["verdict"] for row in rows] == ["lower", "not tested", "not told apart"]
     same = {"quantity": "chain of 5", "value": 0.2, "p_value": 0.01}
     rows = [same, {**same, "p_value": 0.04}, dict(same), {**same, "quantity": "static"}]
-    judge(rows)  # the first and the third are one training under two names
+    add_verdicts(rows)  # the first and the third are one training under two names
     assert [row["p_holm"] for row in rows] == pytest.approx([0.03, 0.04, 0.03, 0.03])
 
 

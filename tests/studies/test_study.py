@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.embedded.build import EmbeddedConfig
 from specdec.studies.arms import argument, read_arms
-from specdec.studies.study import Axis, Level, arm_name, combinations, read_study
+from specdec.studies.study import Level, arm_name, combinations, read_study
 from tests.studies.conftest import Write
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +31,12 @@ def test_names_are_text_and_the_short_form_names_its_values(tmp_path: Path) -> N
         "baseline: {norm: on, K: 1, loss: own}\nseeds: [7, 1, 2]\nfeatures: on_the_fly\ndesign: one_factor\n"
     )
     study = read_study(tmp_path / "s.yaml")
-    assert [axis.names for axis in study.axes] == [["off", "on"], ["1", "2"], ["LKAlpha", "SoftCrossEntropy", "own"]]
+    assert [list(levels) for levels in study.axes.values()] == [
+        ["off", "on"], ["1", "2"], ["LKAlpha", "SoftCrossEntropy", "own"]
+    ]  # fmt: skip
     assert study.baseline == {"norm": "on", "K": "1", "loss": "own"} and study.seeds == (7, 1, 2)
-    assert study.axes[0].level("on") == Level("on", (str(tmp_path / "mine.yaml"),), {"model.recompute": True})
-    assert argument("model.loss", study.axes[2].level("SoftCrossEntropy").settings["model.loss"]) == (
+    assert study.axes["norm"]["on"] == Level((str(tmp_path / "mine.yaml"),), {"model.recompute": True})
+    assert argument("model.loss", study.axes["loss"]["SoftCrossEntropy"].settings["model.loss"]) == (
         '--model.loss={"class_path": "SoftCrossEntropy"}'
     )
     assert study.text == (tmp_path / "s.yaml").read_text()
@@ -45,18 +47,18 @@ def test_a_grid_without_a_baseline_has_the_first_levels_and_few_seeds_must_be_as
     assert read_study(write(seeds=[3]), allow_few_seeds=True).seeds == (3,)
 
 
-def axes_of(sizes: list[int]) -> list[Axis]:
-    return [Axis(f"x{n}", tuple(Level(f"l{i}") for i in range(size))) for n, size in enumerate(sizes)]
+def axes_of(sizes: list[int]) -> dict[str, list[str]]:
+    return {f"x{n}": [f"l{i}" for i in range(size)] for n, size in enumerate(sizes)}
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=4), st.data())
 def test_what_a_design_has(sizes: list[int], data: st.DataObject) -> None:
     axes = axes_of(sizes)
-    baseline = {axis.name: data.draw(st.sampled_from(axis.names)) for axis in axes}
+    baseline = {axis: data.draw(st.sampled_from(levels)) for axis, levels in axes.items()}
     grid = {arm_name(each) for each in combinations("grid", axes, baseline)}
     assert grid == {
-        " ".join(f"{axis.name}={level}" for axis, level in zip(axes, levels, strict=True))
-        for levels in itertools.product(*(axis.names for axis in axes))
+        " ".join(f"{axis}={level}" for axis, level in zip(axes, levels, strict=True))
+        for levels in itertools.product(*axes.values())
     }
     one_factor = combinations("one_factor", axes, baseline)
     assert one_factor[0] == baseline and len(one_factor) == 1 + sum(size - 1 for size in sizes)
@@ -74,7 +76,7 @@ def test_what_a_design_has(sizes: list[int], data: st.DataObject) -> None:
 )
 def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: list[str] | str) -> None:
     axes = axes_of([2, 3])
-    baseline = {axis.name: axis.names[0] for axis in axes}
+    baseline = {axis: levels[0] for axis, levels in axes.items()}
     if isinstance(found, list):
         assert [arm_name(each) for each in combinations(design, axes, baseline, left_out)] == found
     else:
@@ -85,11 +87,11 @@ def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: li
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"axis": {}}, "no such key: axis; did you mean axes?"),
+        ({"axis": {}}, "no such key: axis; there are: name, fit"),
         ({"name": "a b"}, "name: a study needs a name"),
         ({"axes": {}}, "axes: a study needs at least one axis"),
         ({"axes": {"K": {"model.ttt_steps": [1]}}, "baseline": None}, "axes.K: an axis needs at least two levels"),
-        ({"axes": {"K": {"model.ttt_steps": [1, 1]}}, "baseline": None}, "axes.K: 1 stands twice"),
+        ({"axes": {"K": {"model.ttt_steps": [1, 1]}}, "baseline": None}, "axes.K: a level stands twice: 1, 1"),
         ({"axes": {"K": {"a": {"model.ttt_steps": 1}, "b": 3}}}, "axes.K.b: must be dotted keys, as .* a config file"),
         ({"axes": {"K": {"a": "conf/nowhere.yaml", "b": {}}}}, "axes.K.a: conf/nowhere.yaml: no such file"),
         ({"axes": {"K": {"a": {"seed_everything": 1}, "b": {}}}}, "list them under seeds"),
@@ -98,16 +100,16 @@ def test_what_is_left_out(design: str, left_out: list[dict[str, str]], found: li
         ({"axes": {"K": AXIS, "steps": AXIS}}, "axes K and steps both give model.ttt_steps"),
         ({"axes": {"K": {"model.loss": [{"class_path": "A", "init_args": {"b": 1}}, "B"]}}}, "write the levels out"),
         ({"design": "fractional"}, "design: must be grid or one_factor, not fractional"),
-        ({"baseline": {"fc_nrom": "off", "K": 1}}, "baseline: no such key: fc_nrom; did you mean fc_norm?"),
+        ({"baseline": {"fc_nrom": "off", "K": 1}}, "baseline: no such key: fc_nrom; there are: fc_norm, K"),
         ({"baseline": {"fc_norm": "of", "K": 1}}, "axis fc_norm has no level of; it has: off, on"),
         ({"baseline": {"K": 1}}, "baseline: give a level of fc_norm too; it has: off, on"),
         ({"leave_out": [{}]}, "leave_out: must be a list of levels"),
         ({"seeds": [0, 1]}, "2 are too few .* or --allow_few_seeds"),
-        ({"seeds": [0, 1, 1]}, "names one twice"),
+        ({"seeds": [0, 1, 1]}, "none of them twice"),
         ({"features": "cache"}, "must be cached or on_the_fly, not cache"),
         ({"set": {"evaluate.plain": True}}, "set: evaluate.plain: what holds for the measures of all arms"),
         ({"evaluate": {"drafter": "x"}}, "evaluate: drafter is the study's to give"),
-        ({"fit": 3}, "fit: must be dotted keys, as .* a config file"),
+        ({"fit": 3}, "fit and set: must be dotted keys, as .* a config file"),
     ],
 )
 def test_refused(write: Write, changes: dict[str, Any], message: str) -> None:
@@ -138,7 +140,7 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
     study = read_study(tmp_path / "study.yaml")
     assert len(study.combinations) == 7 and study.baseline == {"fc_norm": "off", "K": "4"}
     (tmp_path / "study.yaml").write_text(f"name: generations\n{generations}evaluate: {{}}\n")
-    assert read_study(tmp_path / "study.yaml").axes[0].names == ["EAGLE-1", "EAGLE-2", "EAGLE-3"]
+    assert list(read_study(tmp_path / "study.yaml").axes["generation"]) == ["EAGLE-1", "EAGLE-2", "EAGLE-3"]
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -159,7 +161,7 @@ def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.Mo
     assert study.name == name and len(study.combinations) == ARMS[name]
     near = [each for each in study.combinations if sum(each[a] != study.baseline[a] for a in each) <= 1]
     arms = read_arms(dataclasses.replace(study, combinations=tuple(near)))
-    assert {arm.levels[axis.name] for arm in arms for axis in study.axes} == {
-        level for axis in study.axes for level in axis.names
+    assert {(axis, level) for arm in arms for axis, level in arm.levels.items()} == {
+        (axis, level) for axis, levels in study.axes.items() for level in levels
     }
     assert {path.stem for path in (ROOT / "conf" / "study").glob("*.yaml")} == set(ARMS)

@@ -1,6 +1,7 @@
 """Every job is done once or told why not, whatever is killed meanwhile, and no process outlives what it belongs to."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from specdec.studies.worker import Job, JobFolder, work
 from specdec.utils.files import write_json
 from specdec.utils.journal import Journal
 from tests.engines.conftest import LONG, alive, soon
-from tests.studies.conftest import LAUNCH, MakeJob, Runs, children, parent, phases, pids
+from tests.studies.conftest import ROOT, MakeJob, Runs, children, parent, phases, pids
 
 
 class Worker:
@@ -25,7 +26,7 @@ class Worker:
 
     def __init__(self, study: Path, job: Job) -> None:
         self.stop, self.found = threading.Event(), list[tuple[str, str | None]]()
-        self.thread = threading.Thread(target=lambda: self.found.append(work(study, job, LAUNCH, {}, self.stop)))
+        self.thread = threading.Thread(target=lambda: self.found.append(work(study, job, ROOT, {}, self.stop)))
         self.thread.start()
 
     def end(self) -> str:
@@ -35,24 +36,24 @@ class Worker:
 
 def test_a_job_is_done_once(study: Path, job: MakeJob, runs: Runs) -> None:
     one = job("a", threads=3)
-    assert work(study, one, LAUNCH) == work(study, one, LAUNCH) == ("done", None)
+    assert work(study, one, ROOT) == work(study, one, ROOT) == ("done", None)
     assert [words[::2] for words in runs("a")] == [["write", "3"]]  # with its threads
-    folder = JobFolder(study, "a")
+    folder = JobFolder(study, "fit", "a")
     (attempt,) = folder.attempts()
-    assert attempt.end == "done" and attempt.seconds and not folder.is_held()
+    assert attempt["end"] == "done" and attempt["seconds"] and not folder.is_held()
     assert "attempt 1" in (folder.path / "log.txt").read_text()
 
 
 def test_an_error_is_told(study: Path, job: MakeJob) -> None:
-    assert work(study, job("a", "fail"), LAUNCH) == ("failed", "specdec fit: error: the data is wrong")
-    assert work(study, job("b", "empty"), LAUNCH) == ("failed", "ended well, but made no fits/b/done")
+    assert work(study, job("a", "fail"), ROOT) == ("failed", "specdec fit: error: the data is wrong")
+    assert work(study, job("b", "empty"), ROOT) == ("failed", f"ended well, but made no {study}/fits/b/DONE.json")
 
 
 def test_two_workers_at_one_job(study: Path, job: MakeJob, runs: Runs, go: Path) -> None:
     one = job("a", "wait", go)
     first = Worker(study, one)
     pids(study, "a")
-    assert JobFolder(study, "a").is_held() and work(study, one, LAUNCH) == ("busy", None)
+    assert JobFolder(study, "fit", "a").is_held() and work(study, one, ROOT) == ("busy", None)
     go.touch()
     assert first.end() == "done" and len(runs("a")) == 1
 
@@ -74,30 +75,30 @@ def test_nothing_outlives_a_killed_process(study: Path, job: MakeJob, runs: Runs
         os.kill({"supervisor": supervisor, "command": command}[victim], signal.SIGKILL)
     assert first.end() == ("stopped" if victim == "worker" else "died")
     assert soon(lambda: not any(map(alive, [supervisor, command, child])), LONG)
-    assert not JobFolder(study, "a").is_held()
+    assert not JobFolder(study, "fit", "a").is_held()
     assert (study / "fits" / "a" / "saved").exists() == (victim != "command")
     go.touch()
-    assert work(study, one, LAUNCH) == ("done", None) and len(runs("a")) == 2
+    assert work(study, one, ROOT) == ("done", None) and len(runs("a")) == 2
 
 
 def test_what_a_killed_attempt_left_is_removed_where_it_does_not_go_on(study: Path, job: MakeJob) -> None:
-    rest = study / "fits" / "a" / "half"
-    assert work(study, job("a", "fail", resumes=False), LAUNCH)[0] == "failed"
+    rest = study / "measures" / "a" / "half"
+    assert work(study, job("a", "fail", kind="evaluate"), ROOT)[0] == "failed"
     rest.write_text("")
-    assert work(study, job("a", resumes=False), LAUNCH)[0] == "done" and not rest.exists()
+    assert work(study, job("a", kind="evaluate"), ROOT)[0] == "done" and not rest.exists()
 
 
 def test_an_attempt_that_was_killed_after_its_work_is_done(study: Path, job: MakeJob, runs: Runs) -> None:
     """Between the work's last file and the note of it."""
-    one, folder = job("a"), JobFolder(study, "a")
+    one, folder = job("a"), JobFolder(study, "fit", "a")
     with Journal(folder.path / "attempts.jsonl", "specdec.job", {"key": "a"}) as journal:
         journal.append({"begun": "2026-01-01T00:00:00.000+00:00", "host": "h"})
     with (folder.path / "attempts.jsonl").open("a") as stream:
         stream.write('{"en')  # cut short
-    (study / one.directory).mkdir(parents=True)
-    (study / one.directory / "done").touch()
-    assert work(study, one, LAUNCH) == ("done", None) and runs("a") == []
-    assert [found.end for found in folder.attempts()] == ["done"]
+    folder.output.mkdir(parents=True)
+    folder.last_file.touch()
+    assert work(study, one, ROOT) == ("done", None) and runs("a") == []
+    assert [found["end"] for found in folder.attempts()] == ["done"]
 
 
 def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, runs: Runs) -> None:
@@ -108,23 +109,23 @@ def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, r
         job("next", needs=("bad",), label="arm=bad: evaluate"),
         job("last", needs=("next", "fit"), label="arm=bad: drift"),
     ]
-    outcome = run(study, jobs, Local(workers=2), launch=LAUNCH)
+    outcome = run(study, jobs, Local(workers=2))
     assert outcome.status == 1 and phases(outcome) == {
         "score": Phase.DONE, "fit": Phase.DONE, "bad": Phase.FAILED, "next": Phase.NOT_RUN, "last": Phase.NOT_RUN,
     }  # fmt: skip
-    assert outcome.failures() == [
-        "arm=bad: fit: failed: specdec fit: error: the data is wrong",
-        "arm=bad: evaluate: not run: needs arm=bad: fit, which failed",
-        "arm=bad: drift: not run: needs arm=bad: fit, which failed",
-    ]
-    again = run(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(workers=2), launch=LAUNCH)  # mended
+    assert {key: one.message for key, one in outcome.jobs.items() if one.message} == {
+        "bad": "specdec fit: error: the data is wrong",
+        "next": "needs arm=bad: fit, which failed",
+        "last": "needs arm=bad: fit, which failed",
+    }
+    again = run(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(workers=2))  # mended
     assert again.status == 0 and set(phases(again).values()) == {Phase.DONE}
     assert [len(runs(key)) for key in ("fit", "score", "bad", "last")] == [1, 1, 2, 1]
 
 
 def test_what_was_lost_is_begun_anew_but_not_for_ever(study: Path, job: MakeJob, runs: Runs) -> None:
     jobs = [job("once", "die", 1), job("always", "die", 99)]
-    outcome = run(study, jobs, Local(), launch=LAUNCH)
+    outcome = run(study, jobs, Local())
     message = "ended by SIGKILL: was there memory enough?, 4 times in this sweep"
     assert phases(outcome) == {"once": Phase.DONE, "always": Phase.FAILED}
     assert outcome.jobs["always"].message == message and len(runs("once")) == 2 and len(runs("always")) == 4
@@ -132,11 +133,10 @@ def test_what_was_lost_is_begun_anew_but_not_for_ever(study: Path, job: MakeJob,
 
 def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def at_once(engine: Local) -> int:
-        monkeypatch.setattr(engine, "submit", lambda job: None)
-        engine.open(study, LAUNCH)
+        engine.open(study)
         for number in range(8):
             if engine.has_room(one := job(str(number), threads=2)):
-                engine.start(one)
+                engine.running[one.key] = None
         return len(engine.running)
 
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 6)
@@ -144,8 +144,8 @@ def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatc
     assert at_once(Local(workers=1, gpus=["3", "4"])) == 1 and at_once(Local(workers=9, gpus=["3", "4"])) == 2
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 1)
     assert at_once(Local()) == 1  # all cores there are
-    assert run(study, [job("a"), job("b")], Local(gpus=["5"]), launch=LAUNCH).status == 0
-    assert (study / "fits" / "b" / "done").read_text() == "5"
+    assert run(study, [job("a"), job("b")], Local(gpus=["5"])).status == 0
+    assert (study / "fits" / "b" / "DONE.json").read_text() == "5"
     with pytest.raises(ValueError, match="workers of the local engine must be above 0, not 0"):
         Local(workers=0)
 
@@ -155,12 +155,12 @@ def test_ctrl_c_leaves_every_job_to_go_on_with(
 ) -> None:
     jobs = [job("a", "wait", go), job("b", "wait", go), job("c", needs=("a",))]
     end(lambda: all((study / "fits" / key / "pids").exists() for key in "ab"), signal.SIGINT)
-    outcome = run(study, jobs, Local(workers=2), launch=LAUNCH)
+    outcome = run(study, jobs, Local(workers=2))
     assert outcome.status == 130 and set(phases(outcome).values()) == {Phase.RUNNING, Phase.WAITING}
     assert not any(alive(pid) for key in "ab" for pid in pids(study, key))
     assert all((study / "fits" / key / "saved").exists() for key in "ab")
     go.touch()
-    assert run(study, jobs, Local(workers=2), launch=LAUNCH).status == 0
+    assert run(study, jobs, Local(workers=2)).status == 0
     assert [len(runs(key)) for key in "abc"] == [2, 2, 1]
 
 
@@ -176,7 +176,7 @@ def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: R
         if second.phase is Phase.DONE:
             go.touch()
 
-    assert run(study, jobs, Local(), launch=LAUNCH, watch=watch).status == 0
+    assert run(study, jobs, Local(), watch=watch).status == 0
     assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1 and other.end() == "done"
 
 
@@ -186,11 +186,10 @@ from pathlib import Path
 from specdec.utils.files import read_json
 from specdec.studies.engines import Local
 from specdec.studies.sweep import run
-from specdec.studies.worker import Job, Launch
+from specdec.studies.worker import Job
 
 jobs = [Job(**data | {"command": tuple(data["command"])}) for data in read_json(sys.argv[2])]
-launch = Launch(Path.cwd(), "tests.studies.commands", 100.0)
-sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2), launch=launch).status)
+sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2)).status)
 """
 
 
@@ -198,13 +197,13 @@ sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2), launch=launch).status)
 def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path) -> None:
     """SIGKILL of the runner, of everything, and of a supervisor and a command; every job is done exactly once."""
     jobs = [job("a", "wait", go), job("b", "wait", go), *(job(key, needs=("a",)) for key in "cd")]
-    write_json(tmp_path / "jobs.json", [one.to_json() for one in jobs])
+    write_json(tmp_path / "jobs.json", [dataclasses.asdict(one) for one in jobs])
 
     def start() -> tuple[subprocess.Popen, list[int]]:
         for key in "ab":
             (study / "fits" / key / "pids").unlink(missing_ok=True)
         command = [sys.executable, "-c", SWEEP, str(study), str(tmp_path / "jobs.json")]
-        process = subprocess.Popen(command, cwd=LAUNCH.cwd, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
         below = [pid for key in "ab" for pid in pids(study, key)]
         return process, [*children(process.pid), *below]
 
@@ -228,5 +227,5 @@ def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: 
     go.touch()
     assert runner.wait(LONG) == 0
     for key in "abcd":
-        ends = [one.end for one in JobFolder(study, key).attempts()]
+        ends = [one["end"] for one in JobFolder(study, "fit", key).attempts()]
         assert ends.count("done") == 1 and len(ends) == len(runs(key)) == (4 if key in "ab" else 1)
