@@ -30,7 +30,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target
-from specdec.training.cost import memory_need
+from specdec.training.memory import memory_need
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 
 VOCAB, DRAFT_VOCAB, STEPS, ANSWER = 8192, 4096, 3, 16
@@ -124,7 +124,7 @@ def measure(job: Job) -> dict[str, float]:
         run, recipe = training(target, drafter, job.layout)
         target_bytes = sum(x.numel() * x.element_size() for x in (*target.model.parameters(), *target.model.buffers()))
         expected = memory_need(drafter.config, recipe, 1, job.tokens, target_bytes=target_bytes)
-        more = {"estimated_mb": expected.total / 1e6}
+        more = {"estimated_mb": sum(expected.values()) / 1e6}
     run(SHORT)
     before, begin, busy = peak_bytes(), time.perf_counter(), time.process_time()
     run(job.tokens)

@@ -1,4 +1,4 @@
-"""``specdec fit | validate | test``: LightningCLI with run directories that are never overwritten."""
+"""``specdec fit``: LightningCLI with run directories that are never overwritten."""
 
 import contextlib
 import logging
@@ -6,13 +6,14 @@ import signal
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import yaml
 from jsonargparse import ArgumentError
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -20,11 +21,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.training.callbacks import LOSSES, KeyedRandomness, SaveDrafter, StepLosses
+from specdec.training.callbacks import RunRecord
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.training.run_directory import RunDirectory, RunRecord, changes_numbers, compare, is_first
+from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.training.throughput import Throughput, progress
 from specdec.utils.command import short
 from specdec.utils.config import compose
@@ -43,6 +44,11 @@ class DrafterCLI(LightningCLI):
     def __init__(self, *args: Any, directory: RunDirectory, composed: Path, **kwargs: Any) -> None:
         self.directory, self.composed = directory, composed
         super().__init__(*args, **kwargs)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """``fit`` alone: validation runs within it."""
+        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -63,66 +69,54 @@ class DrafterCLI(LightningCLI):
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
 
     def before_instantiate_classes(self) -> None:
-        """See that there is a length to train, or a checkpoint to measure."""
-        config = self.config[self.subcommand]
-        strategy_kind(config.trainer.strategy)
-        if self.subcommand != "fit":
-            config.trainer.logger = False
-            if config.get("ckpt_path") is None:
-                raise ValueError(f"{self.subcommand} needs a trained state: give --ckpt_path RUN/checkpoints/last.ckpt")
-            if config.ckpt_path == AUTO:
-                raise ValueError(f"{self.subcommand} measures one checkpoint: name its file instead of auto")
-            return
-        if config.trainer.max_steps == -1 and config.trainer.max_epochs in (None, -1):
-            if config.trainer.max_epochs == -1 or config.trainer.max_time is not None:
+        """See that the strategy is one to train under, and that there is a length to train."""
+        given = self.config.fit.trainer
+        strategy_kind(given.strategy)
+        if given.max_steps == -1 and given.max_epochs in (None, -1):
+            if given.max_epochs == -1 or given.max_time is not None:
                 raise ValueError(
                     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
                     "trainer.max_time can only end it earlier"
                 )
-            config.trainer.max_epochs = 1  # Lightning's own default is a thousand
+            given.max_epochs = 1  # Lightning's own default is a thousand
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
-        out, callbacks, given = None, list[Callback](), self.config_init[self.subcommand].trainer
-        if self.subcommand == "fit":
-            out, seed = self._choose(), self.config[self.subcommand].seed_everything
-            callbacks = [KeyedRandomness(torch.initial_seed() if seed is False else seed), Throughput()]
-        if given.enable_progress_bar is not False:
-            bar = progress()
-            callbacks.append(bar)
-            kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
-        if out is not None:
-            self.directory.record = RunRecord(out, self._dumped(), provenance(seed=seed))
-            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES)]
-            given.default_root_dir = str(out)
-            if given.logger in (None, True):
-                kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
+        given, seed = self.config_init.fit.trainer, self.config.fit.seed_everything
+        out = self._choose()
+        given.default_root_dir = str(out)
+        if given.logger in (None, True):
+            kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
         plugins = given.plugins or []
         kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        key = torch.initial_seed() if seed is False else seed
+        callbacks = [RunRecord(out, key, self._dumped(), provenance(seed=seed)), Throughput()]
+        if given.enable_progress_bar is not False:
+            callbacks.append(progress())
+            kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         trainer = super().instantiate_trainer(**kwargs)
         trainer.callbacks += callbacks  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RunCheckpoint) and out is not None:
-                callback.dirpath = str(out / "checkpoints")
+            if isinstance(callback, RunCheckpoint):
+                callback.directory = out / "checkpoints"
         return trainer
 
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""
-        config = self.config[self.subcommand]
-        first = is_first(config.trainer.devices, config.trainer.num_nodes)
+        config = self.config.fit
         given = config.get("ckpt_path")
         if given == AUTO and config.out is None:
             raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
         resumes = given == AUTO
         if given is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
-        out = self.directory.choose(config.out, resumes, first)
+        out = self.directory.choose(config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes))
         config.out = str(out)
         if given is None:
             return out
         last = newest(out / "checkpoints")
         begin = last if given == AUTO else Path(given)
-        config.ckpt_path = self.config_init[self.subcommand].ckpt_path = None if begin is None else str(begin)
+        config.ckpt_path = self.config_init.fit.ckpt_path = None if begin is None else str(begin)
         if begin is None:
             log.info("%s: no checkpoint yet: training from the start", out)
             return out
@@ -139,9 +133,9 @@ class DrafterCLI(LightningCLI):
 
     def _dumped(self) -> str:
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
-        given = self.config[self.subcommand].clone()
+        given = self.config.fit.clone()
         given.pop("config", None)
-        config = yaml.safe_load(self._parser(self.subcommand).dump(given, skip_none=False))
+        config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
         return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
@@ -149,11 +143,6 @@ class DrafterCLI(LightningCLI):
 
 class Configured(DrafterCLI):
     """The parts of a run, built from the same arguments as ``specdec fit``'s, and no trainer."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """``fit`` alone: the parsers of the others would take three quarters of the time."""
-        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def instantiate_classes(self) -> None:
         """Model and data alone."""
@@ -169,7 +158,7 @@ class Configured(DrafterCLI):
 
 
 def run(subcommand: str, args: list[str]) -> int:
-    """Run ``fit``, ``validate`` or ``test``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
+    """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
@@ -211,7 +200,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=known)
     config, rest = compose(args)
-    with quiet_torch(), tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+    with quiet_lightning(), tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
         yaml.safe_dump(config, file, sort_keys=False)
         file.flush()
         files = ["--config", file.name] if config else []
@@ -225,7 +214,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
                 trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
-                parser_kwargs=PARSER | dict.fromkeys(kind.subcommands(), PARSER),
+                parser_kwargs=PARSER | {"fit": PARSER},
                 args=[subcommand, *files, *rest],
                 directory=directory,
                 composed=Path(file.name),
@@ -243,14 +232,12 @@ KNOWN_WARNINGS = (
     ".*LeafSpec.*",
     "LightningCLI's args parameter is intended",  # sys.argv is for the processes that it starts
     "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
-    "The dirpath has changed from",  # a resumed run whose directory was moved
-    "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
 
 
 @contextlib.contextmanager
-def quiet_torch() -> Any:
+def quiet_lightning() -> Iterator[None]:
     """Lightning's adverts and hints for the notebook are not for a log."""
     loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
     levels = [logger.level for logger in loggers]

@@ -1,4 +1,4 @@
-"""What a run does beside training: its drafter kept, the moving average, the loss of every batch, keyed randomness."""
+"""What a run does beside training: its record, the drafter that it keeps, and the moving average."""
 
 import hashlib
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch.callbacks import Timer, WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -17,26 +18,86 @@ from specdec.drafter import Drafter, save
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, whole
 from specdec.training.module import DrafterModule
+from specdec.training.run_directory import CONFIG, LOSSES
 from specdec.utils.files import explain, write_json, write_text
 
-LOSSES = "losses.txt"
 
+class RunRecord(pl.Callback):
+    """Writes what a run is, and what becomes of it, into its directory; and seeds every batch.
 
-class SaveDrafter(pl.Callback):
-    """Writes the drafter's directory when training ends, and when it is interrupted; an older one is replaced whole."""
+    * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand; ``config.1.yaml`` and so on when the
+      run is resumed. The config lies in every checkpoint too.
+    * ``losses.txt``: ``step part loss`` for every batch of the first process, the loss in hexadecimal, so that no bit
+      is lost. ``step`` counts optimizer steps, ``part`` the batches of one. Losses stay on the device until the next
+      logged step or checkpoint; a resumed run forgets those after its checkpoint.
+    * ``drafter/``, when training ends, and when it is interrupted; an older one is replaced whole.
+    * ``DONE.json``, once training has ended by itself.
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+    Torch's, numpy's and Python's generators are seeded before every batch: what was drawn before it, in validation or
+    in a run that was killed, has no say in what dropout draws here.
 
-    def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        assert isinstance(module, DrafterModule)
-        drafter = drafter_to_keep(trainer, module)
-        if trainer.is_global_zero and drafter is not None and trainer.global_step > 0:
-            save(drafter, self.directory, replace=True)
+    Args:
+        directory: the run's.
+        seed: of the batches' seeds.
+        config: the resolved config, as YAML.
+        provenance: see :func:`specdec.utils.machine.provenance`.
+    """
+
+    def __init__(self, directory: Path, seed: int, config: str = "", provenance: dict[str, Any] | None = None) -> None:
+        self.directory, self.seed, self.config, self.provenance = directory, seed, config, provenance or {}
+        self._step, self._part = -1, 0  # of the present batch; Lightning's own count of batches is another when resumed
+        self._held: list[tuple[int, int, Tensor]] = []  # losses that are not on the disk yet
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write config and provenance."""
+        first = trainer.strategy.broadcast(trainer.ckpt_path)
+        if first != trainer.ckpt_path:
+            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
+        if trainer.is_global_zero:
+            (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
+            times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
+            mark = f".{times}" if times else ""
+            write_text(self.directory / f"config{mark}.yaml", self.config)
+            write_json(self.directory / f"provenance{mark}.json", self.provenance)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the losses of the steps before the one at which training begins."""
+        self._held, self._step = [], -1
+        if trainer.is_global_zero:
+            path = self.directory / LOSSES
+            lines = read_lines(path) if path.exists() else []
+            write_text(path, "".join(f"{line}\n" for line in lines if int(line.split()[0]) < trainer.global_step))
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Seed for one batch of an optimizer step."""
+        self._part = self._part + 1 if trainer.global_step == self._step else 0
+        self._step = trainer.global_step
+        key = f"{self.seed}/{self._step}/{self._part}/{trainer.global_rank}"
+        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+        torch.manual_seed(drawn)
+        np.random.seed(drawn % 2**32)
+        random.seed(drawn)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
+        """Hold the loss as the backward pass took it."""
+        if trainer.is_global_zero:
+            self._held.append((self._step, self._part, outputs["loss"].detach()))
+            if 0 < trainer.log_every_n_steps <= len(self._held):  # type: ignore[attr-defined]
+                self._write_losses()
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the config with the weights; what a checkpoint has seen is on the disk."""
+        checkpoint[CONFIG] = yaml.safe_load(self.config)
+        for logger in trainer.loggers:
+            logger.save()
+        self._write_losses()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the final weights, then say that the run is done, unless only its time was over."""
-        self._save(trainer, pl_module)
+        self._write_losses()
+        self._save_drafter(trainer, pl_module)
         epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
         at_end = 0 <= trainer.max_steps <= trainer.global_step or 0 < (trainer.max_epochs or -1) <= epochs
         timers = [each.time_remaining() for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
@@ -44,12 +105,39 @@ class SaveDrafter(pl.Callback):
         if trainer.is_global_zero and not trainer.interrupted and (at_end or not late):
             found = {name: float(value) for name, value in trainer.callback_metrics.items()}
             figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
-            write_json(self.directory.parent / "DONE.json", {"steps": trainer.global_step, "metrics": figures})
+            write_json(self.directory / "DONE.json", {"steps": trainer.global_step, "metrics": figures})
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Keep what there is after an interruption."""
+        """Keep what there is after an interruption; Lightning tears no module down after an error."""
+        self._write_losses()
         if ends_all(trainer, exception):
-            self._save(trainer, pl_module)
+            self._save_drafter(trainer, pl_module)
+        pl_module.teardown("exception")
+
+    def _save_drafter(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, DrafterModule)
+        averages = (each.drafter for each in trainer.callbacks if isinstance(each, EMA))  # type: ignore[attr-defined]
+        drafter = next((drafter for drafter in averages if drafter is not None), module.drafter)
+        kept = None if drafter is None else whole(drafter)  # for which every process has to ask
+        if trainer.is_global_zero and kept is not None and trainer.global_step > 0:
+            save(kept, self.directory / "drafter", replace=True)
+
+    def _write_losses(self) -> None:
+        if not self._held:
+            return
+        losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
+        lines = [f"{step} {part} {loss.hex()}\n" for (step, part, _), loss in zip(self._held, losses, strict=True)]
+        self._held, path = [], self.directory / LOSSES
+        try:
+            with path.open("a", encoding="ascii") as file:
+                file.writelines(lines)
+        except OSError as error:
+            raise explain(error, path) from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The whole lines of a file of losses; one that a kill cut short counts for nothing."""
+    return path.read_text(encoding="ascii").split("\n")[:-1]
 
 
 class EMA(WeightAveraging):
@@ -72,13 +160,13 @@ class EMA(WeightAveraging):
         self._swapped = False  # the module has the averaged weights and the average the trained ones
 
     @property
-    def _begun(self) -> bool:
+    def _has_averaged(self) -> bool:
         return self._average_model is not None and int(self._average_model.n_averaged) > 0
 
     @property
     def drafter(self) -> Drafter | None:
         """The averaged drafter; None before averaging has begun."""
-        module = self._average_model.module if self._begun and self._average_model is not None else None
+        module = self._average_model.module if self._has_averaged and self._average_model is not None else None
         return module.drafter if isinstance(module, DrafterModule) else None
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
@@ -103,7 +191,7 @@ class EMA(WeightAveraging):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the average."""
-        if self._begun:
+        if self._has_averaged:
             self._swap_models(pl_module)
             self._swapped = True
 
@@ -122,98 +210,5 @@ class EMA(WeightAveraging):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the average in the module."""
-        if self._begun:
+        if self._has_averaged:
             self._copy_average_to_current(pl_module)
-
-
-def drafter_to_keep(trainer: pl.Trainer, module: DrafterModule) -> Drafter | None:
-    """The averaged drafter where an :class:`EMA` runs, else the module's, whole; every process has to ask."""
-    averages = (callback.drafter for callback in trainer.callbacks if isinstance(callback, EMA))  # type: ignore[attr-defined]
-    found = next((drafter for drafter in averages if drafter is not None), module.drafter)
-    return None if found is None else whole(found)
-
-
-class _Batches(pl.Callback):
-    """Counts optimizer steps from 0, and the batches of each; Lightning's own count goes on otherwise when resumed."""
-
-    step, part = -1, 0
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """A batch of the present step."""
-        self.part = self.part + 1 if trainer.global_step == self.step else 0
-        self.step = trainer.global_step
-
-
-class StepLosses(_Batches):
-    """Writes ``step part loss`` for every batch of the first process, the loss in hexadecimal, so that no bit is lost.
-
-    ``step`` counts optimizer steps, ``part`` the batches of one. Losses stay on the device until the next
-    logged step or checkpoint; a resumed run forgets those after its checkpoint.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._held: list[tuple[int, int, Tensor]] = []
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep what is before the step at which training begins."""
-        self._held, self.step = [], -1
-        if not trainer.is_global_zero:
-            return
-        lines = read_lines(self.path) if self.path.exists() else []
-        write_text(self.path, "".join(f"{line}\n" for line in lines if int(line.split()[0]) < trainer.global_step))
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
-        """Hold the loss as the backward pass took it."""
-        if not trainer.is_global_zero:
-            return
-        self._held.append((self.step, self.part, outputs["loss"].detach()))
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every > 0 and len(self._held) >= every:
-            self._write()
-
-    def on_save_checkpoint(self, *args: Any) -> None:
-        """What a checkpoint has seen is on the disk."""
-        self._write()
-
-    def on_fit_end(self, *args: Any) -> None:
-        """Write the rest."""
-        self._write()
-
-    def on_exception(self, *args: Any) -> None:
-        """Write the rest."""
-        self._write()
-
-    def _write(self) -> None:
-        if not self._held:
-            return
-        losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
-        lines = [f"{step} {part} {loss.hex()}\n" for (step, part, _), loss in zip(self._held, losses, strict=True)]
-        self._held = []
-        try:
-            with self.path.open("a", encoding="ascii") as file:
-                file.writelines(lines)
-        except OSError as error:
-            raise explain(error, self.path) from error
-
-
-def read_lines(path: Path) -> list[str]:
-    """The whole lines of a file of losses; one that a kill cut short counts for nothing."""
-    return path.read_text(encoding="ascii").split("\n")[:-1]
-
-
-class KeyedRandomness(_Batches):
-    """Seeds torch's, numpy's and Python's generators before every batch: what was drawn before it, in validation or in
-    a run that was killed, has no say in what dropout draws here."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Seed for one batch of an optimizer step."""
-        super().on_train_batch_start(trainer, *rest)
-        key = f"{self.seed}/{self.step}/{self.part}/{trainer.global_rank}"
-        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
-        torch.manual_seed(drawn)
-        np.random.seed(drawn % 2**32)
-        random.seed(drawn)

@@ -27,15 +27,15 @@ from specdec.target import Target, TargetSource
 from specdec.target.loading import DTYPES
 from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint
-from specdec.training.cost import MemoryNeed, Precision, memory_need
 from specdec.training.distributed import is_sharded, local, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
+from specdec.training.memory import Precision, memory_need
 from specdec.training.recipe import FeatureNoise, NoNoise, WarmupCosine, check_rows, noisy, total_steps
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 
 log = logging.getLogger(__name__)
 
-STAGES = ("train", "val", "test")
+STAGES = ("train", "val")
 DEFAULTS: dict[str, Any] = {
     "data": {"class_path": "specdec.embedded.data.EmbeddedData"},
     "model.optimizer": {
@@ -44,11 +44,6 @@ DEFAULTS: dict[str, Any] = {
     },
 }
 """What a config that does not say trains with."""
-
-
-class _TearDown(pl.Callback):
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        pl_module.teardown("exception")
 
 
 class DrafterModule(pl.LightningModule):
@@ -141,8 +136,8 @@ class DrafterModule(pl.LightningModule):
 
     def memory_need(
         self, config: DrafterConfig, B: int, T: int, trained_in: Precision, target_bytes: int, world: int, sharded: bool
-    ) -> MemoryNeed:
-        """What training such a drafter needs; see :func:`specdec.training.cost.memory_need`."""
+    ) -> dict[str, int]:
+        """What training such a drafter needs; see :func:`specdec.training.memory.memory_need`."""
         return memory_need(
             config, self.objective, B, T, trained_in=trained_in, train_embed=self.train_embed,
             train_head=self.train_head, target_bytes=target_bytes, target_dtype=DTYPES[self.target_source.dtype],
@@ -182,10 +177,6 @@ class DrafterModule(pl.LightningModule):
         products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
         kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
         log.info("float32 products: %s; compiled: %s; freed memory: %s", products, self.compile_parts, kept)
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Lightning tears no module down after an error."""
-        return [_TearDown()]
 
     def teardown(self, stage: str) -> None:
         """Leave torch as it was."""
@@ -273,17 +264,9 @@ class DrafterModule(pl.LightningModule):
         """The same loss and figures on held-out rows."""
         self._run(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """As validation."""
-        self._run(batch, "test")
-
     def on_validation_epoch_end(self) -> None:
         """Report the loss and the depth figures."""
         self._report("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Report the loss and the depth figures."""
-        self._report("test")
 
     def _report(self, stage: str) -> None:
         metric = self.metrics[STAGES.index(stage)]

@@ -1,4 +1,4 @@
-"""The directory of one run: held while it lasts, told what the run is, gone on with under the same settings alone."""
+"""The directory of one run: claimed while the run lasts, and gone on with under the same settings alone."""
 
 import contextlib
 import fcntl
@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-import lightning.pytorch as pl
-import yaml
-
 from specdec.training.checkpoint import contents
 from specdec.utils.config import run_names
 from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, lock_now, write_json, write_text
+from specdec.utils.files import explain, lock_now
 
 log = logging.getLogger(__name__)
 
+LOSSES = "losses.txt"  # the loss of every batch
 CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
 PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
@@ -44,7 +42,6 @@ class RunDirectory:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self.record: RunRecord | None = None  # knows whether there is something to keep
         self._claim: TextIO | None = None
         self._made = self._resumed = False  # by this process
 
@@ -104,9 +101,9 @@ class RunDirectory:
         if self._claim is None:
             return
         assert self.path is not None
-        trained = self.record is not None and self.record.trained
-        # where Lightning forks the processes that train, the record here knows nothing of them
-        failed = kind is not None and not (self._resumed or trained or any(self.path.glob("checkpoints/*.ckpt")))
+        losses = self.path / LOSSES
+        trained = self._resumed or (losses.exists() and losses.stat().st_size > 0)
+        failed = kind is not None and not trained
         for path in self.path.iterdir() if failed and self.path.exists() else ():
             if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
                 _remove(path)
@@ -176,42 +173,6 @@ def is_first(devices: object, num_nodes: int) -> bool:
         return True
     local = next((os.environ[name] for name in RANKS if name in os.environ), "0")
     return int(local) == int(os.environ.get("NODE_RANK", 0)) == 0
-
-
-class RunRecord(pl.Callback):
-    """Writes what the run is into its directory, once target, drafter and data stand: the config, as YAML, and the
-    provenance."""
-
-    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
-        self.directory, self.config, self.record = directory, config, record
-        self.trained = False  # has made an optimizer step
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed."""
-        first = trainer.strategy.broadcast(trainer.ckpt_path)
-        if first != trainer.ckpt_path:
-            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
-        if not trainer.is_global_zero:
-            return
-        (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-        times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
-        mark = f".{times}" if times else ""
-        write_text(self.directory / f"config{mark}.yaml", self.config)
-        write_json(self.directory / f"provenance{mark}.json", self.record)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.begin = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        self.trained = trainer.global_step > self.begin
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the config with the weights, and bring the loggers' rows so far to the disk."""
-        checkpoint[CONFIG] = yaml.safe_load(self.config)
-        for logger in trainer.loggers:
-            logger.save()
 
 
 def changes_numbers(key: str) -> bool:

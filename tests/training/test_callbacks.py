@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from specdec.fit import run
 from specdec.target import Target
-from specdec.training.callbacks import KeyedRandomness, StepLosses, read_lines
+from specdec.training.callbacks import RunRecord, read_lines
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
@@ -145,48 +145,52 @@ def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, m
 
 
 def trainer(step: int, every: int = 3, zero: bool = True) -> Any:
-    return SimpleNamespace(global_step=step, log_every_n_steps=every, is_global_zero=zero)
+    return SimpleNamespace(
+        global_step=step, log_every_n_steps=every, is_global_zero=zero, global_rank=0, loggers=[], world_size=1
+    )
 
 
-def batches(losses: StepLosses, steps: range, parts: int = 1, zero: bool = True) -> None:
+def batches(record: RunRecord, steps: range, parts: int = 1, zero: bool = True) -> None:
     for step in steps:
         for part in range(parts):
-            losses.on_train_batch_start(trainer(step, zero=zero))
+            record.on_train_batch_start(trainer(step, zero=zero))
             value = torch.tensor(1 / (3 + step + part / 8))
-            losses.on_train_batch_end(trainer(step, zero=zero), None, {"loss": value})  # type: ignore[arg-type]
+            record.on_train_batch_end(trainer(step, zero=zero), None, {"loss": value})  # type: ignore[arg-type]
 
 
 def test_no_bit_is_lost_and_a_batch_of_a_step_has_its_number(tmp_path: Path) -> None:
-    losses = StepLosses(tmp_path / "losses.txt")
-    losses.on_train_start(trainer(0), None)  # type: ignore[arg-type]
-    batches(losses, range(4), parts=2)
+    record = RunRecord(tmp_path, 0)
+    record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
+    batches(record, range(4), parts=2)
     assert len(read_lines(tmp_path / "losses.txt")) == 6  # three at a time
-    losses.on_fit_end(trainer(4), None)  # type: ignore[arg-type]
+    record.on_save_checkpoint(trainer(4), None, {})  # type: ignore[arg-type]
     rows = [line.split() for line in read_lines(tmp_path / "losses.txt")]
     assert [row[:2] for row in rows] == [[str(step), str(part)] for step in range(4) for part in range(2)]
     assert float.fromhex(rows[3][2]) == float(torch.tensor(1 / (4 + 1 / 8)))
 
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
     path = tmp_path / "losses.txt"
-    whole, killed = StepLosses(tmp_path / "whole.txt"), StepLosses(path)
-    for losses, steps in ((whole, range(7)), (killed, range(5))):
-        losses.on_train_start(trainer(0), None)  # type: ignore[arg-type]
-        batches(losses, steps)
-    killed.on_save_checkpoint(trainer(5))
+    whole, killed = RunRecord(tmp_path / "whole", 0), RunRecord(tmp_path, 0)
+    for record, steps in ((whole, range(7)), (killed, range(5))):
+        record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
+        batches(record, steps)
+    killed.on_save_checkpoint(trainer(5), None, {})  # type: ignore[arg-type]
     with path.open("a") as file:
         file.write("5 0 0x1.8")  # cut short
-    again = StepLosses(path)
+    again = RunRecord(tmp_path, 0)
     again.on_train_start(trainer(4), None)  # type: ignore[arg-type]
     batches(again, range(4, 7))
-    for losses in (whole, again):
-        losses.on_exception(trainer(7), None, KeyboardInterrupt())  # type: ignore[arg-type]
-    assert path.read_text() == (tmp_path / "whole.txt").read_text()
+    module = SimpleNamespace(teardown=lambda stage: None)
+    for record in (whole, again):
+        record.on_exception(trainer(7), module, ZeroDivisionError())  # type: ignore[arg-type]
+    assert path.read_text() == (tmp_path / "whole" / "losses.txt").read_text()
 
 
 def draws(seed: int, places: list[tuple[int, int]], before: int = 0) -> list[tuple[Any, ...]]:
     """At each (step, rank) in turn, after something else was drawn."""
-    callback, found = KeyedRandomness(seed), []
+    callback, found = RunRecord(Path(), seed), []
     for step, rank in places:
         torch.rand(before)
         callback.on_train_batch_start(SimpleNamespace(global_step=step, global_rank=rank))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from specdec.drafter import load
 from specdec.nn.optimizers import AdamW, MuonAdamW
-from specdec.training.callbacks import EMA, SaveDrafter
+from specdec.training.callbacks import EMA, RunRecord
 from specdec.training.checkpoint import RunCheckpoint, contents
 from specdec.training.distributed import FSDP2, whole
 from specdec.training.module import DrafterModule
@@ -75,9 +75,9 @@ def program(out: Path) -> None:
     found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
 
     checkpoint = RunCheckpoint(every_n_train_steps=HALF, save_top_k=-1)
-    checkpoint.dirpath = str(out / "checkpoints")
+    checkpoint.dirpath = out / "checkpoints"
     more = {"strategy": "fsdp2", "devices": PROCESSES, "enable_checkpointing": True}
-    train(2, 1, callbacks=[checkpoint, SaveDrafter(out / "drafter")], **more)
+    train(2, 1, callbacks=[checkpoint, RunRecord(out, 0)], **more)
     half = out / "checkpoints" / f"step-{HALF}.ckpt"
     module, losses = train(2, 1, ckpt_path=half, strategy="fsdp2", devices=PROCESSES)
     assert module.drafter is not None
