@@ -1,12 +1,9 @@
 """``specdec fit``: LightningCLI with run directories that are never overwritten."""
 
-import contextlib
 import logging
 import signal
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,8 +38,8 @@ AUTO = "auto"  # for --ckpt_path
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
-    def __init__(self, *args: Any, directory: RunDirectory, composed: Path, **kwargs: Any) -> None:
-        self.directory, self.composed = directory, composed
+    def __init__(self, *args: Any, directory: RunDirectory, **kwargs: Any) -> None:
+        self.directory = directory
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -59,11 +56,6 @@ class DrafterCLI(LightningCLI):
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
         parser.set_defaults(DEFAULTS)
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and remove the file of the composed config: a run that is killed leaves nothing in ``$TMPDIR``."""
-        super().parse_arguments(parser, args)
-        self.composed.unlink(missing_ok=True)
 
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
@@ -87,15 +79,14 @@ class DrafterCLI(LightningCLI):
         given.default_root_dir = str(out)
         if given.logger in (None, True):
             kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
-        plugins = given.plugins or []
-        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
         key = torch.initial_seed() if seed is False else seed
-        callbacks = [RunRecord(out, key, self._dumped(), provenance(seed=seed)), Throughput()]
+        record = RunRecord(out, key, self._dumped(), provenance(seed=seed))
+        callbacks = [*_listed(given.callbacks), record, Throughput()]
         if given.enable_progress_bar is not False:
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks += callbacks  # type: ignore[attr-defined]
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RunCheckpoint):
                 callback.directory = out / "checkpoints"
@@ -139,6 +130,11 @@ class DrafterCLI(LightningCLI):
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
         return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def _listed(given: Any) -> list[Any]:
+    """One, several or none, as a list."""
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 class Configured(DrafterCLI):
@@ -199,32 +195,26 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
     """
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=known)
+    for adverts in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero"):  # and hints for the notebook
+        logging.getLogger(adverts).setLevel(logging.WARNING)
     config, rest = compose(args)
-    with quiet_lightning(), tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-        yaml.safe_dump(config, file, sort_keys=False)
-        file.flush()
-        files = ["--config", file.name] if config else []
-        try:
-            return kind(
-                DrafterModule,
-                TokenData,
-                subclass_mode_data=True,
-                save_config_callback=None,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
-                parser_kwargs=PARSER | {"fit": PARSER},
-                args=[subcommand, *files, *rest],
-                directory=directory,
-                composed=Path(file.name),
-            )
-        except ArgumentError as error:
-            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
-        except (FileNotFoundError, MisconfigurationException) as error:
-            raise ValueError(short(str(error))) from error
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+    composed = ["--config", yaml.safe_dump(config, sort_keys=False)] if config else []
+    try:
+        return kind(
+            DrafterModule,
+            TokenData,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
+            parser_kwargs=PARSER | {"fit": PARSER},
+            args=[subcommand, *composed, *rest],
+            directory=directory,
+        )
+    except (ArgumentError, FileNotFoundError, MisconfigurationException) as error:
+        raise ValueError(short(str(error))) from error
 
 
 KNOWN_WARNINGS = (
@@ -234,17 +224,3 @@ KNOWN_WARNINGS = (
     "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-
-
-@contextlib.contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Lightning's adverts and hints for the notebook are not for a log."""
-    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -119,8 +119,8 @@ class RunCheckpoint(Checkpoint):
     ``step-N.ckpt`` and ``last.ckpt`` are written every so many steps, ``last.ckpt`` too when training ends or is
     interrupted. Ctrl-C, SIGTERM and what other callbacks end a run by wait for the optimizer step under way; Ctrl-C
     after either signal ends the run at once. With several processes no signal is held back, as one might leave before
-    a step in which the others wait for it: Lightning handles them. Which checkpoints are kept is decided by what lies in
-    the folder, after any number of kills.
+    a step in which the others wait for it: Lightning handles them. What is kept is decided by what lies in the folder,
+    after any number of kills.
 
     Args:
         every_n_train_steps: optimizer steps between checkpoints; 0: none but the last.
