@@ -18,8 +18,8 @@ from specdec.drafter import Drafter
 from specdec.target import Target, TargetSource
 from specdec.training.distributed import whole
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.module import DrafterModule
-from specdec.training.recipe import FeatureNoise, WarmupCosine
+from specdec.training.module import DrafterModule, WarmupCosine
+from specdec.training.noise import FeatureNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.tiny import VOCAB, presets, tiny_target
 

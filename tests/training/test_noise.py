@@ -10,7 +10,8 @@ import torch
 from torch import Generator, Tensor
 
 from specdec.data import Batch
-from specdec.training.recipe import FeatureNoise, LengthScaledNoise, UniformNoise, WarmupCosine, noisy
+from specdec.training.module import WarmupCosine
+from specdec.training.noise import FeatureNoise, LengthScaledNoise, UniformNoise, noisy
 
 NOISES = [UniformNoise(), LengthScaledNoise()]
 ONE = torch.zeros(2, 40, dtype=torch.int64)
