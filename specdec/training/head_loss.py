@@ -62,15 +62,23 @@ class TargetHead:
         """The distribution at states after the target's final norm."""
         C, kind = len(final_CH), wide(final_CH.dtype)
         mass = "log_mass_R" in self.reads
-        greatest_C = total_C = None
+        ids_D = self.vocab.target_ids_D
+        greatest_C = total_C = None  # of all logits, and their log-sum-exp
         if self.vocab.complete:
             draft_CD = self.target.logits(final_CH[None])[0].to(kind, copy=True)
         elif not (mass or self.known):
-            draft_CD = self.target.logits(final_CH[None], self.vocab.target_ids_D)[0].to(kind, copy=True)
+            draft_CD = self.target.logits(final_CH[None], ids_D)[0].to(kind, copy=True)
         else:
-            draft_CD, greatest_C, total_C = self._stream(final_CH, mass)
+            draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=kind)
+            greatest_C = draft_CD.new_full((C,), float("-inf"))
+            total_C = greatest_C.clone()
+            for (v0, d0), (v1, d1) in self._blocks:
+                logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
+                greatest_C = torch.maximum(greatest_C, _take(logits, ids_D[d0:d1] - v0, draft_CD[:, d0:d1]))
+                if mass:
+                    total_C = torch.logaddexp(total_C, logits.to(kind).logsumexp(-1))
         logits_CD = draft_CD.clone() if "log_p_RD" in self.reads else draft_CD
-        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else self.vocab.target_ids_D.new_full((C,), -1)
+        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else ids_D.new_full((C,), -1)
         p_CD = draft_CD
         top_C, lse_C = _softmax_(p_CD)
         known_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
@@ -80,19 +88,6 @@ class TargetHead:
         if mass:
             log_mass_C = torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
         return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, known_C)
-
-    def _stream(self, final_CH: Tensor, mass: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits on the draft vocabulary, (C, D), and the greatest of all and, if asked for, their log-sum-exp."""
-        C, ids_D = len(final_CH), self.vocab.target_ids_D
-        draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=wide(final_CH.dtype))
-        greatest_C = draft_CD.new_full((C,), float("-inf"))
-        total_C = greatest_C.clone()
-        for (v0, d0), (v1, d1) in self._blocks:
-            logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
-            greatest_C = torch.maximum(greatest_C, _take(logits, ids_D[d0:d1] - v0, draft_CD[:, d0:d1]))
-            if mass:
-                total_C = torch.logaddexp(total_C, logits.to(draft_CD.dtype).logsumexp(-1))
-        return draft_CD, greatest_C, total_C
 
 
 @pointwise

@@ -52,11 +52,6 @@ class ObjectiveConfig:
         found = [term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)]
         return frozenset().union(*found)
 
-    @property
-    def whole_vocabulary(self) -> bool:
-        """Whether the target's logits are worked out beyond the draft vocabulary."""
-        return self.in_vocab or "log_mass_R" in self.reads
-
 
 class TargetOutputs(NamedTuple):
     """What the target says about a batch."""
@@ -70,13 +65,13 @@ class StepCounts(NamedTuple):
     """Sums over a batch, per unroll step, float64; each (K,) but ``loss_KN``."""
 
     rows_K: Tensor  # rows that the loss is the mean of
-    loss_KN: Tensor  # summed losses by term, unweighted
     covered_K: Tensor  # supervised rows whose most likely token the draft vocabulary has
     supervised_K: Tensor  # supervised rows
     reached_K: Tensor  # slots that decoding can reach at this depth
     hits_K: Tensor  # of these, greedy draft equal to greedy target
     prefix_hits_K: Tensor  # of these, equal at this and every earlier depth
     overlap_K: Tensor  # summed Σ min(p, q) on the reached slots
+    loss_KN: Tensor  # summed losses by term, unweighted
 
 
 class StepOutput(NamedTuple):
@@ -210,10 +205,9 @@ class _Counter:
 
     @torch.no_grad()
     def counts(self, rows_K: Tensor, loss_KN: Tensor, trained_KBT: Tensor) -> StepCounts:
-        """Everything, in the order of :class:`StepCounts`."""
         found = (
-            rows_K, loss_KN, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
-            self.hits_KS.cumprod(0).sum(1), self.overlap_K,
+            rows_K, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
+            self.hits_KS.cumprod(0).sum(1), self.overlap_K, loss_KN,
         )  # fmt: skip
         return StepCounts(*(x.double() for x in found))
 
@@ -233,35 +227,32 @@ class UnrollMetrics(Metric):
     """
 
     full_state_update = False
-    sums: Tensor
-    losses_KN: Tensor
+    sums: Tensor  # (7 + N, K), float64: the counts, then the losses by term
 
     def __init__(self, steps: int, terms: list[NamedTerm], decay: float) -> None:
         super().__init__()
         self.names = [term.name for term in terms]
         self.weights = [term.weight for term in terms]
         self.decays = [decay**k for k in range(steps)]
-        fields = len(StepCounts._fields) - 1
-        self.add_state("sums", torch.zeros(fields, steps, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("losses_KN", torch.zeros(steps, len(terms), dtype=torch.float64), dist_reduce_fx="sum")
+        size = len(StepCounts._fields) - 1 + len(terms)
+        self.add_state("sums", torch.zeros(size, steps, dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
         """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
         super()._apply(fn, exclude_state)
-        for name in ("sums", "losses_KN"):
-            setattr(self, name, getattr(self, name).double())
-            self._defaults[name] = self._defaults[name].double()  # type: ignore[union-attr]
+        self.sums = self.sums.double()
+        self._defaults["sums"] = self._defaults["sums"].double()  # type: ignore[union-attr]
         return self
 
     def update(self, counts: StepCounts) -> None:
         """Add one batch."""
-        self.sums += torch.stack([value for name, value in counts._asdict().items() if name != "loss_KN"])
-        self.losses_KN += counts.loss_KN
+        *others, loss_KN = counts
+        self.sums += torch.cat([torch.stack(others), loss_KN.T])
 
     def compute(self) -> dict[str, Tensor]:
         """Every figure as a scalar; a depth that was never reached reports zero."""
-        names = [name for name in StepCounts._fields if name != "loss_KN"]
-        c = StepCounts(**dict(zip(names, self.sums, strict=True)), loss_KN=self.losses_KN)
+        others = len(StepCounts._fields) - 1
+        c = StepCounts(*self.sums[:others], self.sums[others:].T)
         weight_N, decay_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.decays)
 
         def mean(top: Tensor, bottom: Tensor) -> Tensor:
