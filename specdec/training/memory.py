@@ -21,32 +21,23 @@ FLOAT32 = 4  # bytes
 MB = 10**6
 
 
+PRECISIONS = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+
+
 class Precision(NamedTuple):
     """What a drafter is trained in."""
 
     weights: torch.dtype = torch.float32
-    autocast: torch.dtype | None = None  # of products, where it is another than the weights'
-
-    @property
-    def products(self) -> torch.dtype:
-        """What matrices are multiplied in."""
-        return self.autocast or self.weights
-
-
-PRECISIONS = {
-    "64-true": Precision(torch.float64),
-    "32-true": Precision(),
-    "bf16-true": Precision(torch.bfloat16),
-    "16-true": Precision(torch.float16),
-    "bf16-mixed": Precision(torch.float32, torch.bfloat16),
-    "16-mixed": Precision(torch.float32, torch.float16),
-}
-_SHORT = {"64": "64-true", "32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "None": "32-true"}  # Lightning's
+    products: torch.dtype = torch.float32
 
 
 def precision(name: object) -> Precision | None:
     """What ``trainer.precision`` means, given as Lightning takes it; None for one that is not known."""
-    return PRECISIONS.get(_SHORT.get(str(name), str(name)))
+    bits, _, kind = str(name or 32).partition("-")
+    if bits not in PRECISIONS or kind not in ("", "true", "mixed"):
+        return None
+    mixed = kind == "mixed" or (kind == "" and bits in ("16", "bf16"))
+    return Precision(torch.float32 if mixed else PRECISIONS[bits], PRECISIONS[bits])
 
 
 def skeleton_of(config: DrafterConfig) -> Drafter:
@@ -86,7 +77,7 @@ def memory_need(
     if sharded:
         exchange += (parameters - frozen_embed) * each
     states = len(config.aux_layers) * each + target_dtype.itemsize  # the fused ones, and the last for the logits
-    copies = trainable * trained_in.autocast.itemsize if trained_in.autocast else 0  # of the weights, for products
+    copies = trainable * trained_in.products.itemsize if trained_in.products != trained_in.weights else 0
     return {
         "weights": parameters * each // shards + copies,
         "gradients": trainable * each // shards,

@@ -80,18 +80,16 @@ class RunDirectory:
         """Whether it is this run's now; if not, nothing in it has changed."""
         if not self._resumed and _holds_something(path):  # before anything is written into what is someone else's
             return False
-        made = not path.exists()
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise explain(error, path) from error
-        claim = _take(path, PATIENCE if self._resumed else 0.0)
-        if claim is not None and not self._resumed and _holds_something(path):  # a whole run came and went meanwhile
-            _release(path, claim)
-            claim = None
-        if claim is not None:
-            self.path, self._claim, self._made = path, claim, made
-        return claim is not None
+        self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
+        if self._claim is not None and not self._resumed and _holds_something(path):  # a run came and went meanwhile
+            _release(path, self._claim)
+            self._claim = None
+        return self._claim is not None
 
     def __enter__(self) -> Self:
         return self
@@ -102,15 +100,14 @@ class RunDirectory:
             return
         assert self.path is not None
         losses = self.path / LOSSES
-        trained = self._resumed or (losses.exists() and losses.stat().st_size > 0)
-        failed = kind is not None and not trained
-        for path in self.path.iterdir() if failed and self.path.exists() else ():
+        failed = kind is not None and not (self._resumed or (losses.exists() and losses.stat().st_size > 0))
+        for path in self.path.iterdir() if failed and self.path.is_dir() else ():
             if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
                 _remove(path)
         _release(self.path, self._claim)
         self._claim = None
         if failed and self._made:
-            with contextlib.suppress(OSError):  # it is
+            with contextlib.suppress(OSError):  # another run has claimed it by now
                 self.path.rmdir()
 
 

@@ -66,7 +66,8 @@ def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
     drafter, B, T = drafter_of(DESIGNS[name]), 2, 40
     for K in (1, 4, 5):
         real = kept(drafter, B, T, K, autocast)
-        got = activations(drafter.config, B, T, K, Precision(torch.float32, torch.bfloat16 if autocast else None))
+        products = torch.bfloat16 if autocast else torch.float32
+        got = activations(drafter.config, B, T, K, Precision(torch.float32, products))
         whole = drafter.config.attention_window == "full"
         biases = kept_bytes(B, T) * (1 if whole else K)  # the kernel holds these itself
         assert got - biases == pytest.approx(real, rel=0.3 if K == 1 else 0.1), K
