@@ -18,12 +18,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.training.callbacks import RunRecord
+from specdec.training.callbacks import RunRecord, Throughput, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
-from specdec.training.throughput import Throughput, progress
 from specdec.utils.command import short
 from specdec.utils.config import compose
 from specdec.utils.config_diff import canonical

@@ -27,9 +27,6 @@ OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 class Start:
     """Base of the starts: a frozen spec."""
 
-    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
-        """Raise ValueError if such a drafter cannot be trained from here with these parts frozen."""
-
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """A drafter, all of it trainable; ``counts_V``: int64, how often training data supervise each id."""
         raise TypeError(f"{type(self).__name__} must say what weights it starts from")
@@ -38,14 +35,6 @@ class Start:
 @dataclass(frozen=True)
 class FromTarget(Start):
     """Embedding, head and output norm as the target's, the rest at random."""
-
-    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
-        """Another width has nothing to start from."""
-        if config.hidden_size != config.target_hidden_size and not (train_embed and train_head):
-            raise ValueError(
-                f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
-                "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
-            )
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """With the draft vocabulary that the training data asks for."""
@@ -145,7 +134,12 @@ def check(
     """Raise ValueError for what can be said before target, which has so many positions, and data are loaded."""
     if seq_len > positions:
         raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
-    start.check(config, train_embed, train_head)
+    narrow = config.hidden_size != config.target_hidden_size
+    if isinstance(start, FromTarget) and narrow and not (train_embed and train_head):
+        raise ValueError(
+            f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
+            "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
+        )
     if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
         raise ValueError(
             f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "

@@ -1,8 +1,12 @@
-"""What a run does beside training: its record, the drafter that it keeps, and the moving average."""
+"""What a run does beside training: its record and drafter on the disk, its speed in the logs, and how far it is."""
 
 import hashlib
 import math
 import random
+import resource
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,15 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 import yaml
-from lightning.pytorch.callbacks import Timer, WeightAveraging
+from lightning.pytorch.callbacks import RichProgressBar, Timer
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from specdec.drafter import Drafter, save
+from specdec.data import Batch
+from specdec.drafter import save
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, whole
+from specdec.training.ema import EMA
+from specdec.training.memory import MB, Precision, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES
 from specdec.utils.files import explain, write_json, write_text
@@ -140,75 +146,136 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="ascii").split("\n")[:-1]
 
 
-class EMA(WeightAveraging):
-    """Exponential moving average: validated, saved as the drafter, and what a checkpoint's ``state_dict`` holds.
+SKIPPED = 2  # steps at the start of a run that are not measured: they compile
 
-    Lightning's own EMAWeightAveraging is not for drafters: it averages the ids of the draft vocabulary too, which
-    rounds them to others, moves frozen weights by rounding, copies the target, and saves a wrong last checkpoint.
 
-    Args:
-        decay: share of the old average kept at each step; it looks back about ``1 / (1 - decay)`` steps.
-        start: optimizer steps before averaging begins; until then the weights themselves count.
+class Throughput(pl.Callback):
+    """Logs what the run will need of memory, then, of the steps since the last report and over all ranks:
+
+    * ``speed/tokens_per_second``, padding included, and ``speed/supervised_tokens_per_second``, of the loss mask;
+    * ``speed/step_seconds``, of an optimizer step;
+    * ``memory/peak_mb`` (10^6 bytes), of the rank that takes most: on a GPU what torch has allocated there since the
+      last report, on a host the resident set, libraries and data included, since the process began.
+
+    Validation, checkpoints and the first two steps, which compile, are not part of any rate. A GPU is waited for
+    once a report, and where the clock stops. (Lightning's ``ThroughputMonitor`` waits for it after every batch, takes
+    all ranks for the first, and counts checkpoints and compilation as training.)
     """
 
-    def __init__(self, decay: float = 0.999, start: int = 0) -> None:
-        if not 0 <= decay < 1 or start < 0:
-            raise ValueError(f"EMA: decay must lie in [0, 1) and start be 0 or more, not {decay} and {start}")
-        # as lerp, of which equal weights come out unchanged to the last bit; buffers are no weights
-        super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self.start = start
-        self._swapped = False  # the module has the averaged weights and the average the trained ones
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._device = torch.device("cpu")
+        self._measuring = False  # a run may fail, and be saved, before it starts
 
-    @property
-    def _has_averaged(self) -> bool:
-        return self._average_model is not None and int(self._average_model.n_averaged) > 0
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget everything; drafter and target stand on their device by now."""
+        assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
+        self._device = trainer.strategy.root_device
+        if trainer.is_global_zero:
+            data, model = trainer.datamodule, pl_module.target.model  # type: ignore[attr-defined]
+            trained_in = precision(trainer.precision) or Precision(pl_module.drafter.lm_head.weight.dtype)
+            size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
+            shape = (pl_module.drafter.config, data.batch_size, data.seq_len, trained_in, size)
+            report_memory(pl_module.memory_need(*shape, trainer.world_size, is_sharded(trainer)), self._device)
+        self._seen_step, self._skip_until, self._measuring = trainer.global_step, trainer.global_step + SKIPPED, False
 
-    @property
-    def drafter(self) -> Drafter | None:
-        """The averaged drafter; None before averaging has begun."""
-        module = self._average_model.module if self._has_averaged and self._average_model is not None else None
-        return module.drafter if isinstance(module, DrafterModule) else None
+    def _begin(self) -> None:
+        self._measuring = True
+        self._started: float | None = self.clock()  # of the time under way; None while the clock stands
+        self._seconds, self._steps, self._tokens = 0.0, 0, 0
+        self._supervised = torch.zeros((), dtype=torch.int64, device=self._device)  # read at the report alone
 
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """After every step from ``start`` on."""
-        return step_idx is not None and step_idx >= self.start
+    def _pause(self, *args: Any) -> None:
+        """Stop the clock until the next batch."""
+        if self._measuring and self._started is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._seconds += self.clock() - self._started
+            self._started = None
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Copy the drafter, on its device, without the target."""
-        if stage != "fit":
+    on_validation_start = on_save_checkpoint = _pause
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Go on after a pause."""
+        if self._measuring and self._started is None:
+            self._started = self.clock()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batch, and report if a step is done that is logged."""
+        assert isinstance(batch, Batch)
+        stepped, self._seen_step = trainer.global_step != self._seen_step, trainer.global_step
+        if not self._measuring:
+            if stepped and trainer.global_step >= self._skip_until:
+                self._begin()
             return
-        if trainer.precision in ("16-true", "bf16-true"):
-            raise ValueError(f"EMA: weights in {trainer.precision} cannot be averaged: use bf16-mixed or 32-true")
-        if is_sharded(trainer):
-            raise ValueError("EMA: weights in shards cannot be averaged: use --trainer.strategy ddp, or leave EMA out")
-        assert isinstance(pl_module, DrafterModule)
-        pl_module.configure_model()  # Lightning would only do it later
-        target, pl_module._target = pl_module._target, None
-        try:
-            self._average_model = AveragedModel(pl_module, trainer.strategy.root_device, **self._kwargs)
-        finally:
-            pl_module._target = target
+        self._tokens += batch.ids_BT.numel()
+        self._supervised += batch.loss_mask_BT.sum()
+        self._steps += stepped
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if stepped and every > 0 and trainer.global_step % every == 0:
+            self._pause()
+            self._report(trainer, pl_module)
+            self._begin()
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate the average."""
-        if self._has_averaged:
-            self._swap_models(pl_module)
-            self._swapped = True
+    def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self._device.type == "cuda":
+            most = torch.cuda.max_memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:  # in bytes on macOS alone
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        sums = [self._tokens, int(self._supervised), self._seconds]
+        ranks, reduce = trainer.world_size, trainer.strategy.reduce
+        if ranks > 1:
+            figures = torch.tensor([*sums, most], dtype=torch.float64, device=self._device)
+            sums, most = reduce(figures[:-1], reduce_op="sum").tolist(), int(reduce(figures[-1], reduce_op="max"))
+        tokens, supervised, seconds = sums
+        wall = max(seconds / ranks, 1e-9)
+        found = {
+            "speed/tokens_per_second": tokens / wall,
+            "speed/supervised_tokens_per_second": supervised / wall,
+            "speed/step_seconds": wall / self._steps,
+            "memory/peak_mb": most / MB,
+        }
+        module.log_dict(found, on_step=True, on_epoch=False)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any) -> None:
-        """Go on with the trained weights."""
-        if self._swapped:
-            self._swap_models(pl_module)
-            self._swapped = False
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Put a validation's exchange right before anything is saved."""
-        self.on_validation_epoch_end(trainer, pl_module)
+SECONDS_BETWEEN_LINES = 10.0
+FIGURES: dict[str, Callable[[float], str]] = {
+    "train/loss": "train/loss {:.3f}".format,
+    "train/accuracy_0": "accuracy_0 {:.2f}".format,
+    "train/prefix_proxy": "prefix {:.2f}".format,
+    "speed/tokens_per_second": "{:,.0f} tokens/s".format,
+    "memory/peak_mb": "{:,.0f} MB".format,
+}
+"""What a line says of the metrics that are logged, in its order."""
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Nothing yet: the last checkpoint is written after this, and needs both."""
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the average in the module."""
-        if self._has_averaged:
-            self._copy_average_to_current(pl_module)
+def progress() -> pl.Callback:
+    """Lightning's bar where standard error is a terminal, else :class:`ProgressLine`."""
+    return RichProgressBar(console_kwargs={"stderr": True}) if sys.stderr.isatty() else ProgressLine()
+
+
+class ProgressLine(pl.Callback):
+    """Prints step, figures and the time left to standard error every ten seconds, for logs and pipes::
+
+    step 120/419, train/loss 4.213, accuracy_0 0.41, prefix 1.62, 5,912 tokens/s, 812 MB, 1:43 left
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock; a resumed run counts from the step it resumes at."""
+        self._start, self._last, self._first_step = time.monotonic(), -math.inf, trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        """Print a line if one is due; the last step always gets one."""
+        now, step, total = time.monotonic(), trainer.global_step, trainer.max_steps
+        if not trainer.is_global_zero or (now - self._last < SECONDS_BETWEEN_LINES and step != total):
+            return
+        self._last, found, done = now, trainer.callback_metrics, step - self._first_step
+        parts = [f"step {step}/{total}" if total > 0 else f"step {step}"]
+        parts += [write(float(found[name])) for name, write in FIGURES.items() if name in found]
+        if total > 0 and done > 0:
+            left = round((total - step) * (now - self._start) / done)
+            parts.append(f"{left // 60}:{left % 60:02d} left")
+        sys.stderr.write(", ".join(parts) + "\n")

@@ -5,14 +5,12 @@ before anything is loaded. Nothing is saved within a step: a loader has counted 
 the gradients of half a step are in no checkpoint.
 """
 
+import contextlib
 import logging
-import pickle
 import signal
-import struct
 import threading
 import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,11 +27,6 @@ from specdec.utils.files import staged
 log = logging.getLogger(__name__)
 
 REMEDY = "use an earlier one, or the newest whole one with --ckpt_path auto"
-# a stranger's file may be anything, and so may what its reader stumbles over
-UNREADABLE = (
-    OSError, RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError,
-    pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
 NAME = "step-"
 
 
@@ -61,12 +54,9 @@ def verify(path: Path) -> None:
     """Read all of a checkpoint; ValueError if there is none, or it does not hold what was written."""
     if not path.exists():
         raise ValueError(f"{path}: checkpoint not found")
-
-    def damaged_member() -> str | None:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip()
-
-    if (member := _read(path, damaged_member)) is not None:
+    with _readable(path), zipfile.ZipFile(path) as archive:
+        member = archive.testzip()
+    if member is not None:
         raise ValueError(f"{path}: damaged: the CRC-32 of {member} is another than was written; {REMEDY}")
 
 
@@ -76,17 +66,18 @@ def contents(path: Path, mmap: bool = True) -> dict[str, Any]:
     Args:
         mmap: leave the tensors on the disk until they are used.
     """
-    found = _read(path, lambda: torch.load(path, map_location="cpu", weights_only=True, mmap=mmap))
+    with _readable(path):
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     if not isinstance(found, dict) or "global_step" not in found:
         raise ValueError(f"{path}: no checkpoint of specdec; {REMEDY}")
     return found
 
 
-def _read(path: Path, read: Callable[[], Any]) -> Any:
-    """What a reader that unpickles nothing makes of a checkpoint, which may be a stranger's."""
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        return read()
-    except UNREADABLE as error:
+        yield
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec ({reason}); {REMEDY}") from error
 

@@ -5,8 +5,7 @@ are worked out once and serve every unroll step. Each piece's draft logits are m
 gradients by the head's input and by its weight remain for the backward pass.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
-(slots of one step in a piece), H hidden, D draft vocabulary, W columns of a block of the target's vocabulary,
-U positions asked for by any slot.
+(slots of one step in a piece), H hidden, D draft vocabulary, U positions asked for by any slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -74,7 +73,8 @@ class TargetHead:
             total_C = greatest_C.clone()
             for (v0, d0), (v1, d1) in self._blocks:
                 logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
-                greatest_C = torch.maximum(greatest_C, _take(logits, ids_D[d0:d1] - v0, draft_CD[:, d0:d1]))
+                draft_CD[:, d0:d1] = logits.index_select(1, ids_D[d0:d1] - v0)
+                greatest_C = torch.maximum(greatest_C, logits.amax(-1).to(kind))
                 if mass:
                     total_C = torch.logaddexp(total_C, logits.to(kind).logsumexp(-1))
         logits_CD = draft_CD.clone() if "log_p_RD" in self.reads else draft_CD
@@ -98,13 +98,6 @@ def _softmax_(logits_CD: Tensor) -> tuple[Tensor, Tensor]:
     total_C = e_CD.sum(-1)
     logits_CD.copy_(e_CD / total_C[:, None])
     return top_C, top_C + total_C.log()
-
-
-@pointwise
-def _take(logits_CW: Tensor, at_D: Tensor, into_CD: Tensor) -> Tensor:
-    """Copy some columns; the greatest logit of all."""
-    into_CD.copy_(logits_CW.index_select(1, at_D))
-    return logits_CW.amax(-1).to(into_CD.dtype)
 
 
 class StepSlots(NamedTuple):

@@ -44,7 +44,7 @@ def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatc
 
 def ema_flags(start: int = 0) -> list[str]:
     return [
-        "--trainer.callbacks+=specdec.training.callbacks.EMA",
+        "--trainer.callbacks+=specdec.training.ema.EMA",
         f"--trainer.callbacks.decay={DECAY}",
         f"--trainer.callbacks.start={start}",
     ]

@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from specdec.drafter import load
 from specdec.nn.optimizers import AdamW, MuonAdamW
-from specdec.training.callbacks import EMA, RunRecord
+from specdec.training.callbacks import RunRecord
 from specdec.training.checkpoint import RunCheckpoint, contents
 from specdec.training.distributed import FSDP2, whole
+from specdec.training.ema import EMA
 from specdec.training.module import DrafterModule
 from tests.tiny import presets
 from tests.training.test_module import InMemory, Tiny, sample, trainer
