@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
@@ -158,24 +158,21 @@ def run(subcommand: str, args: list[str]) -> int:
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
     """
-    terminated = False
 
-    def note(signum: int, frame: object) -> None:
-        nonlocal terminated
-        terminated = True
-        if signal.getsignal(signal.SIGTERM) is note:  # Lightning does not listen yet: there is nothing to save
-            raise SystemExit
+    def end(signum: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGTERM) is end:  # Lightning does not listen yet: there is nothing to save
+            raise SIGTERMException
 
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
+    signal.signal(signal.SIGTERM, end)  # Lightning calls it beside its own graceful stop
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
     try:
         with RunDirectory() as directory:
             configured(DrafterCLI, subcommand, args, directory)
+    except SIGTERMException:
+        return 128 + signal.SIGTERM
     except SystemExit as error:
-        if terminated:
-            return 128 + signal.SIGTERM
         if error.code == 1:  # what Lightning does after Ctrl-C
             return 128 + signal.SIGINT
         return error.code if isinstance(error.code, int) else 0

@@ -13,7 +13,7 @@ from specdec.drafter import DrafterConfig
 from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, skeleton
 from specdec.training.distributed import strategy_kind
-from specdec.training.memory import MB, PRECISIONS, precision, skeleton_of
+from specdec.training.memory import MB, PRECISIONS, memory_need, precision, skeleton_of
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 
@@ -67,8 +67,11 @@ def plan(cli: Configured, world: int) -> dict[str, Any]:
     frozen += 0 if module.train_head else drafter.lm_head.weight.numel()
     target = sum(p.numel() for p in model.parameters())
     target_bytes = target * DTYPES[source.dtype].itemsize
-    shape = (config, data.batch_size, data.seq_len, trained_in, target_bytes, world)
-    memory = module.memory_need(*shape, sharded=strategy == "fsdp2")
+    memory = memory_need(
+        config, module.objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
+        train_head=module.train_head, target_bytes=target_bytes, target_dtype=DTYPES[source.dtype], world=world,
+        sharded=strategy == "fsdp2",
+    )  # fmt: skip
     rows_per_step = data.batch_size * given.accumulate_grad_batches * world
     rows: int | str
     steps: int | None = None

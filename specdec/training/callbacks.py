@@ -22,7 +22,7 @@ from specdec.drafter import save
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, whole
 from specdec.training.ema import EMA
-from specdec.training.memory import MB, Precision, precision, report_memory
+from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES
 from specdec.utils.files import explain, write_json, write_text
@@ -172,11 +172,16 @@ class Throughput(pl.Callback):
         assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
         self._device = trainer.strategy.root_device
         if trainer.is_global_zero:
-            data, model = trainer.datamodule, pl_module.target.model  # type: ignore[attr-defined]
-            trained_in = precision(trainer.precision) or Precision(pl_module.drafter.lm_head.weight.dtype)
-            size = sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))
-            shape = (pl_module.drafter.config, data.batch_size, data.seq_len, trained_in, size)
-            report_memory(pl_module.memory_need(*shape, trainer.world_size, is_sharded(trainer)), self._device)
+            data, drafter, model = trainer.datamodule, pl_module.drafter, pl_module.target.model  # type: ignore[attr-defined]
+            kind = drafter.lm_head.weight.dtype
+            need = memory_need(
+                drafter.config, pl_module.objective, data.batch_size, data.seq_len,
+                trained_in=precision(trainer.precision) or Precision(kind, kind), train_embed=pl_module.train_embed,
+                train_head=pl_module.train_head, target_dtype=pl_module.target.dtype, world=trainer.world_size,
+                target_bytes=sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers())),
+                sharded=is_sharded(trainer),
+            )  # fmt: skip
+            report_memory(need, self._device)
         self._seen_step, self._skip_until, self._measuring = trainer.global_step, trainer.global_step + SKIPPED, False
 
     def _begin(self) -> None:

@@ -19,15 +19,13 @@ class EMA(WeightAveraging):
 
     Args:
         decay: share of the old average kept at each step; it looks back about ``1 / (1 - decay)`` steps.
-        start: optimizer steps before averaging begins; until then the weights themselves count.
     """
 
-    def __init__(self, decay: float = 0.999, start: int = 0) -> None:
-        if not 0 <= decay < 1 or start < 0:
-            raise ValueError(f"EMA: decay must lie in [0, 1) and start be 0 or more, not {decay} and {start}")
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"EMA: decay must lie in [0, 1), not {decay}")
         # as lerp, of which equal weights come out unchanged to the last bit; buffers are no weights
         super().__init__(use_buffers=False, multi_avg_fn=get_ema_multi_avg_fn(decay))
-        self.start = start
         self._swapped = False  # the module has the averaged weights and the average the trained ones
 
     @property
@@ -39,10 +37,6 @@ class EMA(WeightAveraging):
         """The averaged drafter; None before averaging has begun."""
         module = self._average_model.module if self._has_averaged and self._average_model is not None else None
         return module.drafter if isinstance(module, DrafterModule) else None
-
-    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """After every step from ``start`` on."""
-        return step_idx is not None and step_idx >= self.start
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Copy the drafter, on its device, without the target."""

@@ -162,15 +162,8 @@ class HeadTask(NamedTuple):
     watch: Callable[[int, Index, Tensor, TargetProbs], None] | None  # step, slots, logits, probabilities
 
 
-class HeadSums(NamedTuple):
-    """Of the trained rows."""
-
-    count_K: Tensor  # rows that count, float32 or wider
-    loss_KN: Tensor  # their losses, by term
-
-
-def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, HeadSums]:
-    """The mean loss over the rows that count, and the sums that it was made of.
+def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss over the rows that count; how many count, (K,) in float32 or wider; their losses by term, (K, N).
 
     ``Σ_k decay**k Σ_rows loss / Σ_k decay**k rows``: one denominator for all, so that the mean over several batches
     or ranks is the rows' mean. No row gives loss zero and zero gradients.
@@ -181,8 +174,7 @@ def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tu
     """
     # inside the function gradients look wanted under no_grad too
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
-    loss, count_K, loss_KN = _HeadLoss.apply(task, graded, weight_DH, *normed)
-    return loss, HeadSums(count_K, loss_KN)
+    return _HeadLoss.apply(task, graded, weight_DH, *normed)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -21,18 +21,16 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec
 from specdec.features import Features, FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
-from specdec.target.loading import DTYPES
 from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint
 from specdec.training.distributed import is_sharded, local, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
-from specdec.training.memory import Precision, memory_need
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 
@@ -163,16 +161,6 @@ class DrafterModule(pl.LightningModule):
     def ttt_steps(self) -> int:
         """Unroll steps K."""
         return self.objective.steps
-
-    def memory_need(
-        self, config: DrafterConfig, B: int, T: int, trained_in: Precision, target_bytes: int, world: int, sharded: bool
-    ) -> dict[str, int]:
-        """What training such a drafter needs; see :func:`specdec.training.memory.memory_need`."""
-        return memory_need(
-            config, self.objective, B, T, trained_in=trained_in, train_embed=self.train_embed,
-            train_head=self.train_head, target_bytes=target_bytes, target_dtype=DTYPES[self.target_source.dtype],
-            world=world, sharded=sharded,
-        )  # fmt: skip
 
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""

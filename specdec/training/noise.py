@@ -70,10 +70,4 @@ def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: 
     what the uninterrupted one would."""
     seed = hash((torch.initial_seed(), step, rank, int(batch.ids_BT.sum())))
     generator = Generator(batch.ids_BT.device).manual_seed(seed % 2**63)
-    out_BTNH = noise(aux_BTNH, batch.documents_BT, generator)
-    if out_BTNH.shape != aux_BTNH.shape or out_BTNH.dtype != aux_BTNH.dtype:
-        raise ValueError(
-            f"noise {type(noise).__name__} made {tuple(out_BTNH.shape)}, {out_BTNH.dtype} of features of shape "
-            f"{tuple(aux_BTNH.shape)}, {aux_BTNH.dtype}: keep shape and dtype"
-        )
-    return out_BTNH
+    return noise(aux_BTNH, batch.documents_BT, generator)

@@ -159,10 +159,12 @@ class TrainStep(nn.Module):
             config.in_vocab,
             counter,
         )
-        loss, sums = head_loss(task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps])
-        columns = iter(sums.loss_KN.unbind(1))
-        decays = sums.count_K.new_tensor([config.decay**k for k in range(K)])
-        rows = (sums.count_K * decays).sum()
+        loss, count_K, loss_KN = head_loss(
+            task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps]
+        )
+        columns = iter(loss_KN.unbind(1))
+        decays = count_K.new_tensor([config.decay**k for k in range(K)])
+        rows = (count_K * decays).sum()
 
         # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077): at step k, slot t stands for the target's
         # state at t + 1 + k.
@@ -182,7 +184,7 @@ class TrainStep(nn.Module):
                 losses.append(next(columns))
         if counter is None:
             return StepOutput(loss, rows, None)
-        return StepOutput(loss, rows, counter.counts(sums.count_K, torch.stack(losses, dim=1), trained_KBT))
+        return StepOutput(loss, rows, counter.counts(count_K, torch.stack(losses, dim=1), trained_KBT))
 
 
 class _Counter:
