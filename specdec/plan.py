@@ -33,11 +33,11 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
     parser.add_argument("--json", action="store_true", help="print JSON, memory in bytes")
-    own, args = parser.parse_known_args(argv)
-    if own.world < 1:
-        raise ValueError(f"plan: --world must be at least 1, not {own.world}")
-    found = plan(configured(Configured, "fit", args, RunDirectory()), own.world)
-    if own.json:
+    options, args = parser.parse_known_args(argv)
+    if options.world < 1:
+        raise ValueError(f"plan: --world must be at least 1, not {options.world}")
+    found = plan(configured(Configured, "fit", args, RunDirectory()), options.world)
+    if options.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
     table = Table("", "", box=None, show_header=False)

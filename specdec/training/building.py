@@ -19,7 +19,7 @@ from specdec.utils.config_diff import canonical, pairs, words
 
 log = logging.getLogger(__name__)
 
-# of these a design says nothing: another's drafter may have its own, and keeps them
+# a design does not set these: a saved drafter keeps its own
 KEPT = {"num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope", "max_position_embeddings"}
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
@@ -54,17 +54,17 @@ class FromDrafter(Start):
     directory: str
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
-        """The saved one, which from now on is this target's; ValueError if target or design differ."""
+        """The saved drafter, bound to this target; ValueError if target or design differ."""
         saved = load(self.directory, dtype=torch.get_default_dtype())
         one, two = canonical(saved.config.to_json()), canonical(config.to_json())
         found = [(key, a, b) for key, a, b in pairs(one, two) if key.partition(".")[0] not in KEPT | {"target"}]
         if other := [f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET]:
             raise ValueError(f"{self.directory}: the drafter is for another target, of {'; '.join(other)}")
         if found:
-            told = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
+            differences = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
             raise ValueError(
-                f"{self.directory}: the drafter is not of the design in model.drafter: {told}: set model.drafter to "
-                "the drafter's own"
+                f"{self.directory}: the drafter is not of the design in model.drafter: {differences}: set "
+                "model.drafter to the drafter's own"
             )
         if saved.config.target.get("fingerprint") != target.identity["fingerprint"]:
             source = saved.config.target.get("source")
@@ -131,7 +131,7 @@ def check(
     train_head: bool,
     ttt_steps: int,
 ) -> None:
-    """Raise ValueError for what can be said before target, which has so many positions, and data are loaded."""
+    """Raise ValueError for what is wrong before target and data are loaded; ``positions``: the target's maximum."""
     if seq_len > positions:
         raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
     narrow = config.hidden_size != config.target_hidden_size
@@ -149,7 +149,9 @@ def check(
 
 def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
     """Raise ValueError unless a checkpoint's weights belong to this drafter's config, target and draft vocabulary."""
-    stored, now = checkpoint.get("drafter_config", {}), drafter.config.to_json()
+    stored, now = checkpoint.get("drafter_config"), drafter.config.to_json()
+    if stored is None:
+        raise ValueError("this checkpoint holds no drafter config: it was not written by specdec fit")
     if different := sorted(key for key in now if stored.get(key) != now[key]):
         raise ValueError(
             "the checkpoint belongs to another drafter; these differ from the present config: "

@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.data import Batch
 from specdec.drafter import save
 from specdec.training.checkpoint import ends_all
-from specdec.training.distributed import is_sharded, whole
+from specdec.training.distributed import is_sharded, unsharded
 from specdec.training.ema import EMA
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
@@ -124,7 +124,7 @@ class RunRecord(pl.Callback):
         assert isinstance(module, DrafterModule)
         averages = (each.drafter for each in trainer.callbacks if isinstance(each, EMA))  # type: ignore[attr-defined]
         drafter = next((drafter for drafter in averages if drafter is not None), module.drafter)
-        kept = None if drafter is None else whole(drafter)  # for which every process has to ask
+        kept = None if drafter is None else unsharded(drafter)  # for which every process has to ask
         if trainer.is_global_zero and kept is not None and trainer.global_step > 0:
             save(kept, self.directory / "drafter", replace=True)
 

@@ -99,7 +99,7 @@ def newest(directory: Path) -> Path | None:
 
 
 def ends_all(trainer: pl.Trainer, exception: BaseException) -> bool:
-    """Whether an interruption ends all processes of the run after the same step: of SIGTERM Lightning tells them."""
+    """Whether an interruption ends all processes of the run after the same step; on SIGTERM Lightning sees to that."""
     alone = trainer.world_size == 1 and isinstance(exception, KeyboardInterrupt | SystemExit)
     return alone or isinstance(exception, SIGTERMException)
 
@@ -134,7 +134,7 @@ class RunCheckpoint(Checkpoint):
         self._held: signal.Signals | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stand before Lightning's signal handlers, which it takes away itself."""
+        """Receive signals before Lightning's handlers, which Lightning removes itself."""
         self.dirpath = self.dirpath or Path(trainer.default_root_dir) / "checkpoints"
         self._trainer, self._saved = trainer, trainer.global_step  # what a resumed run begins with is saved
         self._between, self._ends, self._handlers, self._held = False, False, {}, None

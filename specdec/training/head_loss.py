@@ -5,7 +5,7 @@ are worked out once and serve every unroll step. Each piece's draft logits are m
 gradients by the head's input and by its weight remain for the backward pass.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
-(slots of one step in a piece), H hidden, D draft vocabulary, U positions asked for by any slot.
+(slots of one step in a piece), H hidden, D draft vocabulary, U positions needed by any slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,7 +35,7 @@ class TargetProbs(NamedTuple):
     known_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
 
     def at(self, index: Index) -> "TargetProbs":
-        """Some of the positions; what is not known of any costs nothing."""
+        """The distribution at some of the positions; what was not computed is not copied."""
         rows = index if isinstance(index, slice) else slice(len(index))
         return TargetProbs(*(x[index if x.stride(0) else rows] for x in self))
 
@@ -126,11 +126,11 @@ def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Ite
     """
     K, S = len(trained_KBT), trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
-    asked_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
+    needed_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
     for k in range(min(K, S - 1)):
-        asked_S[1 + k :] |= trained_KS[k, : S - 1 - k]
-    positions_U = asked_S.nonzero()[:, 0]
-    rank_S = asked_S.cumsum(0) - 1
+        needed_S[1 + k :] |= trained_KS[k, : S - 1 - k]
+    positions_U = needed_S.nonzero()[:, 0]
+    rank_S = needed_S.cumsum(0) - 1
     slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
     places = slots if kept is None else [kept.place_S[at] for at in slots]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]

@@ -182,13 +182,13 @@ class DrafterModule(pl.LightningModule):
         return build(self.spec, self.target, data, self.start, self.train_embed, self.train_head, self.objective.steps)
 
     def open(self, data: TokenData, drafter: Drafter) -> None:
-        """Let the target's features of these data be had from where the run has them."""
+        """Open the source of the target's features of this data."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
         data.companion = self.source
 
     def setup(self, stage: str) -> None:
-        """Put the target beside the drafter, and choose how this device computes."""
+        """Move the target to the drafter's device, and choose how it computes."""
         device = self.trainer.strategy.root_device
         self.target.to(device)
         compile_pointwise(self.compile_parts)
@@ -197,13 +197,13 @@ class DrafterModule(pl.LightningModule):
         log.info("float32 products: %s; compiled: %s; freed memory: %s", products, self.compile_parts, kept)
 
     def teardown(self, stage: str) -> None:
-        """Leave torch as it was."""
+        """Release the source of features, and restore torch's settings."""
         self.source.close()
         self._products.close()
         compile_pointwise(False)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the weights belong to."""
+        """Store the drafter's config beside the weights."""
         assert self.drafter is not None
         checkpoint["drafter_config"] = self.drafter.config.to_json()
 
@@ -308,7 +308,7 @@ class DrafterModule(pl.LightningModule):
         self._run(batch, "val")
 
     def on_validation_epoch_end(self) -> None:
-        """Report the loss and the depth figures."""
+        """Log the loss and the figures of every depth."""
         self._report("val")
 
     def _report(self, stage: str) -> None:

@@ -61,7 +61,7 @@ class RunDirectory:
             self.path = next(name for name in names if self._claimed(name)) if first else next(names)
             return self.path
         self.path = path = Path(out)
-        self._resumed = first and resumes and path.is_dir() and _holds_something(path)
+        self._resumed = first and resumes and path.is_dir() and _is_used(path)
         if first and not self._claimed(path):
             if is_held(path):
                 holder = (path / CLAIM).read_text(encoding="utf-8").strip()
@@ -77,8 +77,8 @@ class RunDirectory:
         return path
 
     def _claimed(self, path: Path) -> bool:
-        """Whether it is this run's now; if not, nothing in it has changed."""
-        if not self._resumed and _holds_something(path):  # before anything is written into what is someone else's
+        """Claim a directory for this run; False leaves it as it was."""
+        if not self._resumed and _is_used(path):  # before anything is written into what is someone else's
             return False
         self._made = not path.exists()
         try:
@@ -86,7 +86,7 @@ class RunDirectory:
         except OSError as error:
             raise explain(error, path) from error
         self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
-        if self._claim is not None and not self._resumed and _holds_something(path):  # a run came and went meanwhile
+        if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
             _release(path, self._claim)
             self._claim = None
         return self._claim is not None
@@ -151,8 +151,8 @@ def is_held(directory: Path) -> bool:
         return False
 
 
-def _holds_something(path: Path) -> bool:
-    """Beside a claim, whose lock says whether anybody has it."""
+def _is_used(path: Path) -> bool:
+    """Whether there is anything but a claim, whose lock says whether a run has it."""
     return path.exists() and (not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir()))
 
 
@@ -192,17 +192,17 @@ def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> li
     changed, refused = [], []
     for key, was, value in pairs(one, two):
         changed.append(key)
-        told = f"{key} was {words(was)}, is {words(value)}"
+        difference = f"{key} was {words(was)}, is {words(value)}"
         if key in LENGTH:
             log.warning(
                 "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "
-                "of a run of the new length", told,
+                "of a run of the new length", difference,
             )  # fmt: skip
         elif any(f"{key}.".startswith(f"{name}.") for name in allowed):
-            log.warning("resuming, allowed: %s", told)
+            log.warning("resuming, allowed: %s", difference)
         elif changes_numbers(key):
             refused.append(key)
-            log.error("  %s", told)
+            log.error("  %s", difference)
     if refused:
         names = ",".join(refused)
         raise ValueError(

@@ -54,7 +54,7 @@ class ObjectiveConfig:
 
 
 class TargetOutputs(NamedTuple):
-    """What the target says about a batch."""
+    """The target's outputs for a batch."""
 
     aux_BTNH: Tensor  # its states at the drafter's boundaries, which the drafter fuses
     final_BTH: Tensor  # its last states after its final norm
@@ -79,7 +79,7 @@ class StepOutput(NamedTuple):
 
     loss: Tensor
     rows: Tensor  # Σ_k decay**k rows_K: what the mean is taken over
-    counts: StepCounts | None  # None where nobody asked for it
+    counts: StepCounts | None  # None where they were not measured
 
 
 def target_outputs(
@@ -188,7 +188,7 @@ class TrainStep(nn.Module):
 
 
 class _Counter:
-    """Counts what the metrics want while the logits are there."""
+    """Counts what the metrics need while a piece's logits are in memory."""
 
     def __init__(self, reached_KS: Tensor) -> None:
         self.reached_KS = reached_KS

@@ -18,7 +18,7 @@ from specdec.drafter import load
 from specdec.nn.optimizers import AdamW, MuonAdamW
 from specdec.training.callbacks import RunRecord
 from specdec.training.checkpoint import RunCheckpoint, contents
-from specdec.training.distributed import FSDP2, whole
+from specdec.training.distributed import FSDP2, unsharded
 from specdec.training.ema import EMA
 from specdec.training.module import DrafterModule
 from tests.tiny import presets
@@ -70,7 +70,7 @@ def program(out: Path) -> None:
         for accumulate in ACCUMULATE:
             module, losses = train(accumulate, 1, strategy=strategy, devices=PROCESSES)
             assert module.drafter is not None
-            found[f"{name} {accumulate}"] = losses, whole(module.drafter).state_dict()
+            found[f"{name} {accumulate}"] = losses, unsharded(module.drafter).state_dict()
     shares = [p.to_local().numel() / p.numel() for p in module.drafter.parameters() if isinstance(p, DTensor)]
     found["shares"] = max(shares) if len(shares) == len(list(module.drafter.parameters())) else 1.0
     found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
@@ -82,7 +82,7 @@ def program(out: Path) -> None:
     half = out / "checkpoints" / f"step-{HALF}.ckpt"
     module, losses = train(2, 1, ckpt_path=half, strategy="fsdp2", devices=PROCESSES)
     assert module.drafter is not None
-    found["resumed"] = losses, whole(module.drafter).state_dict()
+    found["resumed"] = losses, unsharded(module.drafter).state_dict()
     torch.save(found, out / f"{rank}.pt")
 
 

@@ -16,7 +16,7 @@ from specdec.data import Batch, TokenData
 from specdec.data.module import Splits
 from specdec.drafter import Drafter
 from specdec.target import Target, TargetSource
-from specdec.training.distributed import whole
+from specdec.training.distributed import unsharded
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.module import DrafterModule, WarmupCosine
 from specdec.training.noise import FeatureNoise
@@ -52,7 +52,7 @@ class Begin(pl.Callback):
     """Keeps the drafter as it was before the first step."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.drafter: Drafter = copy.deepcopy(whole(pl_module.drafter))  # type: ignore[arg-type]
+        self.drafter: Drafter = copy.deepcopy(unsharded(pl_module.drafter))  # type: ignore[arg-type]
 
 
 def sample(answers: list[int], seed: int = 0) -> Batch:
