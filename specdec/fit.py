@@ -85,11 +85,7 @@ class DrafterCLI(LightningCLI):
         if given.enable_progress_bar is not False:
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
-        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RunCheckpoint):
-                callback.directory = out / "checkpoints"
-        return trainer
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
 
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""

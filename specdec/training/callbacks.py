@@ -198,7 +198,7 @@ class Throughput(pl.Callback):
             self._seconds += self.clock() - self._started
             self._started = None
 
-    on_validation_start = on_save_checkpoint = _pause
+    on_validation_start = on_save_checkpoint = _pause  # type: ignore[assignment]
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Go on after a pause."""

@@ -207,7 +207,7 @@ class RunCheckpoint(Checkpoint):
     def _save(self, trainer: pl.Trainer, numbered: bool = False) -> None:
         """Write the present state once, if it is one between two steps, and remove what is not kept."""
         step, folder = trainer.global_step, self.dirpath
-        if not self._between or step == self._saved or trainer.fast_dev_run or folder is None:
+        if not self._between or step == self._saved or folder is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if numbered and self.save_top_k:
             trainer.save_checkpoint(folder / f"{NAME}{step}.ckpt")

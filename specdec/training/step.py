@@ -254,7 +254,7 @@ class UnrollMetrics(Metric):
     def compute(self) -> dict[str, Tensor]:
         """Every figure as a scalar; a depth that was never reached reports zero."""
         others = len(StepCounts._fields) - 1
-        c = StepCounts(*self.sums[:others], self.sums[others:].T)
+        c = StepCounts._make([*self.sums[:others], self.sums[others:].T])
         weight_N, decay_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.decays)
 
         def mean(top: Tensor, bottom: Tensor) -> Tensor:
