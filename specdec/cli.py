@@ -20,8 +20,7 @@ COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
     "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, or its data, before it is trained"),
-    "plan": ("specdec.plan:main", "memory and speed of a fit on many devices, worked out in one process"),
-    "validate": ("specdec.fit:run", "losses and accuracies of a checkpoint on validation data"),
+    "plan": ("specdec.plan:main", "memory and steps of a fit on many devices, worked out in one process"),
     "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.run:evaluate_command", "acceptance length and speed of a drafter"),
     "compare": ("specdec.evaluation.compare:compare", "whether two evaluations differ by more than chance"),
@@ -50,18 +49,17 @@ COMMANDS = {
     "pretrain": ("specdec.embedded.build:build_target", "build the embedded target"),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "validate", "doctor", "plan", "pretrain"),
+    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
     "serve": ("export", "import", "serve", "bench"),
     "study": ("sweep",),
 }
-SHARED = ("fit", "validate")
+SHARED = ("fit",)
 OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too
 EXAMPLES = {
     "fit": "fit --model.target.source DIR --data ChatData --data.train answers.jsonl --trainer.max_steps 2000",
-    "validate": "validate --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt",
 }
 HELP = Path(__file__).with_name("help.json")
 """The help of every command, so that it is shown at once; ``python -m specdec.cli`` writes it anew."""

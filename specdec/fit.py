@@ -1,10 +1,8 @@
-"""``specdec fit | validate | test``: LightningCLI with run directories that are never overwritten."""
+"""``specdec fit``: LightningCLI with run directories that are never overwritten."""
 
-import contextlib
 import logging
 import signal
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,20 +10,19 @@ from typing import Any, TypeVar
 import torch
 import yaml
 from jsonargparse import ArgumentError
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
-from specdec.training.callbacks import LOSSES, KeyedRandomness, SaveDrafter, StepLosses
+from specdec.training.callbacks import RunRecord, Throughput, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.training.run_directory import RunDirectory, RunRecord, changes_numbers, compare, is_first
-from specdec.training.throughput import Throughput, progress
+from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.utils.command import short
 from specdec.utils.config import compose
 from specdec.utils.config_diff import canonical
@@ -40,9 +37,14 @@ AUTO = "auto"  # for --ckpt_path
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
-    def __init__(self, *args: Any, directory: RunDirectory, composed: Path, **kwargs: Any) -> None:
-        self.directory, self.composed = directory, composed
+    def __init__(self, *args: Any, directory: RunDirectory, **kwargs: Any) -> None:
+        self.directory = directory
         super().__init__(*args, **kwargs)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """``fit`` alone: validation runs within it."""
+        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -54,75 +56,53 @@ class DrafterCLI(LightningCLI):
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
         parser.set_defaults(DEFAULTS)
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse, and remove the file of the composed config: a run that is killed leaves nothing in ``$TMPDIR``."""
-        super().parse_arguments(parser, args)
-        self.composed.unlink(missing_ok=True)
-
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
 
     def before_instantiate_classes(self) -> None:
-        """See that there is a length to train, or a checkpoint to measure."""
-        config = self.config[self.subcommand]
-        strategy_kind(config.trainer.strategy)
-        if self.subcommand != "fit":
-            config.trainer.logger = False
-            if config.get("ckpt_path") is None:
-                raise ValueError(f"{self.subcommand} needs a trained state: give --ckpt_path RUN/checkpoints/last.ckpt")
-            if config.ckpt_path == AUTO:
-                raise ValueError(f"{self.subcommand} measures one checkpoint: name its file instead of auto")
-            return
-        if config.trainer.max_steps == -1 and config.trainer.max_epochs in (None, -1):
-            if config.trainer.max_epochs == -1 or config.trainer.max_time is not None:
+        """See that the strategy is one to train under, and that there is a length to train."""
+        given = self.config.fit.trainer
+        strategy_kind(given.strategy)
+        if given.max_steps == -1 and given.max_epochs in (None, -1):
+            if given.max_epochs == -1 or given.max_time is not None:
                 raise ValueError(
                     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
                     "trainer.max_time can only end it earlier"
                 )
-            config.trainer.max_epochs = 1  # Lightning's own default is a thousand
+            given.max_epochs = 1  # Lightning's own default is a thousand
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
-        out, callbacks, given = None, list[Callback](), self.config_init[self.subcommand].trainer
-        if self.subcommand == "fit":
-            out, seed = self._choose(), self.config[self.subcommand].seed_everything
-            callbacks = [KeyedRandomness(torch.initial_seed() if seed is False else seed), Throughput()]
+        given, seed = self.config_init.fit.trainer, self.config.fit.seed_everything
+        out = self._choose()
+        given.default_root_dir = str(out)
+        if given.logger in (None, True):
+            kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
+        kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
+        key = torch.initial_seed() if seed is False else seed
+        record = RunRecord(out, key, self._dumped(), provenance(seed=seed))
+        callbacks = [*_listed(given.callbacks), record, Throughput()]
         if given.enable_progress_bar is not False:
-            bar = progress()
-            callbacks.append(bar)
-            kwargs["enable_progress_bar"] = isinstance(bar, ProgressBar)
-        if out is not None:
-            self.directory.record = RunRecord(out, self._dumped(), provenance(seed=seed))
-            callbacks += [self.directory.record, SaveDrafter(out / "drafter"), StepLosses(out / LOSSES)]
-            given.default_root_dir = str(out)
-            if given.logger in (None, True):
-                kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
-        plugins = given.plugins or []
-        kwargs["plugins"] = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks += callbacks  # type: ignore[attr-defined]
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, RunCheckpoint) and out is not None:
-                callback.dirpath = str(out / "checkpoints")
-        return trainer
+            callbacks.append(progress())
+            kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
+        return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
 
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""
-        config = self.config[self.subcommand]
-        first = is_first(config.trainer.devices, config.trainer.num_nodes)
+        config = self.config.fit
         given = config.get("ckpt_path")
         if given == AUTO and config.out is None:
             raise ValueError("--ckpt_path auto goes on with the run in --out: give --out RUN")
         resumes = given == AUTO
         if given is not None and config.out is not None:
             resumes = resumes or Path(config.out).resolve() in Path(given).resolve().parents
-        out = self.directory.choose(config.out, resumes, first)
+        out = self.directory.choose(config.out, resumes, is_first(config.trainer.devices, config.trainer.num_nodes))
         config.out = str(out)
         if given is None:
             return out
         last = newest(out / "checkpoints")
         begin = last if given == AUTO else Path(given)
-        config.ckpt_path = self.config_init[self.subcommand].ckpt_path = None if begin is None else str(begin)
+        config.ckpt_path = self.config_init.fit.ckpt_path = None if begin is None else str(begin)
         if begin is None:
             log.info("%s: no checkpoint yet: training from the start", out)
             return out
@@ -139,21 +119,21 @@ class DrafterCLI(LightningCLI):
 
     def _dumped(self) -> str:
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
-        given = self.config[self.subcommand].clone()
+        given = self.config.fit.clone()
         given.pop("config", None)
-        config = yaml.safe_load(self._parser(self.subcommand).dump(given, skip_none=False))
+        config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
         return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
+def _listed(given: Any) -> list[Any]:
+    """One, several or none, as a list."""
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
 class Configured(DrafterCLI):
     """The parts of a run, built from the same arguments as ``specdec fit``'s, and no trainer."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """``fit`` alone: the parsers of the others would take three quarters of the time."""
-        return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def instantiate_classes(self) -> None:
         """Model and data alone."""
@@ -169,29 +149,26 @@ class Configured(DrafterCLI):
 
 
 def run(subcommand: str, args: list[str]) -> int:
-    """Run ``fit``, ``validate`` or ``test``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
+    """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
     """
-    terminated = False
 
-    def note(signum: int, frame: object) -> None:
-        nonlocal terminated
-        terminated = True
-        if signal.getsignal(signal.SIGTERM) is note:  # Lightning does not listen yet: there is nothing to save
-            raise SystemExit
+    def end(signum: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGTERM) is end:  # Lightning does not listen yet: there is nothing to save
+            raise SIGTERMException
 
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, note)  # Lightning calls it beside its own graceful stop
+    signal.signal(signal.SIGTERM, end)  # Lightning calls it beside its own graceful stop
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
     try:
         with RunDirectory() as directory:
             configured(DrafterCLI, subcommand, args, directory)
+    except SIGTERMException:
+        return 128 + signal.SIGTERM
     except SystemExit as error:
-        if terminated:
-            return 128 + signal.SIGTERM
         if error.code == 1:  # what Lightning does after Ctrl-C
             return 128 + signal.SIGINT
         return error.code if isinstance(error.code, int) else 0
@@ -210,32 +187,26 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
     """
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=known)
+    for adverts in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero"):  # and hints for the notebook
+        logging.getLogger(adverts).setLevel(logging.WARNING)
     config, rest = compose(args)
-    with quiet_torch(), tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-        yaml.safe_dump(config, file, sort_keys=False)
-        file.flush()
-        files = ["--config", file.name] if config else []
-        try:
-            return kind(
-                DrafterModule,
-                TokenData,
-                subclass_mode_data=True,
-                save_config_callback=None,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
-                parser_kwargs=PARSER | dict.fromkeys(kind.subcommands(), PARSER),
-                args=[subcommand, *files, *rest],
-                directory=directory,
-                composed=Path(file.name),
-            )
-        except ArgumentError as error:
-            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
-        except (FileNotFoundError, MisconfigurationException) as error:
-            raise ValueError(short(str(error))) from error
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+    composed = ["--config", yaml.safe_dump(config, sort_keys=False)] if config else []
+    try:
+        return kind(
+            DrafterModule,
+            TokenData,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            trainer_defaults={"use_distributed_sampler": False, "gradient_clip_val": 0.5, "devices": 1},
+            parser_kwargs=PARSER | {"fit": PARSER},
+            args=[subcommand, *composed, *rest],
+            directory=directory,
+        )
+    except (ArgumentError, FileNotFoundError, MisconfigurationException) as error:
+        raise ValueError(short(str(error))) from error
 
 
 KNOWN_WARNINGS = (
@@ -243,21 +214,5 @@ KNOWN_WARNINGS = (
     ".*LeafSpec.*",
     "LightningCLI's args parameter is intended",  # sys.argv is for the processes that it starts
     "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
-    "The dirpath has changed from",  # a resumed run whose directory was moved
-    "Checkpoint directory .* exists and is not empty",  # it is: the run is resumed
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}
-
-
-@contextlib.contextmanager
-def quiet_torch() -> Any:
-    """Lightning's adverts and hints for the notebook are not for a log."""
-    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

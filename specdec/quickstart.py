@@ -40,16 +40,21 @@ def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) 
         ValueError: the run directory belongs to something else, or a step cannot be done.
     """
     out = out or runs_folder() / "quickstart"
-    console, begin = Console(), time.monotonic()
+    console, begin, mark = Console(), time.monotonic(), out / "quickstart.json"
     plan: dict[str, Any] = {"quickstart": 1, "seed": seed, "shapes": list(SHAPES), "new_tokens": NEW_TOKENS}
-    _claim(out, plan)
-    target = embedded_target()
-    precision = native_precision()
+    if mark.exists():
+        if read_json(mark) != plan:
+            raise ValueError(f"{out} holds a quickstart with other settings: choose another --out or remove it")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already and is no quickstart run: choose another --out")
+    else:
+        write_json(mark, plan)
+    target, precision, prompts = embedded_target(), native_precision(), out / "prompts.jsonl"
     dtype = "bfloat16" if precision == "bf16-mixed" else "float32"  # the evaluation is in float32 in any case
     fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out)]
     fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]
-    prompts = out / "prompts.jsonl"
-    evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts), "--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]  # fmt: skip # noqa: E501
+    evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts)]
+    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]
     evaluate_args += [] if compile else ["--compile", "false"]
     commands = [["specdec", "pretrain"], ["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
@@ -72,36 +77,21 @@ def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) 
         metrics = evaluate(config)
     print_results(metrics, console)
     console.rule("specdec quickstart")
-    console.print(
-        _closing(out, target, metrics, time.monotonic() - begin), soft_wrap=True, highlight=False, markup=False
-    )
+    text = _closing(out, read_record(target), metrics["results"], time.monotonic() - begin)
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
 
-def _claim(out: Path, plan: dict[str, Any]) -> None:
-    """Make the run directory, or check that it is this run's."""
-    mark = out / "quickstart.json"
-    if mark.exists():
-        if read_json(mark) != plan:
-            raise ValueError(f"{out} holds a quickstart with other settings: choose another --out or remove it")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already and is no quickstart run: choose another --out")
-    else:
-        write_json(mark, plan)
-
-
-def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -> str:
-    record = read_record(target)
-    chain, tree = metrics["results"]
-    same = sum(result["identical_outputs"] for result in metrics["results"])
-    compared = sum(result["compared_outputs"] for result in metrics["results"])
+def _closing(out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float) -> str:
+    same, compared = (sum(result[f"{kind}_outputs"] for result in results) for kind in ("identical", "compared"))
+    accepted = "".join(
+        f"  {result['shape']}: {result['acceptance_length']['mean']:.2f} tokens per target pass, "
+        f"{result['speedup']:.2f}x the speed of plain decoding\n"
+        for result in results
+    )
     return (
-        f"An EAGLE-3.1 drafter for a {record['parameters'] / 1e6:.1f}M-parameter Llama trained on this machine "
-        f"(held-out loss {record['held_out_loss']:.2f} nats):\n"
-        f"  {chain['shape']}: {chain['acceptance_length']['mean']:.2f} tokens per target pass, "
-        f"{chain['speedup']:.2f}x the speed of plain decoding\n"
-        f"  {tree['shape']}: {tree['acceptance_length']['mean']:.2f} tokens per target pass, "
-        f"{tree['speedup']:.2f}x\n"
+        f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama trained on this machine "
+        f"(held-out loss {target['held_out_loss']:.2f} nats):\n{accepted}"
         f"  {same} of {compared} outputs are the target's own, token for token\n"
         f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, report.png, config.yaml, commands.sh\n\n"
         "Next:\n"

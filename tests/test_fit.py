@@ -123,14 +123,6 @@ def test_a_checkpoint_of_another_config_is_refused(
     assert message in error[-1]
 
 
-def test_validate_reports_a_checkpoint(base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
-    assert run("fit", [*base, "--out", str(out)]) == 0
-    capsys.readouterr()
-    assert run("validate", [*base, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
-    assert "val/expected_acceptance_0" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "not found"), (b"PK no checkpoint", "damaged"), (b"", "damaged")]
 )

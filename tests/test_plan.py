@@ -1,9 +1,10 @@
-"""``specdec plan``: what it works out beside what a run has, from configs alone and from a run's log."""
+"""``specdec plan``: what it works out from configs alone, beside what a run has."""
 
 import json
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,48 +27,40 @@ def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatc
     return [f"--{name}={value}" for name, value in given.items()]
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, dict[str, float]]:
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["plan", "--json", *args]) == 0
-    found: dict[str, dict[str, float]] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_a_measured_run_is_what_was_planned(
+def test_a_run_is_what_was_planned(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Parameters are the saved drafter's, memory what the run estimated, and the speed of one process its own."""
+    """Parameters are the saved drafter's, memory what the run estimated."""
     caplog.set_level(logging.INFO, logger="specdec")
-    out, flags = tmp_path / "run", {"max_steps": 5, "log_every_n_steps": 1, "limit_val_batches": 0}
+    out, flags = tmp_path / "run", {"max_steps": 1, "log_every_n_steps": 1, "limit_val_batches": 0}
     assert run("fit", [*base, *(f"--trainer.{name}={value}" for name, value in flags.items()), f"--out={out}"]) == 0
     estimated = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("estimated memory"))
-    found = told(capsys, "--world=1", f"--measured_run={out}", *base)
-    plan, drafter = found["arithmetic"], load(out / "drafter")
+    plan, drafter = told(capsys, "--world=1", *base), load(out / "drafter")
     frozen = drafter.embed_tokens.weight.numel()
     assert plan["drafter_frozen_parameters"] == frozen
     assert plan["drafter_trainable_parameters"] == sum(p.numel() for p in drafter.parameters()) - frozen
-    assert estimated.startswith(f"estimated memory: {plan['memory_bytes_per_process']['total'] / 1e6:,.0f} MB")  # type: ignore[index]
+    assert estimated.startswith(f"estimated memory: {plan['memory_bytes_per_process']['total'] / 1e6:,.0f} MB")
     assert plan["tokens_per_step"] == 64 and plan["steps_per_epoch"] == -(-plan["train_rows"] // 2)
-    assert found["measured"]["estimated_bytes_of_that_run"] == plan["memory_bytes_per_process"]["total"]  # type: ignore[index]
-    each = found["measured"]["tokens_per_second_per_process"]
-    assert found["extrapolated"]["tokens_per_second"] == pytest.approx(each)
-    wider = told(capsys, "--world=4", f"--measured_run={out}", *base, "--model.ttt_steps=6")["extrapolated"]
-    assert wider["tokens_per_second"] == pytest.approx(4 * wider["tokens_per_second_per_process"])
-    assert 0 < wider["tokens_per_second_per_process"] < 0.9 * each  # a longer unroll is more work for a token
 
 
 def test_shards_of_many_processes(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    one = told(capsys, "--world=1", *base)["arithmetic"]
+    one = told(capsys, "--world=1", *base)
     for strategy in ("ddp", "fsdp2"):
         more = ("--trainer.accumulate_grad_batches=3", f"--trainer.strategy={strategy}")
-        four = told(capsys, "--world=4", *base, *more)["arithmetic"]
+        four = told(capsys, "--world=4", *base, *more)
         assert four["tokens_per_step"] == 4 * 3 * one["tokens_per_step"]
         parts, whole = four["memory_bytes_per_process"], one["memory_bytes_per_process"]
         shards = 4 if strategy == "fsdp2" else 1
         for part in ("weights", "gradients", "optimizer"):
-            assert parts[part] == whole[part] // shards  # type: ignore[index]
-        assert parts["activations"] == whole["activations"] and parts["exchange"] > whole["exchange"] == 0  # type: ignore[index]
-        assert (four["bytes_gathered_per_step_and_process"] > 0) == (strategy == "fsdp2")
+            assert parts[part] == whole[part] // shards
+        assert parts["activations"] == whole["activations"] and parts["exchange"] > whole["exchange"] == 0
 
 
 def test_a_config_without_weights_is_enough(
@@ -89,9 +82,9 @@ def test_a_config_without_weights_is_enough(
     (large / "config.json").write_text(json.dumps(config))
     assert {p.device.type for p in skeleton(str(large), None, False).parameters()} == {"meta"}
     more = [f"--model.target.source={large}", "--model.target.dtype=bfloat16", "--model.drafter.draft_vocab_size=32000"]
-    plan = told(capsys, "--world=8", *base, *more)["arithmetic"]
+    plan = told(capsys, "--world=8", *base, *more)
     assert plan["target_parameters"] == 8_030_261_248
-    assert plan["memory_bytes_per_process"]["target"] == 2 * 8_030_261_248  # type: ignore[index]
+    assert plan["memory_bytes_per_process"]["target"] == 2 * 8_030_261_248
     assert isinstance(plan["train_rows"], str) and plan["steps_per_epoch"] is None  # it has no tokenizer
 
 
@@ -99,19 +92,16 @@ def test_short_names_of_precisions_are_lightnings(base: list[str], capsys: pytes
     planned = {}
     for name in ("bf16", "bf16-mixed", "16", "16-mixed", "32", "32-true", "64", "64-true", "bf16-true"):
         args = ("--world=2", *base, f"--trainer.precision={name}")
-        planned[name] = told(capsys, *args)["arithmetic"]["memory_bytes_per_process"]
+        planned[name] = told(capsys, *args)["memory_bytes_per_process"]
     for short, full in (("bf16", "bf16-mixed"), ("16", "16-mixed"), ("32", "32-true"), ("64", "64-true")):
         assert planned[short] == planned[full]
     assert len({str(planned[name]) for name in ("bf16", "32", "64", "bf16-true")}) == 4
 
 
-def test_what_it_cannot_say_is_one_line(
-    base: list[str], tmp_path: Path, target_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_it_cannot_say_is_one_line(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for args, message in (
         (["--world=0"], "--world"),
         (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork, fsdp2"),
-        (["--world=2", f"--measured_run={tmp_path}"], "no run of specdec fit"),
         (["--world=2", "--trainer.max_step=3"], "max_step"),
         (["--world=2", "--trainer.precision=transformer-engine"], "trainer.precision=transformer-engine: plan knows"),
     ):
@@ -119,7 +109,7 @@ def test_what_it_cannot_say_is_one_line(
         assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_table_without_a_measurement(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--world=2", *base]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line[1:2].strip()] == ["arithmetic", "speed"]
+    assert lines[0].split() == ["processes", "2"] and "memory of a process, MB: total" in lines[-1]

@@ -8,11 +8,10 @@ Legend: B batch, T nodes, N aux layers, H hidden, W queries, keys and values of 
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from specdec.utils.config_diff import class_name
 from specdec.utils.imports import FLAG, ensure
@@ -141,33 +140,6 @@ def dry_run(drafter: "Drafter") -> None:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-class PartFlops(NamedTuple):
-    """Floating point operations per token of the parts that differ from design to design, in matrix products."""
-
-    fuse: int  # the target's states to a feature, once for each token
-    read: int  # the entry's share of the token embedding, once for each token, however many steps read it
-    enter: int  # the entry's share of the feature, in every step
-
-
-@torch.no_grad()
-def part_flops(config: "DrafterConfig") -> PartFlops:
-    """Count a design's operations as torch runs it, on the meta device: a user's own parts are counted as ours are."""
-    with torch.device("meta"):
-        norms, fusion = config.norms.build(config), config.fusion.build(config)
-        entry: Any = config.entry.build(config)
-        aux_BTNH = torch.empty(B, T, len(config.aux_layers), config.target_hidden_size)
-        h_BTH = torch.empty(B, T, config.hidden_size)
-        read = entry.read(h_BTH)
-        return PartFlops(_flops(fusion, aux_BTNH), _flops(entry.read, h_BTH), _flops(entry, read, h_BTH, h_BTH, norms))
-
-
-def _flops(run: Callable[..., Any], *inputs: Any) -> int:
-    """Per token."""
-    with FlopCounterMode(display=False) as counter:
-        run(*inputs)
-    return counter.get_total_flops() // (B * T)
 
 
 def _call(part: str, module: Callable[..., Any], *inputs: Any) -> Any:

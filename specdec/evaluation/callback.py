@@ -20,7 +20,7 @@ from specdec.evaluation.answers import Answer
 from specdec.evaluation.metrics import acceptance_length, accepted_per_position
 from specdec.evaluation.prompts import PromptConversation, Skipped, load_prompts, next_ids
 from specdec.target import Target
-from specdec.training.distributed import whole
+from specdec.training.distributed import unsharded
 from specdec.training.module import DrafterModule
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class AcceptanceLength(ValidationCallback):
 
 def decoding_copy(drafter: Drafter, target: Target) -> Drafter:
     """The drafter with its present weights and mode, in the target's dtype and on its device; of all processes."""
-    return copy.deepcopy(whole(drafter)).requires_grad_(False).to(device=target.device, dtype=target.dtype)
+    return copy.deepcopy(unsharded(drafter)).requires_grad_(False).to(device=target.device, dtype=target.dtype)
 
 
 def of_all_processes(answers: list[Answer]) -> list[Answer]:

@@ -19,16 +19,13 @@ from specdec.utils.config_diff import canonical, pairs, words
 
 log = logging.getLogger(__name__)
 
-# of these a design says nothing: another's drafter may have its own, and keeps them
+# a design does not set these: a saved drafter keeps its own
 KEPT = {"num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope", "max_position_embeddings"}
 OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
 
 class Start:
     """Base of the starts: a frozen spec."""
-
-    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
-        """Raise ValueError if such a drafter cannot be trained from here with these parts frozen."""
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """A drafter, all of it trainable; ``counts_V``: int64, how often training data supervise each id."""
@@ -38,14 +35,6 @@ class Start:
 @dataclass(frozen=True)
 class FromTarget(Start):
     """Embedding, head and output norm as the target's, the rest at random."""
-
-    def check(self, config: DrafterConfig, train_embed: bool, train_head: bool) -> None:
-        """Another width has nothing to start from."""
-        if config.hidden_size != config.target_hidden_size and not (train_embed and train_head):
-            raise ValueError(
-                f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
-                "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
-            )
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """With the draft vocabulary that the training data asks for."""
@@ -65,17 +54,17 @@ class FromDrafter(Start):
     directory: str
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
-        """The saved one, which from now on is this target's; ValueError if target or design differ."""
+        """The saved drafter, bound to this target; ValueError if target or design differ."""
         saved = load(self.directory, dtype=torch.get_default_dtype())
         one, two = canonical(saved.config.to_json()), canonical(config.to_json())
         found = [(key, a, b) for key, a, b in pairs(one, two) if key.partition(".")[0] not in KEPT | {"target"}]
         if other := [f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET]:
             raise ValueError(f"{self.directory}: the drafter is for another target, of {'; '.join(other)}")
         if found:
-            told = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
+            differences = "; ".join(f"{key} is {words(a)}, not {words(b)}" for key, a, b in found)
             raise ValueError(
-                f"{self.directory}: the drafter is not of the design in model.drafter: {told}: set model.drafter to "
-                "the drafter's own"
+                f"{self.directory}: the drafter is not of the design in model.drafter: {differences}: set "
+                "model.drafter to the drafter's own"
             )
         if saved.config.target.get("fingerprint") != target.identity["fingerprint"]:
             source = saved.config.target.get("source")
@@ -142,10 +131,15 @@ def check(
     train_head: bool,
     ttt_steps: int,
 ) -> None:
-    """Raise ValueError for what can be said before target, which has so many positions, and data are loaded."""
+    """Raise ValueError for what is wrong before target and data are loaded; ``positions``: the target's maximum."""
     if seq_len > positions:
         raise ValueError(f"data.seq_len {seq_len} exceeds the target's {positions} positions")
-    start.check(config, train_embed, train_head)
+    narrow = config.hidden_size != config.target_hidden_size
+    if isinstance(start, FromTarget) and narrow and not (train_embed and train_head):
+        raise ValueError(
+            f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
+            "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
+        )
     if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
         raise ValueError(
             f"attention_window {config.attention_window} is less than ttt_steps {ttt_steps}: in the unroll a node "

@@ -50,7 +50,7 @@ def shard(step: TrainStep, mesh: DeviceMesh) -> None:
     fully_shard(step, mesh=mesh)
 
 
-def whole(drafter: Drafter) -> Drafter:
+def unsharded(drafter: Drafter) -> Drafter:
     """The drafter; where it lies in shards, a copy with all of its weights, for which every process has to ask."""
     tensors = drafter.state_dict()
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):

@@ -5,8 +5,7 @@ are worked out once and serve every unroll step. Each piece's draft logits are m
 gradients by the head's input and by its weight remain for the backward pass.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
-(slots of one step in a piece), H hidden, D draft vocabulary, W columns of a block of the target's vocabulary,
-U positions asked for by any slot.
+(slots of one step in a piece), H hidden, D draft vocabulary, U positions needed by any slot.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,7 +35,7 @@ class TargetProbs(NamedTuple):
     known_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
 
     def at(self, index: Index) -> "TargetProbs":
-        """Some of the positions; what is not known of any costs nothing."""
+        """The distribution at some of the positions; what was not computed is not copied."""
         rows = index if isinstance(index, slice) else slice(len(index))
         return TargetProbs(*(x[index if x.stride(0) else rows] for x in self))
 
@@ -62,15 +61,24 @@ class TargetHead:
         """The distribution at states after the target's final norm."""
         C, kind = len(final_CH), wide(final_CH.dtype)
         mass = "log_mass_R" in self.reads
-        greatest_C = total_C = None
+        ids_D = self.vocab.target_ids_D
+        greatest_C = total_C = None  # of all logits, and their log-sum-exp
         if self.vocab.complete:
             draft_CD = self.target.logits(final_CH[None])[0].to(kind, copy=True)
         elif not (mass or self.known):
-            draft_CD = self.target.logits(final_CH[None], self.vocab.target_ids_D)[0].to(kind, copy=True)
+            draft_CD = self.target.logits(final_CH[None], ids_D)[0].to(kind, copy=True)
         else:
-            draft_CD, greatest_C, total_C = self._stream(final_CH, mass)
+            draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=kind)
+            greatest_C = draft_CD.new_full((C,), float("-inf"))
+            total_C = greatest_C.clone()
+            for (v0, d0), (v1, d1) in self._blocks:
+                logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
+                draft_CD[:, d0:d1] = logits.index_select(1, ids_D[d0:d1] - v0)
+                greatest_C = torch.maximum(greatest_C, logits.amax(-1).to(kind))
+                if mass:
+                    total_C = torch.logaddexp(total_C, logits.to(kind).logsumexp(-1))
         logits_CD = draft_CD.clone() if "log_p_RD" in self.reads else draft_CD
-        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else self.vocab.target_ids_D.new_full((C,), -1)
+        token_C = draft_CD.argmax(-1) if "token_R" in self.reads else ids_D.new_full((C,), -1)
         p_CD = draft_CD
         top_C, lse_C = _softmax_(p_CD)
         known_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
@@ -81,19 +89,6 @@ class TargetHead:
             log_mass_C = torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
         return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, known_C)
 
-    def _stream(self, final_CH: Tensor, mass: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits on the draft vocabulary, (C, D), and the greatest of all and, if asked for, their log-sum-exp."""
-        C, ids_D = len(final_CH), self.vocab.target_ids_D
-        draft_CD = final_CH.new_empty((C, len(ids_D)), dtype=wide(final_CH.dtype))
-        greatest_C = draft_CD.new_full((C,), float("-inf"))
-        total_C = greatest_C.clone()
-        for (v0, d0), (v1, d1) in self._blocks:
-            logits = self.target.logits(final_CH[None], slice(v0, v1))[0]
-            greatest_C = torch.maximum(greatest_C, _take(logits, ids_D[d0:d1] - v0, draft_CD[:, d0:d1]))
-            if mass:
-                total_C = torch.logaddexp(total_C, logits.to(draft_CD.dtype).logsumexp(-1))
-        return draft_CD, greatest_C, total_C
-
 
 @pointwise
 def _softmax_(logits_CD: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,13 +98,6 @@ def _softmax_(logits_CD: Tensor) -> tuple[Tensor, Tensor]:
     total_C = e_CD.sum(-1)
     logits_CD.copy_(e_CD / total_C[:, None])
     return top_C, top_C + total_C.log()
-
-
-@pointwise
-def _take(logits_CW: Tensor, at_D: Tensor, into_CD: Tensor) -> Tensor:
-    """Copy some columns; the greatest logit of all."""
-    into_CD.copy_(logits_CW.index_select(1, at_D))
-    return logits_CW.amax(-1).to(into_CD.dtype)
 
 
 class StepSlots(NamedTuple):
@@ -138,11 +126,11 @@ def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Ite
     """
     K, S = len(trained_KBT), trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
-    asked_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
+    needed_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
     for k in range(min(K, S - 1)):
-        asked_S[1 + k :] |= trained_KS[k, : S - 1 - k]
-    positions_U = asked_S.nonzero()[:, 0]
-    rank_S = asked_S.cumsum(0) - 1
+        needed_S[1 + k :] |= trained_KS[k, : S - 1 - k]
+    positions_U = needed_S.nonzero()[:, 0]
+    rank_S = needed_S.cumsum(0) - 1
     slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
     places = slots if kept is None else [kept.place_S[at] for at in slots]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
@@ -174,15 +162,8 @@ class HeadTask(NamedTuple):
     watch: Callable[[int, Index, Tensor, TargetProbs], None] | None  # step, slots, logits, probabilities
 
 
-class HeadSums(NamedTuple):
-    """Of the trained rows."""
-
-    count_K: Tensor  # rows that count, float32 or wider
-    loss_KN: Tensor  # their losses, by term
-
-
-def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, HeadSums]:
-    """The mean loss over the rows that count, and the sums that it was made of.
+def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean loss over the rows that count; how many count, (K,) in float32 or wider; their losses by term, (K, N).
 
     ``Σ_k decay**k Σ_rows loss / Σ_k decay**k rows``: one denominator for all, so that the mean over several batches
     or ranks is the rows' mean. No row gives loss zero and zero gradients.
@@ -193,8 +174,7 @@ def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tu
     """
     # inside the function gradients look wanted under no_grad too
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
-    loss, count_K, loss_KN = _HeadLoss.apply(task, graded, weight_DH, *normed)
-    return loss, HeadSums(count_K, loss_KN)
+    return _HeadLoss.apply(task, graded, weight_DH, *normed)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -125,18 +125,16 @@ class SmoothL1(FeatureLoss):
     def check(self, spec: "DrafterSpec") -> None:
         """Raise ValueError unless the state stands where the target's post-final-norm state stands: read from it, fed
         back in its place, and read by the target's own head."""
-        fusion = type(spec.fusion).__name__
-        reasons = []
-        if spec.fusion.mixes or not spec.fusion.final_norm:
-            reasons.append(f"fusion {fusion} does not feed the target's last normed state (set fusion LastLayer)")
-        if spec.norms.output:
-            reasons.append("norms.output=true normalises the state once more (set norms.output=false)")
-        if spec.head != "target":
-            reasons.append(f"head={spec.head} reads a space of its own (set head=target)")
-        if reasons:
+        wrong = {
+            "fusion LastLayer": spec.fusion.mixes or not spec.fusion.final_norm,
+            "norms.output=false": bool(spec.norms.output),
+            "head=target": spec.head != "target",
+        }
+        if any(wrong.values()):
             raise ValueError(
                 "loss SmoothL1 compares the drafter's state with the target's, and this design's state is in another "
-                f"space: {'; '.join(reasons)}; or leave SmoothL1 out of model.loss"
+                f"space: set {', '.join(name for name, is_wrong in wrong.items() if is_wrong)}; or leave SmoothL1 out "
+                "of model.loss"
             )
 
     def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ Legend: B batch, T tokens, N aux layers, H hidden.
 import contextlib
 import dataclasses
 import logging
+import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -16,26 +18,25 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec
 from specdec.features import Features, FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
-from specdec.target.loading import DTYPES
 from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint
-from specdec.training.cost import MemoryNeed, Precision, memory_need
 from specdec.training.distributed import is_sharded, local, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
-from specdec.training.recipe import FeatureNoise, NoNoise, WarmupCosine, check_rows, noisy, total_steps
+from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 
 log = logging.getLogger(__name__)
 
-STAGES = ("train", "val", "test")
+STAGES = ("train", "val")
 DEFAULTS: dict[str, Any] = {
     "data": {"class_path": "specdec.embedded.data.EmbeddedData"},
     "model.optimizer": {
@@ -46,9 +47,31 @@ DEFAULTS: dict[str, Any] = {
 """What a config that does not say trains with."""
 
 
-class _TearDown(pl.Callback):
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        pl_module.teardown("exception")
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Linear warm-up, then half a cosine down to a fraction of the peak.
+
+    Args:
+        warmup: share of all steps spent warming up.
+        floor: last learning rate as a share of the peak.
+    """
+
+    warmup: float = 0.03
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1 or not 0 <= self.floor <= 1:
+            raise ValueError(
+                f"schedule: warmup must lie in [0, 1) and floor in [0, 1], not {self.warmup}, {self.floor}"
+            )
+
+    def factor(self, step: int, total: int) -> float:
+        """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
+        warm = max(1, round(self.warmup * total))
+        if step < warm:
+            return (step + 1) / warm
+        done = min(1.0, (step - warm) / max(1, total - warm))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class DrafterModule(pl.LightningModule):
@@ -89,7 +112,7 @@ class DrafterModule(pl.LightningModule):
         train_embed: bool = False,
         train_head: bool = True,
         optimizer: OptimizerCallable = lambda p: AdamW(p),
-        schedule: WarmupCosine = WarmupCosine(),  # noqa: B008  frozen
+        schedule: WarmupCosine = WarmupCosine(),
         attention: Literal["auto", "dense", "blocked", "flex"] = "auto",
         recompute: bool = False,
         compile: bool = False,
@@ -139,16 +162,6 @@ class DrafterModule(pl.LightningModule):
         """Unroll steps K."""
         return self.objective.steps
 
-    def memory_need(
-        self, config: DrafterConfig, B: int, T: int, trained_in: Precision, target_bytes: int, world: int, sharded: bool
-    ) -> MemoryNeed:
-        """What training such a drafter needs; see :func:`specdec.training.cost.memory_need`."""
-        return memory_need(
-            config, self.objective, B, T, trained_in=trained_in, train_embed=self.train_embed,
-            train_head=self.train_head, target_bytes=target_bytes, target_dtype=DTYPES[self.target_source.dtype],
-            world=world, sharded=sharded,
-        )  # fmt: skip
-
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
         if self.train_step is None:
@@ -156,7 +169,7 @@ class DrafterModule(pl.LightningModule):
             device = self.trainer.strategy.root_device
             drafter = self.build(data)
             self.open(data, drafter)
-            check_rows(self.trainer, data, self.source.first_rows)
+            self._check_rows(data)
             name, kernel = unroll_kernel(self.attention, device)
             log.info("unroll attention: %s", name)
             self.objective = dataclasses.replace(self.objective, kernel=kernel)
@@ -169,13 +182,13 @@ class DrafterModule(pl.LightningModule):
         return build(self.spec, self.target, data, self.start, self.train_embed, self.train_head, self.objective.steps)
 
     def open(self, data: TokenData, drafter: Drafter) -> None:
-        """Let the target's features of these data be had from where the run has them."""
+        """Open the source of the target's features of this data."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
         data.companion = self.source
 
     def setup(self, stage: str) -> None:
-        """Put the target beside the drafter, and choose how this device computes."""
+        """Move the target to the drafter's device, and choose how it computes."""
         device = self.trainer.strategy.root_device
         self.target.to(device)
         compile_pointwise(self.compile_parts)
@@ -183,18 +196,14 @@ class DrafterModule(pl.LightningModule):
         kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
         log.info("float32 products: %s; compiled: %s; freed memory: %s", products, self.compile_parts, kept)
 
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Lightning tears no module down after an error."""
-        return [_TearDown()]
-
     def teardown(self, stage: str) -> None:
-        """Leave torch as it was."""
+        """Release the source of features, and restore torch's settings."""
         self.source.close()
         self._products.close()
         compile_pointwise(False)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what the weights belong to."""
+        """Store the drafter's config beside the weights."""
         assert self.drafter is not None
         checkpoint["drafter_config"] = self.drafter.config.to_json()
 
@@ -208,8 +217,33 @@ class DrafterModule(pl.LightningModule):
         assert self.drafter is not None
         named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
         optimizer = self.make_optimizer(named)
-        scheduler = self.schedule.build(optimizer, total_steps(self.trainer))
+        total = self._total_steps()
+        scheduler = LambdaLR(optimizer, lambda step: self.schedule.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _total_steps(self) -> int:
+        """Optimizer steps of the whole run; ValueError if neither steps nor epochs are set."""
+        trainer = self.trainer  # whose estimated_stepping_batches loses the loader's state in a resumed run
+        if trainer.max_steps > 0:
+            return trainer.max_steps
+        if not trainer.max_epochs or trainer.max_epochs < 0:
+            raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
+        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # type: ignore[attr-defined]
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
+
+    def _check_rows(self, data: TokenData) -> None:
+        """Refuse, before the first step, a run that draws more training rows than its features have."""
+        trainer, first_rows = self.trainer, self.source.first_rows
+        if first_rows is None or trainer.state.fn != "fit":
+            return
+        drawn = self._total_steps() * trainer.accumulate_grad_batches * data.batch_size * trainer.world_size
+        drawn = min(drawn, len(data.splits.train.ids_BT))
+        if drawn > first_rows:
+            raise ValueError(
+                f"the cache of features has the first {first_rows:,} training rows alone, fewer than this run draws: "
+                f"run specdec cache with --first_rows {drawn}, into another directory"
+            )
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         """The target's outputs, with noise in training, then the drafter's step; figures go to the stage's metrics."""
@@ -273,17 +307,9 @@ class DrafterModule(pl.LightningModule):
         """The same loss and figures on held-out rows."""
         self._run(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """As validation."""
-        self._run(batch, "test")
-
     def on_validation_epoch_end(self) -> None:
-        """Report the loss and the depth figures."""
+        """Log the loss and the figures of every depth."""
         self._report("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Report the loss and the depth figures."""
-        self._report("test")
 
     def _report(self, stage: str) -> None:
         metric = self.metrics[STAGES.index(stage)]

@@ -1,4 +1,4 @@
-"""The directory of one run: held while it lasts, told what the run is, gone on with under the same settings alone."""
+"""The directory of one run: claimed while the run lasts, and gone on with under the same settings alone."""
 
 import contextlib
 import fcntl
@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-import lightning.pytorch as pl
-import yaml
-
 from specdec.training.checkpoint import contents
 from specdec.utils.config import run_names
 from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, lock_now, write_json, write_text
+from specdec.utils.files import explain, lock_now
 
 log = logging.getLogger(__name__)
 
+LOSSES = "losses.txt"  # the loss of every batch
 CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
 PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
@@ -44,7 +42,6 @@ class RunDirectory:
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self.record: RunRecord | None = None  # knows whether there is something to keep
         self._claim: TextIO | None = None
         self._made = self._resumed = False  # by this process
 
@@ -64,7 +61,7 @@ class RunDirectory:
             self.path = next(name for name in names if self._claimed(name)) if first else next(names)
             return self.path
         self.path = path = Path(out)
-        self._resumed = first and resumes and path.is_dir() and _holds_something(path)
+        self._resumed = first and resumes and path.is_dir() and _is_used(path)
         if first and not self._claimed(path):
             if is_held(path):
                 holder = (path / CLAIM).read_text(encoding="utf-8").strip()
@@ -80,21 +77,19 @@ class RunDirectory:
         return path
 
     def _claimed(self, path: Path) -> bool:
-        """Whether it is this run's now; if not, nothing in it has changed."""
-        if not self._resumed and _holds_something(path):  # before anything is written into what is someone else's
+        """Claim a directory for this run; False leaves it as it was."""
+        if not self._resumed and _is_used(path):  # before anything is written into what is someone else's
             return False
-        made = not path.exists()
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise explain(error, path) from error
-        claim = _take(path, PATIENCE if self._resumed else 0.0)
-        if claim is not None and not self._resumed and _holds_something(path):  # a whole run came and went meanwhile
-            _release(path, claim)
-            claim = None
-        if claim is not None:
-            self.path, self._claim, self._made = path, claim, made
-        return claim is not None
+        self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
+        if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
+            _release(path, self._claim)
+            self._claim = None
+        return self._claim is not None
 
     def __enter__(self) -> Self:
         return self
@@ -104,16 +99,15 @@ class RunDirectory:
         if self._claim is None:
             return
         assert self.path is not None
-        trained = self.record is not None and self.record.trained
-        # where Lightning forks the processes that train, the record here knows nothing of them
-        failed = kind is not None and not (self._resumed or trained or any(self.path.glob("checkpoints/*.ckpt")))
-        for path in self.path.iterdir() if failed and self.path.exists() else ():
+        losses = self.path / LOSSES
+        failed = kind is not None and not (self._resumed or (losses.exists() and losses.stat().st_size > 0))
+        for path in self.path.iterdir() if failed and self.path.is_dir() else ():
             if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
                 _remove(path)
         _release(self.path, self._claim)
         self._claim = None
         if failed and self._made:
-            with contextlib.suppress(OSError):  # it is
+            with contextlib.suppress(OSError):  # another run has claimed it by now
                 self.path.rmdir()
 
 
@@ -157,8 +151,8 @@ def is_held(directory: Path) -> bool:
         return False
 
 
-def _holds_something(path: Path) -> bool:
-    """Beside a claim, whose lock says whether anybody has it."""
+def _is_used(path: Path) -> bool:
+    """Whether there is anything but a claim, whose lock says whether a run has it."""
     return path.exists() and (not path.is_dir() or any(entry.name != CLAIM for entry in path.iterdir()))
 
 
@@ -176,42 +170,6 @@ def is_first(devices: object, num_nodes: int) -> bool:
         return True
     local = next((os.environ[name] for name in RANKS if name in os.environ), "0")
     return int(local) == int(os.environ.get("NODE_RANK", 0)) == 0
-
-
-class RunRecord(pl.Callback):
-    """Writes what the run is into its directory, once target, drafter and data stand: the config, as YAML, and the
-    provenance."""
-
-    def __init__(self, directory: Path, config: str, record: dict[str, Any]) -> None:
-        self.directory, self.config, self.record = directory, config, record
-        self.trained = False  # has made an optimizer step
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write ``config.yaml`` and ``provenance.json``; ``config.1.yaml`` and so on when the run is resumed."""
-        first = trainer.strategy.broadcast(trainer.ckpt_path)
-        if first != trainer.ckpt_path:
-            raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
-        if not trainer.is_global_zero:
-            return
-        (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
-        times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
-        mark = f".{times}" if times else ""
-        write_text(self.directory / f"config{mark}.yaml", self.config)
-        write_json(self.directory / f"provenance{mark}.json", self.record)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.begin = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        self.trained = trainer.global_step > self.begin
-
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the config with the weights, and bring the loggers' rows so far to the disk."""
-        checkpoint[CONFIG] = yaml.safe_load(self.config)
-        for logger in trainer.loggers:
-            logger.save()
 
 
 def changes_numbers(key: str) -> bool:
@@ -234,17 +192,17 @@ def compare(checkpoint: Path, now: dict[str, Any], allowed: Sequence[str]) -> li
     changed, refused = [], []
     for key, was, value in pairs(one, two):
         changed.append(key)
-        told = f"{key} was {words(was)}, is {words(value)}"
+        difference = f"{key} was {words(was)}, is {words(value)}"
         if key in LENGTH:
             log.warning(
                 "resuming: %s; the learning rate's schedule depends on the run's length, so from here on it is that "
-                "of a run of the new length", told,
+                "of a run of the new length", difference,
             )  # fmt: skip
         elif any(f"{key}.".startswith(f"{name}.") for name in allowed):
-            log.warning("resuming, allowed: %s", told)
+            log.warning("resuming, allowed: %s", difference)
         elif changes_numbers(key):
             refused.append(key)
-            log.error("  %s", told)
+            log.error("  %s", difference)
     if refused:
         names = ",".join(refused)
         raise ValueError(

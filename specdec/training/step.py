@@ -52,14 +52,9 @@ class ObjectiveConfig:
         found = [term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)]
         return frozenset().union(*found)
 
-    @property
-    def whole_vocabulary(self) -> bool:
-        """Whether the target's logits are worked out beyond the draft vocabulary."""
-        return self.in_vocab or "log_mass_R" in self.reads
-
 
 class TargetOutputs(NamedTuple):
-    """What the target says about a batch."""
+    """The target's outputs for a batch."""
 
     aux_BTNH: Tensor  # its states at the drafter's boundaries, which the drafter fuses
     final_BTH: Tensor  # its last states after its final norm
@@ -70,13 +65,13 @@ class StepCounts(NamedTuple):
     """Sums over a batch, per unroll step, float64; each (K,) but ``loss_KN``."""
 
     rows_K: Tensor  # rows that the loss is the mean of
-    loss_KN: Tensor  # summed losses by term, unweighted
     covered_K: Tensor  # supervised rows whose most likely token the draft vocabulary has
     supervised_K: Tensor  # supervised rows
     reached_K: Tensor  # slots that decoding can reach at this depth
     hits_K: Tensor  # of these, greedy draft equal to greedy target
     prefix_hits_K: Tensor  # of these, equal at this and every earlier depth
     overlap_K: Tensor  # summed Σ min(p, q) on the reached slots
+    loss_KN: Tensor  # summed losses by term, unweighted
 
 
 class StepOutput(NamedTuple):
@@ -84,7 +79,7 @@ class StepOutput(NamedTuple):
 
     loss: Tensor
     rows: Tensor  # Σ_k decay**k rows_K: what the mean is taken over
-    counts: StepCounts | None  # None where nobody asked for it
+    counts: StepCounts | None  # None where they were not measured
 
 
 def target_outputs(
@@ -164,10 +159,12 @@ class TrainStep(nn.Module):
             config.in_vocab,
             counter,
         )
-        loss, sums = head_loss(task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps])
-        columns = iter(sums.loss_KN.unbind(1))
-        decays = sums.count_K.new_tensor([config.decay**k for k in range(K)])
-        rows = (sums.count_K * decays).sum()
+        loss, count_K, loss_KN = head_loss(
+            task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps]
+        )
+        columns = iter(loss_KN.unbind(1))
+        decays = count_K.new_tensor([config.decay**k for k in range(K)])
+        rows = (count_K * decays).sum()
 
         # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077): at step k, slot t stands for the target's
         # state at t + 1 + k.
@@ -187,11 +184,11 @@ class TrainStep(nn.Module):
                 losses.append(next(columns))
         if counter is None:
             return StepOutput(loss, rows, None)
-        return StepOutput(loss, rows, counter.counts(sums.count_K, torch.stack(losses, dim=1), trained_KBT))
+        return StepOutput(loss, rows, counter.counts(count_K, torch.stack(losses, dim=1), trained_KBT))
 
 
 class _Counter:
-    """Counts what the metrics want while the logits are there."""
+    """Counts what the metrics need while a piece's logits are in memory."""
 
     def __init__(self, reached_KS: Tensor) -> None:
         self.reached_KS = reached_KS
@@ -210,10 +207,9 @@ class _Counter:
 
     @torch.no_grad()
     def counts(self, rows_K: Tensor, loss_KN: Tensor, trained_KBT: Tensor) -> StepCounts:
-        """Everything, in the order of :class:`StepCounts`."""
         found = (
-            rows_K, loss_KN, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
-            self.hits_KS.cumprod(0).sum(1), self.overlap_K,
+            rows_K, self.covered_K, trained_KBT.sum((1, 2)), self.reached_KS.sum(1), self.hits_KS.sum(1),
+            self.hits_KS.cumprod(0).sum(1), self.overlap_K, loss_KN,
         )  # fmt: skip
         return StepCounts(*(x.double() for x in found))
 
@@ -233,35 +229,32 @@ class UnrollMetrics(Metric):
     """
 
     full_state_update = False
-    sums: Tensor
-    losses_KN: Tensor
+    sums: Tensor  # (7 + N, K), float64: the counts, then the losses by term
 
     def __init__(self, steps: int, terms: list[NamedTerm], decay: float) -> None:
         super().__init__()
         self.names = [term.name for term in terms]
         self.weights = [term.weight for term in terms]
         self.decays = [decay**k for k in range(steps)]
-        fields = len(StepCounts._fields) - 1
-        self.add_state("sums", torch.zeros(fields, steps, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("losses_KN", torch.zeros(steps, len(terms), dtype=torch.float64), dist_reduce_fx="sum")
+        size = len(StepCounts._fields) - 1 + len(terms)
+        self.add_state("sums", torch.zeros(size, steps, dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
         """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
         super()._apply(fn, exclude_state)
-        for name in ("sums", "losses_KN"):
-            setattr(self, name, getattr(self, name).double())
-            self._defaults[name] = self._defaults[name].double()  # type: ignore[union-attr]
+        self.sums = self.sums.double()
+        self._defaults["sums"] = self._defaults["sums"].double()  # type: ignore[union-attr]
         return self
 
     def update(self, counts: StepCounts) -> None:
         """Add one batch."""
-        self.sums += torch.stack([value for name, value in counts._asdict().items() if name != "loss_KN"])
-        self.losses_KN += counts.loss_KN
+        *others, loss_KN = counts
+        self.sums += torch.cat([torch.stack(others), loss_KN.T])
 
     def compute(self) -> dict[str, Tensor]:
         """Every figure as a scalar; a depth that was never reached reports zero."""
-        names = [name for name in StepCounts._fields if name != "loss_KN"]
-        c = StepCounts(**dict(zip(names, self.sums, strict=True)), loss_KN=self.losses_KN)
+        others = len(StepCounts._fields) - 1
+        c = StepCounts._make([*self.sums[:others], self.sums[others:].T])
         weight_N, decay_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.decays)
 
         def mean(top: Tensor, bottom: Tensor) -> Tensor:

@@ -31,9 +31,11 @@ def shift(x_BT: Tensor, by: int) -> Tensor:
 
 def supervised(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:
     """Slots whose step-k prediction is trained: x[t+1+k] and x[t+2+k] are answer tokens of the slot's document."""
-    inside = shift(torch.ones_like(loss_mask_BT), 2 + k) & (shift(documents_BT, 2 + k) == documents_BT)
-    answer = shift(loss_mask_BT, 1 + k) & shift(loss_mask_BT, 2 + k)
-    return answer & inside & (documents_BT >= 0)
+    out = torch.zeros_like(loss_mask_BT)
+    here_BT, there_BT = documents_BT[:, : -2 - k], documents_BT[:, 2 + k :]
+    answer_BT = loss_mask_BT[:, 1 + k : -1] & loss_mask_BT[:, 2 + k :]
+    out[:, : here_BT.shape[1]] = answer_BT & (here_BT == there_BT) & (here_BT >= 0)
+    return out
 
 
 def reachable(loss_mask_BT: Tensor, documents_BT: Tensor, k: int) -> Tensor:

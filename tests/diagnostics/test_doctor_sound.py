@@ -11,7 +11,7 @@ from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.features import Cached
 from specdec.training.divergences import LKLambda
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.recipe import UniformNoise
+from specdec.training.noise import UniformNoise
 from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
 from tests.diagnostics.doctor_made import CONF, Tiny, chats, design, faults, learner, subject, target, text
 from tests.features.made import fill

@@ -19,15 +19,10 @@ from specdec.drafter import (
     Entry,
     EntryModule,
     Fusion,
-    Narrow,
     Norms,
     Recurrence,
-    ScalarMix,
-    Wide,
     dry_run,
 )
-from specdec.drafter.entry import WideEntry
-from specdec.drafter.parts import part_flops
 from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_config, tiny_drafter
 
 QKV = (4 + 2 * 2) * 12  # queries, keys and values of all heads
@@ -224,33 +219,3 @@ def test_it_leaves_no_trace() -> None:
         assert modes == [module.training for module in drafter.modules()] and False in modes and True in modes
         assert all(torch.equal(value, before[name]) for name, value in drafter.state_dict().items())
         assert all(parameter.grad is None for parameter in drafter.parameters())
-
-
-class DeepEntry(WideEntry):
-    """A user's, which projects the feature too."""
-
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__(config)
-        self.matrix_HH = nn.Parameter(torch.empty(HIDDEN, HIDDEN))
-
-    def forward(self, read: Tensor, f_BTH: Tensor, *others: Any) -> Entered:
-        return super().forward(read, f_BTH @ self.matrix_HH, *others)
-
-
-@dataclass(frozen=True)
-class Deep(Wide):
-    def build(self, config: DrafterConfig) -> EntryModule:
-        return DeepEntry(config)
-
-
-@pytest.mark.parametrize(
-    ("axes", "fuse", "read", "enter"),
-    [
-        ({}, 3 * HIDDEN, QKV, 0),
-        ({"fusion": ScalarMix(), "entry": Narrow(), "norms": Norms(input=True)}, HIDDEN, HIDDEN, HIDDEN),
-        ({"entry": Deep()}, 3 * HIDDEN, QKV, HIDDEN),
-    ],
-)
-def test_parts_tell_their_cost(axes: dict[str, Any], fuse: int, read: int, enter: int) -> None:
-    config = tiny_config(DrafterSpec(draft_vocab_size=40, **axes))
-    assert part_flops(config) == (2 * HIDDEN * fuse, 2 * HIDDEN * read, 2 * HIDDEN * enter)

@@ -15,8 +15,7 @@ from specdec.features import Cached, Features, OnTheFly
 from specdec.features.store import FeatureIndex
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
-from specdec.training.module import DrafterModule
-from specdec.training.recipe import WarmupCosine
+from specdec.training.module import DrafterModule, WarmupCosine
 from tests.features.made import LAYERS, Texts, fill
 from tests.tiny import presets
 from tests.training.test_module import trainer

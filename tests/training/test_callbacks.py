@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from specdec.fit import run
 from specdec.target import Target
-from specdec.training.callbacks import KeyedRandomness, StepLosses, read_lines
+from specdec.training.callbacks import RunRecord, read_lines
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
@@ -42,12 +42,7 @@ def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
 
 
-def ema_flags(start: int = 0) -> list[str]:
-    return [
-        "--trainer.callbacks+=specdec.training.callbacks.EMA",
-        f"--trainer.callbacks.decay={DECAY}",
-        f"--trainer.callbacks.start={start}",
-    ]
+EMA = ["--trainer.callbacks+=specdec.training.ema.EMA", f"--trainer.callbacks.decay={DECAY}"]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -86,20 +81,19 @@ def history(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("start", [0, 2])
 def test_the_average_is_validated_and_saved(
-    base: list[str], tmp_path: Path, history: list[dict[str, torch.Tensor]], start: int
+    base: list[str], tmp_path: Path, history: list[dict[str, torch.Tensor]]
 ) -> None:
     out = tmp_path / "run"
-    assert run("fit", [*base, *ema_flags(start), "--trainer.num_sanity_val_steps", "1", "--out", str(out)]) == 0
+    assert run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "1", "--out", str(out)]) == 0
     sanity, *first, valid, again, four, five, six, valid_six, _, left = history
     assert len(first) == 3 and equal(valid, again)
     trained = [*first, four, five, six]
     assert len({float(state["lm_head.weight"].sum()) for state in trained}) == 6
-    torch.testing.assert_close(valid, averaged(first[start:]), check_dtype=False)
+    torch.testing.assert_close(valid, averaged(first), check_dtype=False)
     final = weights(out)
     names = set(six)
-    torch.testing.assert_close({n: final[n] for n in names}, averaged(trained[start:]), check_dtype=False)
+    torch.testing.assert_close({n: final[n] for n in names}, averaged(trained), check_dtype=False)
     assert equal({n: final[n] for n in names}, valid_six) and equal(left, valid_six)
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     assert equal({n: saved["state_dict"][f"train_step.drafter.{n}"] for n in names}, valid_six)
@@ -112,7 +106,7 @@ def test_the_average_is_validated_and_saved(
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(base: list[str], tmp_path: Path, checkpoint: str) -> None:
     """Also from a last checkpoint that is only written when training ends."""
     whole, first, halves = tmp_path / "whole", tmp_path / "first", tmp_path / "halves"
-    constant = [*base, *ema_flags(), "--model.schedule.warmup", "0", "--model.schedule.floor", "1"]
+    constant = [*base, *EMA, "--model.schedule.warmup", "0", "--model.schedule.floor", "1"]
     assert run("fit", [*constant, "--out", str(whole)]) == 0
     short = ["--trainer.max_steps", "4", "--checkpoint.every_n_train_steps", "3" if checkpoint == "step-3" else "100"]
     assert run("fit", [*constant, *short, "--out", str(first)]) == 0
@@ -131,9 +125,9 @@ def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, m
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(DrafterModule, "validation_step", interrupted)
-        assert run("fit", [*base, *ema_flags(), "--trainer.num_sanity_val_steps", "0", "--out", str(out)]) == 130
+        assert run("fit", [*base, *EMA, "--trainer.num_sanity_val_steps", "0", "--out", str(out)]) == 130
     whole = tmp_path / "whole"
-    assert run("fit", [*base, *ema_flags(), "--out", str(whole)]) == 0
+    assert run("fit", [*base, *EMA, "--out", str(whole)]) == 0
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     wanted = torch.load(whole / "checkpoints" / "step-3.ckpt", weights_only=True)
     assert saved["global_step"] == 3
@@ -145,48 +139,52 @@ def test_an_interrupted_validation_saves_both(base: list[str], tmp_path: Path, m
 
 
 def trainer(step: int, every: int = 3, zero: bool = True) -> Any:
-    return SimpleNamespace(global_step=step, log_every_n_steps=every, is_global_zero=zero)
+    return SimpleNamespace(
+        global_step=step, log_every_n_steps=every, is_global_zero=zero, global_rank=0, loggers=[], world_size=1
+    )
 
 
-def batches(losses: StepLosses, steps: range, parts: int = 1, zero: bool = True) -> None:
+def batches(record: RunRecord, steps: range, parts: int = 1, zero: bool = True) -> None:
     for step in steps:
         for part in range(parts):
-            losses.on_train_batch_start(trainer(step, zero=zero))
+            record.on_train_batch_start(trainer(step, zero=zero))
             value = torch.tensor(1 / (3 + step + part / 8))
-            losses.on_train_batch_end(trainer(step, zero=zero), None, {"loss": value})  # type: ignore[arg-type]
+            record.on_train_batch_end(trainer(step, zero=zero), None, {"loss": value})  # type: ignore[arg-type]
 
 
 def test_no_bit_is_lost_and_a_batch_of_a_step_has_its_number(tmp_path: Path) -> None:
-    losses = StepLosses(tmp_path / "losses.txt")
-    losses.on_train_start(trainer(0), None)  # type: ignore[arg-type]
-    batches(losses, range(4), parts=2)
+    record = RunRecord(tmp_path, 0)
+    record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
+    batches(record, range(4), parts=2)
     assert len(read_lines(tmp_path / "losses.txt")) == 6  # three at a time
-    losses.on_fit_end(trainer(4), None)  # type: ignore[arg-type]
+    record.on_save_checkpoint(trainer(4), None, {})  # type: ignore[arg-type]
     rows = [line.split() for line in read_lines(tmp_path / "losses.txt")]
     assert [row[:2] for row in rows] == [[str(step), str(part)] for step in range(4) for part in range(2)]
     assert float.fromhex(rows[3][2]) == float(torch.tensor(1 / (4 + 1 / 8)))
 
 
 def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
     path = tmp_path / "losses.txt"
-    whole, killed = StepLosses(tmp_path / "whole.txt"), StepLosses(path)
-    for losses, steps in ((whole, range(7)), (killed, range(5))):
-        losses.on_train_start(trainer(0), None)  # type: ignore[arg-type]
-        batches(losses, steps)
-    killed.on_save_checkpoint(trainer(5))
+    whole, killed = RunRecord(tmp_path / "whole", 0), RunRecord(tmp_path, 0)
+    for record, steps in ((whole, range(7)), (killed, range(5))):
+        record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
+        batches(record, steps)
+    killed.on_save_checkpoint(trainer(5), None, {})  # type: ignore[arg-type]
     with path.open("a") as file:
         file.write("5 0 0x1.8")  # cut short
-    again = StepLosses(path)
+    again = RunRecord(tmp_path, 0)
     again.on_train_start(trainer(4), None)  # type: ignore[arg-type]
     batches(again, range(4, 7))
-    for losses in (whole, again):
-        losses.on_exception(trainer(7), None, KeyboardInterrupt())  # type: ignore[arg-type]
-    assert path.read_text() == (tmp_path / "whole.txt").read_text()
+    module = SimpleNamespace(teardown=lambda stage: None)
+    for record in (whole, again):
+        record.on_exception(trainer(7), module, ZeroDivisionError())  # type: ignore[arg-type]
+    assert path.read_text() == (tmp_path / "whole" / "losses.txt").read_text()
 
 
 def draws(seed: int, places: list[tuple[int, int]], before: int = 0) -> list[tuple[Any, ...]]:
     """At each (step, rank) in turn, after something else was drawn."""
-    callback, found = KeyedRandomness(seed), []
+    callback, found = RunRecord(Path(), seed), []
     for step, rank in places:
         torch.rand(before)
         callback.on_train_batch_start(SimpleNamespace(global_step=step, global_rank=rank))  # type: ignore[arg-type]

@@ -128,13 +128,13 @@ class Saves(pl.Trainer):
 def saved(folder: Path, top: int, steps: list[int]) -> set[str]:
     """What lies there after a process has saved at these steps, and was killed."""
     trainer = Saves(logger=False, accelerator="cpu", enable_checkpointing=False)
-    checkpoint = RunCheckpoint(every_n_train_steps=1, save_top_k=top)
-    checkpoint.dirpath = str(folder)
+    checkpoint = RunCheckpoint(every_n_train_steps=2, save_top_k=top)
+    checkpoint.dirpath = folder
     for step in steps:
+        trainer.step = step - 1
+        checkpoint.on_train_batch_start(trainer)
         trainer.step = step
-        candidates = checkpoint._monitor_candidates(trainer)
-        checkpoint._save_topk_checkpoint(trainer, candidates)
-        checkpoint._save_last_checkpoint(trainer, candidates)
+        checkpoint.on_train_batch_end(trainer)
     return {path.name for path in folder.iterdir()}
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import specdec.training.distributed  # noqa: F401  registers the strategy
-from specdec.training.distributed import strategy_kind, whole
+from specdec.training.distributed import strategy_kind, unsharded
 from tests.training.test_module import Begin, InMemory, fit, learner, moved, plain, sample, trainer
 from tests.two_processes import launch
 
@@ -50,7 +50,7 @@ def program(out: Path) -> None:
         assert module.drafter is not None and run.world_size == PROCESSES and run.global_rank == rank
         found[f"{strategy}: {name}"] = {
             "before": begin.drafter.state_dict(),
-            "after": whole(module.drafter).state_dict(),
+            "after": unsharded(module.drafter).state_dict(),
         }
     torch.save(found, out / f"{rank}.pt")
 

@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from specdec.drafter import load
 from specdec.nn.optimizers import AdamW, MuonAdamW
-from specdec.training.callbacks import EMA, SaveDrafter
+from specdec.training.callbacks import RunRecord
 from specdec.training.checkpoint import RunCheckpoint, contents
-from specdec.training.distributed import FSDP2, whole
+from specdec.training.distributed import FSDP2, unsharded
+from specdec.training.ema import EMA
 from specdec.training.module import DrafterModule
 from tests.tiny import presets
 from tests.training.test_module import InMemory, Tiny, sample, trainer
@@ -69,19 +70,19 @@ def program(out: Path) -> None:
         for accumulate in ACCUMULATE:
             module, losses = train(accumulate, 1, strategy=strategy, devices=PROCESSES)
             assert module.drafter is not None
-            found[f"{name} {accumulate}"] = losses, whole(module.drafter).state_dict()
+            found[f"{name} {accumulate}"] = losses, unsharded(module.drafter).state_dict()
     shares = [p.to_local().numel() / p.numel() for p in module.drafter.parameters() if isinstance(p, DTensor)]
     found["shares"] = max(shares) if len(shares) == len(list(module.drafter.parameters())) else 1.0
     found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
 
     checkpoint = RunCheckpoint(every_n_train_steps=HALF, save_top_k=-1)
-    checkpoint.dirpath = str(out / "checkpoints")
+    checkpoint.dirpath = out / "checkpoints"
     more = {"strategy": "fsdp2", "devices": PROCESSES, "enable_checkpointing": True}
-    train(2, 1, callbacks=[checkpoint, SaveDrafter(out / "drafter")], **more)
+    train(2, 1, callbacks=[checkpoint, RunRecord(out, 0)], **more)
     half = out / "checkpoints" / f"step-{HALF}.ckpt"
     module, losses = train(2, 1, ckpt_path=half, strategy="fsdp2", devices=PROCESSES)
     assert module.drafter is not None
-    found["resumed"] = losses, whole(module.drafter).state_dict()
+    found["resumed"] = losses, unsharded(module.drafter).state_dict()
     torch.save(found, out / f"{rank}.pt")
 
 

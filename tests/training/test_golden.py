@@ -22,7 +22,7 @@ from specdec.nn.rope import Rope
 from specdec.nn.unroll import Dense, UnrollKernel
 from specdec.training.divergences import TopKCrossEntropy
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.recipe import FeatureNoise, NoNoise
+from specdec.training.noise import FeatureNoise, NoNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.published import fill, published
 from tests.tiny import HIDDEN, VOCAB, biased, presets, tiny_config, tiny_target, variants

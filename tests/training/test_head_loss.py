@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.drafter import DraftVocab
 from specdec.training import head_loss as module
 from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
-from specdec.training.head_loss import HeadSums, HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
+from specdec.training.head_loss import HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
 from specdec.training.losses import DistributionLoss, LossRows, SoftCrossEntropy
 
 B, T, K, H, D, V = 3, 9, 3, 6, 17, 29
@@ -36,6 +36,11 @@ class Echo:
 
 def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class HeadSums(NamedTuple):
+    count_K: Tensor
+    loss_KN: Tensor
 
 
 class Case(NamedTuple):
@@ -65,7 +70,8 @@ def run(
 ) -> Any:
     cut = list(pieces(of.trained_KBT, size))
     job = HeadTask(cut, lambda at_C: of.probs(of.final_SV[at_C]), terms, 0.8, in_vocab, watch)
-    return head_loss(job, of.weight_DH, of.normed)
+    loss, *sums = head_loss(job, of.weight_DH, of.normed)
+    return loss, HeadSums(*sums)
 
 
 def naive(

@@ -243,7 +243,7 @@ def test_a_space_of_its_own_is_refused_with_what_to_change(changes: dict[str, ob
     with pytest.raises(ValueError, match="another space") as error:
         SmoothL1().check(dataclasses.replace(EAGLE1, **changes))
     message = str(error.value)
-    assert advice in message and message.count("(set ") == 1 and "\n" not in message
+    assert advice in message and message.count("set ") == 1 and "\n" not in message
 
 
 EAGLE1_SUM = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])

@@ -9,10 +9,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from specdec.training import throughput
-from specdec.training.cost import row_counts, step_flops
+from specdec.training.callbacks import Throughput
 from specdec.training.module import DrafterModule
-from specdec.training.throughput import Throughput, peak_flops
 from tests.training.test_module import InMemory, T, learner, sample, trainer
 
 B = 2
@@ -85,8 +83,7 @@ def test_rates_of_whole_steps(clock: Clock) -> None:
         assert report["speed/tokens_per_second"] == pytest.approx(B * T / (STEP + FETCH))
         assert report["speed/supervised_tokens_per_second"] == pytest.approx(18 / (STEP + FETCH))
         assert report["speed/step_seconds"] == pytest.approx(STEP + FETCH)
-        assert report["speed/data_wait_share"] == pytest.approx(FETCH / (STEP + FETCH))
-        assert report["memory/peak_mb"] > 10 and "speed/mfu" not in report
+        assert report["memory/peak_mb"] > 10
 
 
 def test_validations_and_checkpoints_do_not_count(clock: Clock, tmp_path: Path) -> None:
@@ -94,23 +91,3 @@ def test_validations_and_checkpoints_do_not_count(clock: Clock, tmp_path: Path) 
     slow = {"plugins": SlowFiles(clock), "enable_checkpointing": True}
     for report in reports(clock, (writer,), limit_val_batches=1, val_check_interval=2, **slow).values():
         assert 2 * STEP <= 2 * report["speed/step_seconds"] <= 2 * (STEP + FETCH)
-
-
-def test_utilisation_is_the_work_over_the_peak(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throughput, "peak_flops", lambda device, dtype: 1e9)
-    module, rows = learner(), sample([12, 6])
-    trainer(max_epochs=-1, max_steps=1).fit(module, datamodule=InMemory(rows, B))
-    assert module.drafter is not None
-    counts = row_counts(rows, module.ttt_steps).tolist()
-    work = step_flops(module.drafter.config, module.objective, module.target.model, B, T, counts)
-    assert reports(clock)[4]["speed/mfu"] == pytest.approx(work / (STEP + FETCH) / 1e9)
-
-
-@pytest.mark.parametrize(
-    ("name", "teraflops"),
-    [("NVIDIA H100 80GB HBM3", 989.5), ("NVIDIA H200 NVL", 835.5), ("NVIDIA A100-SXM4-80GB", 312), ("RTX A1000", None)],
-)
-def test_peaks_of_datasheets(name: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops(torch.device("cuda"), torch.bfloat16) == (teraflops and teraflops * 1e12)
-    assert peak_flops(torch.device("cuda"), torch.float32) is None

@@ -7,10 +7,11 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from specdec.data import Batch
-from specdec.training.recipe import FeatureNoise, LengthScaledNoise, UniformNoise, WarmupCosine, noisy
+from specdec.training.module import WarmupCosine
+from specdec.training.noise import FeatureNoise, LengthScaledNoise, UniformNoise, noisy
 
 NOISES = [UniformNoise(), LengthScaledNoise()]
 ONE = torch.zeros(2, 40, dtype=torch.int64)
@@ -84,19 +85,6 @@ def test_a_batchs_generator_depends_on_run_step_rank_and_batch_alone() -> None:
 def test_a_size_without_meaning_is_refused(kind: type, name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{kind.__name__}\.{name} must be positive.*NoNoise"):
         kind(**{name: value})
-
-
-class Mean(FeatureNoise):
-    """One layer fewer."""
-
-    def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
-        return aux_BTNH.mean(2)
-
-
-def test_a_noise_that_does_not_fit_is_named() -> None:
-    batch = Batch(torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5).bool(), torch.zeros(2, 5, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"^noise Mean made \(2, 5, 4\), torch.float32 of features .*: keep shape"):
-        noisy(Mean(), torch.zeros(2, 5, 3, 4), batch, 0, 0)
 
 
 def test_then_half_a_cosine() -> None:

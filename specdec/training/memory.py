@@ -1,0 +1,169 @@
+"""What training needs of memory, from configs alone, and whether a device has it.
+
+Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary.
+"""
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from specdec.drafter import Drafter, DrafterConfig, PreNorm
+from specdec.nn.blocked import kept_bytes
+from specdec.training.head_loss import BLOCK
+from specdec.training.step import ObjectiveConfig
+from specdec.utils import machine
+
+log = logging.getLogger(__name__)
+
+FLOAT32 = 4  # bytes
+MB = 10**6
+
+
+PRECISIONS = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Precision(NamedTuple):
+    """What a drafter is trained in."""
+
+    weights: torch.dtype = torch.float32
+    products: torch.dtype = torch.float32
+
+
+def precision(name: object) -> Precision | None:
+    """What ``trainer.precision`` means, given as Lightning takes it; None for one that is not known."""
+    bits, _, kind = str(name or 32).partition("-")
+    if bits not in PRECISIONS or kind not in ("", "true", "mixed"):
+        return None
+    mixed = kind == "mixed" or (kind == "" and bits in ("16", "bf16"))
+    return Precision(torch.float32 if mixed else PRECISIONS[bits], PRECISIONS[bits])
+
+
+def skeleton_of(config: DrafterConfig) -> Drafter:
+    """The drafter on the meta device: shapes, and no memory."""
+    with torch.device("meta"):
+        return Drafter(config, torch.arange(config.draft_vocab_size, device="cpu"))
+
+
+def memory_need(
+    config: DrafterConfig,
+    objective: ObjectiveConfig,
+    B: int,
+    T: int,
+    *,
+    trained_in: Precision = Precision(),  # noqa: B008  frozen
+    train_embed: bool = False,
+    train_head: bool = True,
+    target_bytes: int = 0,
+    target_dtype: torch.dtype = torch.float32,
+    world: int = 1,
+    sharded: bool = False,
+) -> dict[str, int]:
+    """Bytes on one device at the end of a forward, part by part, with AdamW's two float32 moments.
+
+    The backward pass takes up to a third more, as measured; Python, libraries and data are not part of it. DDP keeps
+    everything on every device, and each gradient's place in a bucket. FSDP2 keeps shards, and gathers all weights but a
+    frozen embedding's while a batch is computed.
+
+    Args:
+        target_bytes: of the target's parameters and buffers.
+    """
+    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, world if sharded else 1
+    parameters = sum(p.numel() for p in drafter.parameters())
+    frozen_embed = 0 if train_embed else drafter.embed_tokens.weight.numel()
+    trainable = parameters - frozen_embed - (0 if train_head else drafter.lm_head.weight.numel())
+    exchange = trainable * each if world > 1 or sharded else 0
+    if sharded:
+        exchange += (parameters - frozen_embed) * each
+    states = len(config.aux_layers) * each + target_dtype.itemsize  # the fused ones, and the last for the logits
+    copies = trainable * trained_in.products.itemsize if trained_in.products != trained_in.weights else 0
+    return {
+        "weights": parameters * each // shards + copies,
+        "gradients": trainable * each // shards,
+        "optimizer": trainable * 2 * FLOAT32 // shards,
+        "target": target_bytes,
+        "target_states": B * T * config.target_hidden_size * states,
+        "activations": activations(config, B, T, objective.steps, trained_in, objective.recompute),
+        "loss": _loss_bytes(config, objective, B, T, trained_in, train_head),
+        "exchange": exchange,  # what several processes gather from, and reduce with, each other
+    }
+
+
+def activations(
+    config: DrafterConfig,
+    B: int,
+    T: int,
+    K: int,
+    trained_in: Precision = Precision(),  # noqa: B008  frozen
+    recompute: bool = False,
+) -> int:
+    """Bytes that fusion and unroll keep for the backward pass, to some percent, without parameters and their copies,
+    where every slot is trained and the kernel keeps no weights. With recomputation every step keeps its feature, keys
+    and values, and one step at a time is whole again. A tensor that two operations keep counts once.
+    """
+    H, heads, layers, norms = config.hidden_size, config.num_attention_heads, config.num_layers, config.norms
+    q, kv, each = heads * config.head_dim, config.num_key_value_heads * config.head_dim, trained_in.products.itemsize
+    with torch.device("meta"):
+        of_fusion, of_entry = (
+            [layer.in_features for layer in part.build(config).modules() if isinstance(layer, nn.Linear)]
+            for part in (config.fusion, config.entry)
+        )
+
+    # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
+    step = H * (_keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
+    step += layers * (q + 2 * kv) * bool(norms.query_key)
+    # what linear layers read (of the entry's not the first, which reads the token; the gated product is made again);
+    step += H * bool(norms.hidden) + sum(of_entry[1:]) + (layers - 1) * H + layers * (q + H)
+    # rotated queries and keys, values, gate and up; in float32 a log-sum-exp per head, and cosine and sine.
+    step += layers * (q + 2 * kv + 2 * config.intermediate_size)
+    step_bytes = step * each + (layers * heads + 2 * config.head_dim) * FLOAT32
+    unroll = K * step_bytes
+    if recompute:
+        unroll = K * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
+
+    # Once for all steps: the embedding and its normed self, and what fusion's linear layers read.
+    once = H * (1 + bool(norms.embed)) + sum(of_fusion)
+    plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
+    return B * T * (once * each + unroll) + plans * kept_bytes(B, T)
+
+
+def _loss_bytes(
+    config: DrafterConfig, objective: ObjectiveConfig, B: int, T: int, trained_in: Precision, train_head: bool
+) -> int:
+    """Of :mod:`specdec.training.head_loss`: the states that the head reads, where the unroll does not keep them, their
+    gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
+    D, K, each = config.draft_vocab_size, objective.steps, trained_in.products.itemsize
+    states = B * T * K * config.hidden_size * each
+    positions = min(max(16, objective.piece_bytes // (FLOAT32 * K * D)), B * T)
+    per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
+    kept = states // K if _keeps_read(config) else states
+    by_head = train_head * D * config.hidden_size * trained_in.weights.itemsize
+    return kept + states + by_head + positions * per_position
+
+
+def _keeps_read(config: DrafterConfig) -> bool:
+    """Whether the unroll keeps the state that the head reads: the next step reads it too."""
+    return not (isinstance(config.recurrence, PreNorm) and bool(config.norms.output))
+
+
+def report_memory(need: dict[str, int], device: torch.device) -> None:
+    """Log what is needed, and warn if ``device``, on which drafter and target stand by now, has less."""
+    total, free = sum(need.values()), free_memory(device)
+    parts = ", ".join(f"{name.replace('_', ' ')} {size / MB:,.0f}" for name, size in need.items() if size)
+    log.info("estimated memory: %s MB: %s", f"{total / MB:,.0f}", parts)
+    ahead = total - need["weights"] - need["target"]
+    if free is not None and free < ahead:
+        log.warning(
+            "the first step will need about %s MB more on %s, which has %s MB free: "
+            "lower data.batch_size, data.seq_len or model.ttt_steps",
+            f"{ahead / MB:,.0f}", device, f"{free / MB:,.0f}",
+        )  # fmt: skip
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process could still take on ``device``; None where the system does not say."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return machine.free_memory() if device.type == "cpu" else None

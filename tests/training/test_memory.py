@@ -1,0 +1,89 @@
+"""Estimated memory against what autograd keeps.
+
+Legend: B rows, T tokens, K unroll steps.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
+from specdec.nn.blocked import Blocked, kept_bytes
+from specdec.training import memory
+from specdec.training.memory import MB, Precision, activations, report_memory
+from specdec.training.ttt import ttt_unroll
+from tests.tiny import LAYERS, llama_config, presets, variants
+
+DESIGNS = presets() | variants()
+WIDE_VOCAB = 400
+CPU = torch.device("cpu")
+SIZES = {"vocab_size": WIDE_VOCAB, "hidden_size": 96, "intermediate_size": 256, "head_dim": 24}
+
+
+def config_of(spec: DrafterSpec) -> DrafterConfig:
+    return DrafterConfig.for_target(
+        spec, llama_config(**SIZES), vocab_size=WIDE_VOCAB, num_target_layers=LAYERS, identity={"source": "tiny"}
+    )
+
+
+def drafter_of(spec: DrafterSpec) -> Drafter:
+    config = config_of(spec)
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size))
+    drafter.embed_tokens.requires_grad_(False)
+    return drafter
+
+
+def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
+    """Bytes of all that fusion and unroll save, weights, their copies, the target's states and biases left out."""
+    aux = torch.randn(B, T, len(drafter.config.aux_layers), drafter.config.target_hidden_size)
+    ids, documents = torch.ones(B, T, dtype=torch.int64), torch.zeros(B, T, dtype=torch.int64)
+    shapes = {shape for p in drafter.parameters() for shape in (tuple(p.shape), tuple(p.shape)[::-1])}
+    others = {x.untyped_storage().data_ptr() for x in (aux, *drafter.parameters())}
+    alive: list[Any] = []  # else an address is given twice
+    found: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        alive.append(x)
+        if storage.data_ptr() not in others and tuple(x.shape) not in shapes:
+            found[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        alive += ttt_unroll(drafter, ids, aux, documents, K, Blocked())
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", DESIGNS)
+def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
+    drafter, B, T = drafter_of(DESIGNS[name]), 2, 40
+    for K in (1, 4, 5):
+        real = kept(drafter, B, T, K, autocast)
+        products = torch.bfloat16 if autocast else torch.float32
+        got = activations(drafter.config, B, T, K, Precision(torch.float32, products))
+        whole = drafter.config.attention_window == "full"
+        biases = kept_bytes(B, T) * (1 if whole else K)  # the kernel holds these itself
+        assert got - biases == pytest.approx(real, rel=0.3 if K == 1 else 0.1), K
+
+
+EXPECTED = dict(zip(("weights", "activations", "target", "loss"), (20 * MB, 3000 * MB, 4 * MB, 28 * MB), strict=True))
+
+
+@pytest.mark.parametrize(("left", "warned"), [(3028 * MB, False), (3028 * MB - 1, True), (None, False)])
+def test_a_warning_where_memory_is_short(
+    left: int | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: left)
+    with caplog.at_level(logging.INFO, logger=memory.__name__):
+        report_memory(EXPECTED, CPU)
+    assert caplog.messages[0] == "estimated memory: 3,052 MB: weights 20, activations 3,000, target 4, loss 28"
+    assert [record.levelname for record in caplog.records[1:]] == ["WARNING"] * warned
+    if warned:
+        assert "about 3,028 MB more on cpu, which has 3,028 MB free" in caplog.messages[1]
