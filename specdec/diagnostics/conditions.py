@@ -106,14 +106,22 @@ def template(prompt: Prompt, family: str, clean: CleanRun) -> PromptConversation
     return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=FAMILIES[family]))
 
 
+def no_system(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
+    """Without the prompt's own system prompt; what a template adds by itself stays."""
+    return PromptConversation(_without_system(prompt), clean.target.tokenizer)
+
+
 def system(prompt: Prompt, name: str, clean: CleanRun) -> PromptConversation:
     """Another system prompt in the place of the prompt's own; in front of raw text, which has no place for one."""
-    text, messages, tokenizer = SYSTEM_PROMPTS[name], prompt.messages, clean.target.tokenizer
+    text, tokenizer = SYSTEM_PROMPTS[name], clean.target.tokenizer
     if prompt.text is not None:
         return PromptConversation(prompt._replace(text=f"{text}\n\n{prompt.text}"), tokenizer)
-    if messages is not None:
-        messages = [message for message in messages if message["role"] not in ("system", "developer")]
-    return PromptConversation(prompt._replace(messages=messages), tokenizer, system=text)
+    return PromptConversation(_without_system(prompt), tokenizer, system=text)
+
+
+def _without_system(prompt: Prompt) -> Prompt:
+    messages = [message for message in prompt.messages or [] if message["role"] not in ("system", "developer")]
+    return prompt if prompt.messages is None else prompt._replace(messages=messages)
 
 
 def language(prompt: Prompt, code: str, clean: CleanRun) -> PromptConversation:
@@ -154,6 +162,7 @@ CONDITIONS = {
     "no_bos": ConditionKind(no_bos),
     "no_template": ConditionKind(no_template),
     "template": ConditionKind(template, "family", tuple(FAMILIES)),
+    "no_system": ConditionKind(no_system),
     "system": ConditionKind(system, "text", tuple(SYSTEM_PROMPTS)),
     "language": ConditionKind(language, "code", tuple(LANGUAGES)),
     "context": ConditionKind(context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1),

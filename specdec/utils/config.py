@@ -4,6 +4,7 @@ import argparse
 import datetime
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specdec.utils.files import explained
 from specdec.utils.imports import guard
+
+SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
 
 
 def shipped(path: str) -> str:
@@ -68,6 +71,8 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(str(error)) from error
     config = OmegaConf.to_container(OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config)))
     assert isinstance(config, dict)
+    if secret := SECRET.search(yaml.safe_dump(config) + " ".join(rest)):
+        raise ValueError(f"${{{secret[0]}}} would write a secret of the environment into the saved config: remove it")
     words = [word.rpartition("=") for word in rest]
     # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
     rest = [name + equals + _located(shipped(value), Path()) for name, equals, value in words]

@@ -63,6 +63,7 @@ FILLER = DOCUMENTS[0][:100]  # of bytes, a token is a letter
         ("template:family=llama3", OWN, "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nfine<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),  # noqa: E501
         ("template:family=gemma", OWN, "<s><start_of_turn>user\nS\n\nfine<end_of_turn>\n<start_of_turn>model\n"),
         ("template:family=alpaca", OWN, "<s>S\n\n### Instruction:\nfine\n\n### Response:\n"),
+        ("no_system", OWN, "<s>[user]fine[assistant]"),
         ("system:text=long", CHAT, f"<s>[system]{SYSTEM_PROMPTS['long']}[user]{QUESTION}[assistant]"),
         ("system:text=short", OWN, f"<s>[system]{SYSTEM_PROMPTS['short']}[user]fine[assistant]"),
         ("system:text=short", RAW, f"<s>{SYSTEM_PROMPTS['short']}\n\nthe grass is"),
@@ -95,6 +96,7 @@ def test_later_turns_are_asked_so_too(chat: ChatPair) -> None:
     ("text", "template", "prompt", "reason"),
     [
         ("no_bos", "{% for m in messages %}{{ m['content'] }}{% endfor %}", CHAT, SAME),
+        ("no_system", TEMPLATE, CHAT, SAME),
         ("no_template", None, RAW, SAME),
         ("template:family=gemma", None, RAW, SAME),
         ("system:text=short", "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none here') }}{% endif %}x", CHAT, "none here"),  # noqa: E501
