@@ -24,7 +24,7 @@ from benchmarks.harness import machine
 from specdec.decoding import Sampling, parse_shape
 from specdec.drafter import load
 from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.answers import Answer
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.prompts import load_prompts

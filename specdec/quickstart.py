@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from specdec.embedded.build import EmbeddedConfig, embedded_target, native_precision, read_record
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.build import RECORD, EmbeddedConfig, embedded_target, native_precision
+from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.target import TargetSource
@@ -91,7 +91,7 @@ def _claim(out: Path, plan: dict[str, Any]) -> None:
 
 
 def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -> str:
-    record = read_record(target)
+    record = read_json(target / RECORD)
     chain, tree = metrics["results"]
     same = sum(result["identical_outputs"] for result in metrics["results"])
     compared = sum(result["compared_outputs"] for result in metrics["results"])

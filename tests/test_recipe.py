@@ -31,6 +31,7 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(sys, "argv", ["specdec"])
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -52,8 +53,9 @@ acceptance: {{max_new_tokens: 8, count: 2}}
 
 
 def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) -> None:
-    target, answers = tmp_path / "target", tmp_path / "answers.jsonl"
-    assert main(["pretrain", "--out", str(target), *SMALL.split(), *TRAINED.split()]) == 0
+    answers = tmp_path / "answers.jsonl"
+    assert main(["pretrain", *SMALL.split(), *TRAINED.split()]) == 0
+    (target,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)

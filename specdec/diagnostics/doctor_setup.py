@@ -25,7 +25,7 @@ from specdec.data.loader import ResumableLoader
 from specdec.data.rows import each_row, find_sources
 from specdec.drafter import Drafter, DrafterSpec, choose, load, save
 from specdec.drafter.io import FORMAT
-from specdec.embedded.data import EmbeddedData
+from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.export.read import fetch, import_checkpoint, read_checkpoint
 from specdec.nn.optimizers import hidden_matrix

@@ -10,11 +10,10 @@ import json
 import logging
 import math
 import platform
-import shutil
 import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -23,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec import __version__
-from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
+from specdec.embedded.corpus import SEED, Corpus, corpus, stream_rows, train_tokenizer
 from specdec.nn.optimizers import MuonAdamW
 from specdec.utils.files import cache_directory, locked, read_json, staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
@@ -32,7 +31,6 @@ from specdec.utils.progress import no_progress_bars, progress
 log = logging.getLogger(__name__)
 
 RECORD = "embedded.json"
-SMALLEST_VOCABULARY = 2 + 256  # the special tokens and every byte
 EMBEDDING_STD = 0.2  # the embedding must not drown in what the layers add
 HELD_OUT_TOKENS = 65_536  # how much of the held-out text is scored
 
@@ -85,7 +83,7 @@ class EmbeddedConfig:
     lr: float = 3e-3
     lr_rest: float = 1e-2
     warmup: float = 0.03
-    seed: int = 0
+    seed: int = SEED
     precision: Precision = field(default_factory=native_precision)
 
     def __post_init__(self) -> None:
@@ -93,11 +91,7 @@ class EmbeddedConfig:
             if one.type is int and one.name != "seed" and getattr(self, one.name) < 1:
                 raise ValueError(f"{one.name} is {getattr(self, one.name)}: it must be at least 1")
         for name, good, wanted in (
-            (
-                "vocab_size",
-                self.vocab_size >= SMALLEST_VOCABULARY,
-                f"at least {SMALLEST_VOCABULARY}, all bytes and two",
-            ),
+            ("vocab_size", self.vocab_size >= 258, "at least 258, the bytes and two special tokens"),
             ("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}"),
             ("head_dim", self.head_dim % 2 == 0, "even, for rotary positions"),
             ("seq_len", self.seq_len <= self.max_position_embeddings, "at most max_position_embeddings"),
@@ -155,38 +149,16 @@ def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = N
     return path
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The ``embedded.json`` of an embedded target; ValueError if it is missing or not JSON."""
-    return read_json(path / RECORD)
+def build_target(config: EmbeddedConfig) -> None:
+    """Train a small Llama on the Python standard library's sources, with no download; print its directory and loss.
 
-
-@dataclass(frozen=True)
-class PretrainConfig(EmbeddedConfig):
-    """The options of ``specdec pretrain``: an :class:`EmbeddedConfig`, and where to.
-
-    Args:
-        out: copy the model here, beside the cache.
-    """
-
-    out: Path | None = None
-
-
-def build_target(config: PretrainConfig) -> None:
-    """Train a small Llama on the Python standard library's sources, with no download, and say how good it is.
-
-    Example: specdec pretrain --num_layers 2 --out runs/assistant
+    Example: specdec pretrain --num_layers 2
 
     Raises:
-        ValueError: a number is out of range, ``--out`` exists or may not be written, or there is no corpus.
+        ValueError: a number is out of range, or there is no corpus.
     """
-    target = EmbeddedConfig(**{one.name: getattr(config, one.name) for one in fields(EmbeddedConfig)})
-    if config.out is None:
-        path = embedded_target(target)
-    else:
-        path = config.out
-        with staged_directory(path) as staging:  # before the training: it refuses a place that will not do
-            shutil.copytree(embedded_target(target), staging, dirs_exist_ok=True)
-    record = read_record(path)
+    path = embedded_target(config)
+    record = read_json(path / RECORD)
     text = f"{path}: held-out loss {record['held_out_loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s"
     Console().print(text, soft_wrap=True, markup=False, highlight=False)
 
@@ -196,31 +168,22 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
     texts, held_out_texts = ([source.text for source in part] for part in sources)
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     train_RT = stream_rows(tokenizer, texts, config.seq_len)
-    trained = pretrain(config, tokenizer, train_RT, stream_rows(tokenizer, held_out_texts, config.seq_len))
+    held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
+    model, held_out_loss, seconds = pretrain(config, tokenizer, train_RT, held_out_RT)
     tokenizer.save_pretrained(path)
     with no_progress_bars():
-        trained.model.save_pretrained(path)
+        model.save_pretrained(path)
     tokens = config.steps * config.tokens_per_step
     record = {
         **determinants,
-        "held_out_loss": trained.held_out_loss,
+        "held_out_loss": held_out_loss,
         "tokens": tokens,
-        "tokens_per_second": tokens / trained.seconds,
-        "parameters": trained.model.num_parameters(),
+        "tokens_per_second": tokens / seconds,
+        "parameters": model.num_parameters(),
         "provenance": provenance(seed=config.seed),
     }
     write_json(path / RECORD, record)
-    log.info("built the embedded target: held-out loss %.3f after %.0f s", trained.held_out_loss, trained.seconds)
-
-
-class Pretrained(NamedTuple):
-    """A trained model."""
-
-    model: LlamaForCausalLM
-    held_out_loss: float
-    """Mean cross-entropy on held-out text, nats per token."""
-    seconds: float
-    """Wall time of the optimiser steps."""
+    log.info("built the embedded target: held-out loss %.3f after %.0f s", held_out_loss, seconds)
 
 
 def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -251,7 +214,7 @@ def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
 
 def pretrain(
     config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast, train_RT: Tensor, held_out_RT: Tensor
-) -> Pretrained:
+) -> tuple[LlamaForCausalLM, float, float]:
     """Train a model on ``config.steps`` batches of rows, then score it on held-out rows.
 
     Args:
@@ -260,6 +223,9 @@ def pretrain(
         train_RT: int64 rows, as :func:`specdec.embedded.corpus.stream_rows` cuts them; all are read in random order,
             then all again in another.
         held_out_RT: rows that are only scored; about :data:`HELD_OUT_TOKENS` tokens of them, evenly spaced.
+
+    Returns:
+        The model; its mean cross-entropy on held-out text, in nats per token; seconds that the steps took.
     """
     model = llama(config, tokenizer).train()
     rising = math.ceil(config.warmup * config.steps)
@@ -275,9 +241,12 @@ def pretrain(
             logits_BTV = model(rows_BT[:, :-1], use_cache=False).logits
         return cross_entropy(logits_BTV.flatten(0, 1).float(), rows_BT[:, 1:].flatten())
 
+    generator, wanted = torch.Generator().manual_seed(config.seed), config.steps * config.batch_size
+    passes = -(-wanted // len(train_RT))
+    order = torch.cat([torch.randperm(len(train_RT), generator=generator) for _ in range(passes)])[:wanted]
     started = time.monotonic()
     with progress("pretraining", "tokens", config.steps * config.tokens_per_step) as done:
-        for rows_BT in train_RT[_order(len(train_RT), config)]:
+        for rows_BT in train_RT[order.view(config.steps, config.batch_size)]:
             optimizer.zero_grad()
             loss(rows_BT).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -290,12 +259,4 @@ def pretrain(
     scored_RT = held_out_RT[torch.arange(count) * len(held_out_RT) // count]
     with torch.inference_mode():
         total = sum(float(loss(rows_BT)) * len(rows_BT) for rows_BT in scored_RT.split(config.batch_size))
-    return Pretrained(model, total / count, seconds)
-
-
-def _order(rows: int, config: EmbeddedConfig) -> Tensor:
-    """Numbers of the rows of every batch, int64 (steps, B)."""
-    generator, wanted = torch.Generator().manual_seed(config.seed), config.steps * config.batch_size
-    passes = -(-wanted // rows)
-    order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(passes)])[:wanted]
-    return order.view(config.steps, config.batch_size)
+    return model, total / count, seconds

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL, INDEX

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 STAGES = ("train", "val", "test")
 DEFAULTS: dict[str, Any] = {
-    "data": {"class_path": "specdec.embedded.data.EmbeddedData"},
+    "data": {"class_path": "specdec.embedded.corpus.EmbeddedData"},
     "model.optimizer": {
         "class_path": "specdec.nn.optimizers.AdamW",
         "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from specdec.embedded import build
-from specdec.embedded.build import EmbeddedConfig, read_record
+from specdec.embedded.build import RECORD, EmbeddedConfig
 from specdec.utils import command
+from specdec.utils.files import read_json
 from tests.embedded.conftest import TINY
 
 
@@ -28,18 +29,12 @@ def cache(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path / "cache"
 
 
-def test_builds_then_copies(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_names_the_directory_and_the_loss(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments()) == 0
     (line,) = capsys.readouterr().out.splitlines()
     (path,) = (path for path in cache.iterdir() if path.is_dir())
-    loss = read_record(path)["held_out_loss"]
+    loss = read_json(path / RECORD)["held_out_loss"]
     assert line.startswith(f"{path}: held-out loss {loss:.3f}, ") and line.endswith(" tokens/s")
-    out = tmp_path / "deep" / "out"
-    assert main([*arguments(), "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: held-out loss {loss:.3f}, ")
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
-        file.name: file.read_bytes() for file in path.iterdir()
-    }
 
 
 @pytest.fixture
@@ -62,12 +57,6 @@ def test_config_file_and_defaults(tmp_path: Path, asked: list[EmbeddedConfig]) -
         with pytest.raises(AskedError):
             main(argv)
     assert asked == [EmbeddedConfig(), EmbeddedConfig(tokens=50000, num_layers=4)]
-
-
-def test_existing_out_is_refused(tmp_path: Path, asked: list[EmbeddedConfig]) -> None:
-    with pytest.raises(ValueError, match=f"{tmp_path} exists already"):
-        main(["--out", str(tmp_path)])
-    assert not asked
 
 
 @pytest.mark.parametrize("argv", [["--tokenz", "3"], ["--tokens", "many"], ["--config", "nowhere.yaml"]])
