@@ -1,6 +1,7 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -8,18 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations, training_layout
-from specdec.data.loader import (
-    Batch,
-    Companion,
-    Document,
-    ResumableLoader,
-    order,
-    pack_stream,
-    pack_whole,
-    pad,
-    split,
-)
+from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations
+from specdec.data.layouts import TRAINING, named
+from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
 from specdec.data.rows import DataRow, each_row, find_sources, has_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
 
@@ -52,7 +44,7 @@ class TokenData(pl.LightningDataModule):
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
-        self.companion = Companion()  # of the loaders that are made from now on
+        self.prefetch: Callable[[Batch, Batch | None], None] | None = None  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
@@ -139,7 +131,7 @@ class TokenData(pl.LightningDataModule):
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.companion)
+        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.prefetch)
 
 
 class TextData(TokenData):
@@ -185,25 +177,22 @@ class ChatData(TokenData):
         test: the same; None tests on the validation conversations.
         layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
-            leaves it out and tells how many there were, and what was wrong with the first.
-        cache: keep the tokens in specdec's cache, for the next run on the same data.
+            leaves it out; when the tokens are made, the log says how many there were.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
-        packing: "whole" puts as many whole conversations into a row as fit, "pad" one.
         answer_only: supervise what the assistant says and nothing else; else every token of the training
             conversations. Validation and test are of the assistant's words in any case, which is what is drafted.
     """
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, packing: Literal["whole", "pad"] = "whole", answer_only: bool = True,
-        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", cache: bool = True,
+        val_fraction: float = 0.05, answer_only: bool = True, layout: str | None = None,
+        broken: Literal["refuse", "drop"] = "refuse",
         seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
-        training_layout(layout)  # refuses one that is unknown
+        named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
         self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
-        self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache
-        self.broken = broken
+        self.answer_only, self.layout, self.broken = answer_only, layout, broken
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """(training, validation) conversations as documents."""
@@ -226,8 +215,8 @@ class ChatData(TokenData):
         return {"train": train, "validation": validation, **test}
 
     def pack(self, documents: list[Document]) -> Batch:
-        """Conversations as rows of ``seq_len`` tokens."""
-        return pack_whole(documents, self.seq_len) if self.packing == "whole" else pad(documents, self.seq_len)
+        """As many whole conversations to a row as fit."""
+        return pack_whole(documents, self.seq_len)
 
     def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
         train = self._encoded(self.train, tokenizer)
@@ -237,17 +226,16 @@ class ChatData(TokenData):
         return train.take(parts[0]), train.take(parts[1])
 
     def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
-        """Every conversation of the sources as tokens, from the cache if it has them."""
+        """Every conversation of the sources as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
 
         def make() -> Encoded:
             left_out: list[str] | None = [] if self.broken == "drop" else None
-            conversations = read_conversations(patterns, self.layout, left_out)
-            log.info("%d conversations are made into tokens", len(conversations))
-            return encode(conversations, tokenizer, self.seq_len, left_out)
+            encoded = encode(read_conversations(patterns, self.layout, left_out), tokenizer, self.seq_len, left_out)
+            if left_out:
+                log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+            return encoded
 
-        if not self.cache:
-            return make()
         return cached(determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len), make)
 
 

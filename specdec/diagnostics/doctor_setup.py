@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.data import Batch, ChatData, TextData, TokenData
-from specdec.data.chat import conversation, encode, training_layout
+from specdec.data.chat import conversation, encode
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import each_row, find_sources
 from specdec.drafter import Drafter, DrafterSpec, choose, load, save
@@ -333,7 +333,7 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
         return any(key(one.ids_T) in known for one in documents(Batch(*(x[[row]] for x in train))))
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read, train = partial(conversation, chosen=training_layout(data.layout)), data.splits.train
+    read, train = partial(conversation, layout=data.layout), data.splits.train
     found = (one for source in find_sources(data.train) for one in each_row(source, read, left_out))
     made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made.documents}

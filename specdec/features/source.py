@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.data.loader import Companion
 from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
@@ -27,10 +26,13 @@ log = logging.getLogger(__name__)
 SPOT_TOKENS = 512  # of a row that are worked out again, at most
 
 
-class FeatureSource(Companion):
+class FeatureSource:
     """Features of batches, in the target's dtype on its device; what stands in padding says nothing."""
 
     first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
+
+    def prefetch(self, batch: Batch, following: Batch | None) -> None:
+        """Start to read the features of the following batch, and wait for those of this one."""
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
@@ -150,25 +152,20 @@ class CachedSource(FeatureSource):
         self._thread = ThreadPoolExecutor(1, "features")
         self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
 
-    def announce(self, batch: Batch) -> None:
-        """Read it in the thread; at most the present batch and the next are kept.
+    def prefetch(self, batch: Batch, following: Batch | None) -> None:
+        """Read the following batch in the thread and wait for this one; no more than these two are kept.
 
-        Behind a run's last batch comes one that nobody asks for, which a cache of the first rows need not have.
+        Behind a run's last batch comes one that is not trained on, which a cache of the first rows need not have.
         """
-        rows = packed_rows(batch)
-        if self.first_rows is not None and not all(map(self.store.holds, rows)):
-            return
-        while len(self._ahead) > 1:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
-
-    def ready(self, batch: Batch) -> None:
-        """Wait for the thread, or read what nobody announced."""
-        keys = _keys(packed_rows(batch))
-        if keys not in self._ahead:
-            self.announce(batch)
-        if (ahead := self._ahead.get(keys)) is not None:
-            ahead.result()
+        before, self._ahead = self._ahead, {}
+        for one in (batch, following):
+            rows = [] if one is None else packed_rows(one)
+            if one is None or (self.first_rows is not None and not all(map(self.store.holds, rows))):
+                continue
+            keys = _keys(rows)
+            self._ahead[keys] = before.get(keys) or self._thread.submit(self._read, rows, one.ids_BT.shape[1])
+        if (present := self._ahead.get(_keys(packed_rows(batch)))) is not None:
+            present.result()
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """The stored states of every row."""

@@ -172,7 +172,7 @@ class DrafterModule(pl.LightningModule):
         """Let the target's features of these data be had from where the run has them."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
-        data.companion = self.source
+        data.prefetch = self.source.prefetch
 
     def setup(self, stage: str) -> None:
         """Put the target beside the drafter, and choose how this device computes."""

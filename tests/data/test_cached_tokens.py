@@ -46,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def read(path: Path, tokenizer: Any = None, **options: Any) -> ChatData:
-    data = ChatData(str(path), str(path), **{"seq_len": 64, "packing": "pad"} | options)
+    data = ChatData(str(path), str(path), **{"seq_len": 64} | options)
     data.prepare(tokenizer or tiny_tokenizer(CHATML))
     return data
 
@@ -124,7 +124,7 @@ def test_only_one_of_many_makes_it(kept: Path) -> None:
         nonlocal count
         count += 1
         document = Document(torch.arange(3), torch.ones(3, dtype=torch.bool))
-        return Encoded([document], torch.tensor([3]), torch.tensor([3]), [])
+        return Encoded([document], torch.tensor([3]), torch.tensor([3]))
 
     found: list[Encoded] = []
     threads = [threading.Thread(target=lambda: found.append(cached([1], make))) for _ in range(4)]

@@ -68,9 +68,9 @@ def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsy
     config = tmp_path / "run.yaml"
     config.write_text(
         f"model:\n  target:\n    source: {tokenizer}\n  ttt_steps: 3\ntrainer:\n  max_steps: 5\n"
-        f"data:\n  class_path: ChatData\n  init_args:\n    train: {path}\n    packing: pad\n    seq_len: 64\n"
+        f"data:\n  class_path: ChatData\n  init_args:\n    train: {path}\n    seq_len: 32\n"
     )
-    assert main(["inspect", "--config", str(config), "--data.packing", "whole"]) == 0
+    assert main(["inspect", "--config", str(config), "--data.seq_len", "64"]) == 0
     shown = capsys.readouterr().out
     assert "packed rows" in shown and "3 " in shown
 
