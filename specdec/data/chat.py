@@ -96,7 +96,7 @@ class Encoded(NamedTuple):
 def read_conversations(
     patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
 ) -> list[ChatConversation]:
-    """Every conversation of files, saved datasets and Hub data; an id that comes again is numbered (``id#2``).
+    """Every conversation of files and Hub data; an id that comes again is numbered (``id#2``).
 
     Args:
         layout: of every row; None recognises each row's by its columns.
@@ -211,10 +211,7 @@ def determinants(
 def _content(source: str) -> Any:
     if source.startswith(HUB):
         return hub_fingerprint(source)
-    path = Path(source)
-    if path.is_dir():
-        return [sha256(file) for file in sorted(path.rglob("*")) if file.is_file()]
-    return [path.suffix.lower(), sha256(path)]
+    return [Path(source).suffix.lower(), sha256(source)]
 
 
 def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:

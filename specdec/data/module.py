@@ -21,11 +21,10 @@ CHUNK = 256  # texts tokenised in one call
 
 
 class Splits(NamedTuple):
-    """Packed rows of the three uses of data."""
+    """Packed rows to train and to validate on."""
 
     train: Batch
     validation: Batch
-    test: Batch
 
 
 class TokenData(pl.LightningDataModule):
@@ -51,10 +50,6 @@ class TokenData(pl.LightningDataModule):
         """(training, validation) documents."""
         raise NotImplementedError
 
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Documents of the test, or None: test on the validation documents."""
-        return None
-
     def pack(self, documents: list[Document]) -> Batch:
         """All documents as rows of ``seq_len`` tokens."""
         return pack_stream(documents, self.seq_len)
@@ -68,13 +63,12 @@ class TokenData(pl.LightningDataModule):
         """Read, tokenise and pack; a second call does nothing. For use without a trainer."""
         if self._splits is not None:
             return
-        train, validation = (self.pack(part) for part in self.documents(tokenizer))
-        test = self.test_documents(tokenizer)
-        self._splits = Splits(train, validation, validation if test is None else self.pack(test))
+        self._splits = Splits(*(self.pack(part) for part in self.documents(tokenizer)))
         for name, rows in self._splits._asdict().items():
             supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
-            told = (name, *rows.ids_BT.shape, supervised, 100 * float((rows.documents_BT < 0).float().mean()))
-            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", *told)
+            padding = 100 * float((rows.documents_BT < 0).float().mean())
+            shape = rows.ids_BT.shape
+            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", name, *shape, supervised, padding)
 
     @property
     def splits(self) -> Splits:
@@ -123,10 +117,6 @@ class TokenData(pl.LightningDataModule):
         """Validation rows in order."""
         return self._loader(self.splits.validation, shuffle=False)
 
-    def test_dataloader(self) -> ResumableLoader:
-        """Test rows in order."""
-        return self._loader(self.splits.test, shuffle=False)
-
     def _loader(self, rows: Batch, shuffle: bool) -> ResumableLoader:
         rank, world_size = 0, 1
         if self.trainer is not None:
@@ -142,17 +132,16 @@ class TextData(TokenData):
     Args:
         train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training documents aside.
-        test: the same; None tests on the validation documents.
         val_fraction: share of documents set aside, chosen by ``seed``; at least one. No file of plain text is
             ever cut in two by it.
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, seed: int = 0,
+        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
-        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
+        self.train, self.val, self.val_fraction = train, val, val_fraction
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """(training, validation) documents."""
@@ -162,68 +151,46 @@ class TextData(TokenData):
         warn_of_overlap(find_sources(self.train), find_sources(self.val))
         return train, encode_texts(read_texts(self.val), tokenizer)
 
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Documents of the test files, if any were given."""
-        return None if self.test is None else encode_texts(read_texts(self.test), tokenizer)
-
 
 class ChatData(TokenData):
     """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
 
     Args:
-        train: files (JSON lines, JSON, Parquet), globs of them, folders that ``save_to_disk`` made, and
-            ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+        train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
-        test: the same; None tests on the validation conversations.
         layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
             leaves it out; when the tokens are made, the log says how many there were.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
-        answer_only: supervise what the assistant says and nothing else; else every token of the training
-            conversations. Validation and test are of the assistant's words in any case, which is what is drafted.
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, answer_only: bool = True, layout: str | None = None,
-        broken: Literal["refuse", "drop"] = "refuse",
-        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
+        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", seq_len: int = 512,
+        batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
-        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
-        self.answer_only, self.layout, self.broken = answer_only, layout, broken
+        self.train, self.val, self.val_fraction, self.layout, self.broken = train, val, val_fraction, layout, broken
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
-        """(training, validation) conversations as documents."""
+        """(training, validation) conversations as documents; those without a supervised token are left out."""
         if self.val is not None:
             warn_of_overlap(find_sources(self.train), find_sources(self.val))
-        train, validation = self._train_and_validation(tokenizer)
-        documents = train.usable(self.seq_len, "train")
-        if not self.answer_only:
-            documents = [doc._replace(loss_mask_T=torch.ones_like(doc.loss_mask_T)) for doc in documents]
-        return documents, validation.usable(self.seq_len, "validation")
-
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Conversations of the test files, if any were given."""
-        return None if self.test is None else self._encoded(self.test, tokenizer).usable(self.seq_len, "test")
+        train, validation = (one.usable(self.seq_len, name) for name, one in self.conversations(tokenizer).items())
+        return train, validation
 
     def conversations(self, tokenizer: Any) -> dict[str, Encoded]:
-        """Every conversation of each split, those included that nothing can be learnt from."""
-        train, validation = self._train_and_validation(tokenizer)
-        test = {} if self.test is None else {"test": self._encoded(self.test, tokenizer)}
-        return {"train": train, "validation": validation, **test}
+        """Every conversation of ``train`` and ``validation``, those without a supervised token included."""
+        train = self._encoded(self.train, tokenizer)
+        if self.val is not None:
+            return {"train": train, "validation": self._encoded(self.val, tokenizer)}
+        parts = split(range(len(train.documents)), self.val_fraction, self.seed)
+        return {"train": train.take(parts[0]), "validation": train.take(parts[1])}
 
     def pack(self, documents: list[Document]) -> Batch:
         """As many whole conversations to a row as fit."""
         return pack_whole(documents, self.seq_len)
-
-    def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
-        train = self._encoded(self.train, tokenizer)
-        if self.val is not None:
-            return train, self._encoded(self.val, tokenizer)
-        parts = split(range(len(train.documents)), self.val_fraction, self.seed)
-        return train.take(parts[0]), train.take(parts[1])
 
     def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
         """Every conversation of the sources as tokens, from specdec's cache if it has them."""

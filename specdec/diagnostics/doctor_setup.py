@@ -302,9 +302,6 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if not isinstance(data, ChatData):
         return
     again = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
-    if not data.answer_only:
-        yield unchecked(again, "data.answer_only=false asks for every token of the training conversations")
-        return
     yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see specdec inspect")
     if not (pairs := list(_rendered(setup, data))):
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"

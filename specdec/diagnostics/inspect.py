@@ -65,11 +65,10 @@ def main(argv: list[str]) -> int:
     data, tokenizer = cli.datamodule, cli.model.target_source.load_tokenizer()
     try:
         train, validation = data.documents(tokenizer)
-        test = data.test_documents(tokenizer)
     except MaskError as error:
         sys.stderr.write(f"specdec inspect: refused: {error}\n")
         return 1
-    documents = {"train": train, "validation": validation} | ({} if test is None else {"test": test})
+    documents = {"train": train, "validation": validation}
     conversations = data.conversations(tokenizer) if isinstance(data, ChatData) else {}
     splits = {name: _split(found, conversations.get(name), data, tokenizer) for name, found in documents.items()}
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)

@@ -42,7 +42,7 @@ NOT_OURS = ("out", "trainer", "checkpoint", "acceptance", "seed_everything", "ck
 OPTIONS: list[tuple[str, Any, Any, str]] = [
     ("layers", list[int], [], "boundaries to store beside the drafter's, for other designs: [2, 6]"),
     ("first_rows", int | None, None, "store the training rows that an epoch draws first, so many, beside those of "
-     "validation and test; by default all"),
+     "validation; by default all"),
     ("dtype", Literal["target", "float32", "bfloat16", "float16"], "target", "of what is stored"),
     ("engine", Literal["transformers", "vllm"], "transformers", "what runs the target; vllm is the one of the Python "
      "that $SPECDEC_VLLM_PYTHON names, else of this environment"),
@@ -178,8 +178,8 @@ def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> li
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
-    """The rows of training, or of it those drawn first, of validation and test, each once."""
-    splits = (data.first_rows(first), data.splits.validation, data.splits.test)
+    """The rows of training, or of it those drawn first, and of validation, each once."""
+    splits = (data.first_rows(first), data.splits.validation)
     return list({row.key: row for split in splits for row in packed_rows(split)}.values())
 
 

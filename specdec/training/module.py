@@ -35,7 +35,7 @@ from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, Unroll
 
 log = logging.getLogger(__name__)
 
-STAGES = ("train", "val", "test")
+STAGES = ("train", "val")
 DEFAULTS: dict[str, Any] = {
     "data": {"class_path": "specdec.embedded.corpus.EmbeddedData"},
     "model.optimizer": {
@@ -273,17 +273,9 @@ class DrafterModule(pl.LightningModule):
         """The same loss and figures on held-out rows."""
         self._run(batch, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """As validation."""
-        self._run(batch, "test")
-
     def on_validation_epoch_end(self) -> None:
         """Report the loss and the depth figures."""
         self._report("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Report the loss and the depth figures."""
-        self._report("test")
 
     def _report(self, stage: str) -> None:
         metric = self.metrics[STAGES.index(stage)]

@@ -36,7 +36,6 @@ class Toy(pl.LightningModule):
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.seen: list[list[int]] = []
         self.validated: list[list[int]] = []
-        self.tested: list[list[int]] = []
         self.tokenizer = tiny_tokenizer()
 
     def training_step(self, batch: Batch, index: int) -> torch.Tensor:
@@ -46,9 +45,6 @@ class Toy(pl.LightningModule):
 
     def validation_step(self, batch: Batch, index: int) -> None:
         self.validated.append(batch.ids_BT[:, 0].tolist())
-
-    def test_step(self, batch: Batch, index: int) -> None:
-        self.tested.append(batch.ids_BT[:, 0].tolist())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -95,18 +91,6 @@ def test_a_shortened_epoch_and_a_sanity_check_leave_the_order_alone(tmp_path: Pa
     assert checked.seen == whole.seen
     short = run(tmp_path / "short", 2, limit_train_batches=4)
     assert short.seen == whole.seen[:4] + whole.seen[6:10]
-
-
-def test_the_test_reads_the_validation_rows_unless_given_others(tmp_path: Path) -> None:
-    class Tested(Counting):
-        def test_documents(self, tokenizer: Any) -> list[Document]:
-            return self.documents(tokenizer)[0][5:7]
-
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    for data, expected in ((Counting(SEQ, BATCH), [[0, 1], [2]]), (Tested(SEQ, BATCH), [[5, 6]])):
-        module = Toy()
-        trainer.test(module, data, verbose=False)
-        assert module.tested == expected
 
 
 def test_reading_happens_once_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,17 +174,6 @@ def test_whole_conversations_share_a_row(tmp_path: Path) -> None:
     data.prepare(tiny_tokenizer(CHATML))
     assert data.splits.train.documents_BT.max() == 3
     assert data.supervised_counts(400)[tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")] == 16
-
-
-def test_every_token_of_the_training_conversations_can_be_supervised(tmp_path: Path) -> None:
-    path = chats(tmp_path / "a.jsonl", 6)
-    answers, every = (ChatData(path, path, answer_only=only, seq_len=64) for only in (True, False))
-    for data in (answers, every):
-        data.prepare(tiny_tokenizer(CHATML))
-    real = every.splits.train.documents_BT >= 0
-    assert torch.equal(every.splits.train.loss_mask_BT, real)
-    assert int(answers.splits.train.loss_mask_BT.sum()) < int(real.sum())
-    assert torch.equal(every.splits.validation.loss_mask_BT, answers.splits.validation.loss_mask_BT)
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
