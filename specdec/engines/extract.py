@@ -25,8 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.features.store import Contract, FeatureStore, PackedRow, packed_rows
-from specdec.features.writer import CacheWriter
+from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow, packed_rows
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target
@@ -223,6 +222,6 @@ def _verify(argv: list[str]) -> int:
         raise ValueError("specdec cache verify takes one directory: specdec cache verify DIR")
     store = FeatureStore(Path(argv[0]), {})
     store.verify()
-    tokens = sum(entry.tokens for entry in store.index.shards)
-    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.index.shards), f"{tokens:,}")
+    tokens = sum(entry.tokens for entry in store.entries)
+    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.entries), f"{tokens:,}")
     return 0

@@ -235,7 +235,7 @@ def _run(
     if fit not in jobs:
         model = dict(arm.config["model"])
         if cache is not None:
-            where = {"directory": str(directory / "features" / cache), "verify": False}
+            where = {"directory": str(directory / "features" / cache)}
             model["features"] = {"class_path": "Cached", "init_args": where}
         config = {"seed_everything": seed, **arm.config, "model": model}
         needs = () if cache is None else (cache,)

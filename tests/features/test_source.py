@@ -152,7 +152,7 @@ def test_a_final_state_before_the_norm_is_caught(
     monkeypatch.setattr(TransformersEngine, "states", wrong)
     data = Texts()
     cache = fill(tmp_path / "cache", target, data)
-    with pytest.raises(ValueError, match="the final state: not the target's"):
+    with pytest.raises(ValueError, match="the final state is not the target's"):
         Cached(str(cache)).open(target, data, LAYERS, False)
 
 
