@@ -54,10 +54,9 @@ COMMANDS = {
         "specdec.studies.reproduce:reproduce",
         "train an arm of a study's card again; compare every loss bit by bit",
     ),
-    "pretrain": ("specdec.embedded.build:build_target", "build the embedded target"),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "validate", "doctor", "plan", "pretrain"),
+    "train": ("quickstart", "fit", "validate", "doctor", "plan"),
     "data": ("inspect", "regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("explain", "drift", "robustness", "parity"),

@@ -10,9 +10,12 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.drafter import load
+from specdec.embedded import EmbeddedConfig, embedded_target
 
-SMALL = "--vocab_size=300 --hidden_size=32 --num_layers=6 --heads=2 --kv_heads=1 --head_dim=16 --intermediate=48"
-TRAINED = "--max_position_embeddings=128 --seq_len=64 --batch_size=4 --tokens=20480 --precision=32-true"
+SMALL = EmbeddedConfig(
+    vocab_size=300, hidden_size=32, num_layers=6, heads=2, kv_heads=1, head_dim=16, intermediate=48,
+    max_position_embeddings=128, seq_len=64, batch_size=4, tokens=20480, precision="32-true",
+)  # fmt: skip
 STEPS, ROWS = 6, 24
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
@@ -31,7 +34,6 @@ def sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(sys, "argv", ["specdec"])
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -54,8 +56,7 @@ acceptance: {{max_new_tokens: 8, count: 2}}
 
 def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
-    assert main(["pretrain", *SMALL.split(), *TRAINED.split()]) == 0
-    (target,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    target = embedded_target(SMALL, tmp_path / "cache")
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)

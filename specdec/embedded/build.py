@@ -11,12 +11,11 @@ import logging
 import math
 import platform
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -24,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec import __version__
 from specdec.embedded.corpus import SEED, Corpus, corpus, stream_rows, train_tokenizer
 from specdec.nn.optimizers import MuonAdamW
-from specdec.utils.files import cache_directory, locked, read_json, staged_directory, write_json
+from specdec.utils.files import cache_directory, locked, staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.progress import no_progress_bars, progress
 
@@ -44,30 +43,8 @@ def native_precision() -> Precision:
 
 @dataclass(frozen=True)
 class EmbeddedConfig:
-    """A small Llama and its training, complete: with the corpus, the versions and what the CPU multiplies it determines
-    the weights.
-
-    Args:
-        vocab_size: tokens of the tokenizer.
-        hidden_size: width of the residual stream.
-        num_layers: decoder layers.
-        heads: attention heads.
-        kv_heads: key and value heads; divides ``heads``.
-        head_dim: width of a head, even.
-        intermediate: width of the MLP.
-        max_position_embeddings: positions the model accepts; it is trained on the first ``seq_len`` of them.
-        seq_len: tokens of a training row.
-        batch_size: rows of a training step.
-        tokens: training budget in tokens, rounded down to whole steps.
-        lr: peak learning rate of the layers' matrices, trained with Muon.
-        lr_rest: peak learning rate of embedding, head and norms, trained with AdamW.
-        warmup: share of the steps with a rising learning rate; it falls linearly to zero afterwards.
-        seed: of the split of the corpus, the initial weights and the order of rows.
-        precision: ``bf16-mixed`` or ``32-true``; by default what this CPU is fast at.
-
-    Raises:
-        ValueError: a number is out of range; the message names it.
-    """
+    """A small Llama and its training: with the corpus, the versions and what the CPU multiplies, it determines
+    the weights."""
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -76,30 +53,15 @@ class EmbeddedConfig:
     kv_heads: int = 2
     head_dim: int = 64
     intermediate: int = 704
-    max_position_embeddings: int = 2048
-    seq_len: int = 256
+    max_position_embeddings: int = 2048  # it is trained on the first seq_len of them
+    seq_len: int = 256  # tokens of a training row
     batch_size: int = 8
-    tokens: int = 780_000
-    lr: float = 3e-3
-    lr_rest: float = 1e-2
-    warmup: float = 0.03
-    seed: int = SEED
+    tokens: int = 780_000  # to train on, rounded down to whole steps
+    lr: float = 3e-3  # peak learning rate of the layers' matrices, trained with Muon
+    lr_rest: float = 1e-2  # of embedding, head and norms, trained with AdamW
+    warmup: float = 0.03  # share of the steps with a rising learning rate; it falls linearly to zero afterwards
+    seed: int = SEED  # of the split of the corpus, the initial weights and the order of rows
     precision: Precision = field(default_factory=native_precision)
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.type is int and one.name != "seed" and getattr(self, one.name) < 1:
-                raise ValueError(f"{one.name} is {getattr(self, one.name)}: it must be at least 1")
-        for name, good, wanted in (
-            ("vocab_size", self.vocab_size >= 258, "at least 258, the bytes and two special tokens"),
-            ("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}"),
-            ("head_dim", self.head_dim % 2 == 0, "even, for rotary positions"),
-            ("seq_len", self.seq_len <= self.max_position_embeddings, "at most max_position_embeddings"),
-            ("tokens", self.tokens >= self.tokens_per_step, f"at least one step's, {self.tokens_per_step}"),
-            ("warmup", 0 <= self.warmup < 1, "a share of the steps, from 0 to below 1"),
-        ):
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {wanted}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -147,20 +109,6 @@ def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = N
             with staged_directory(path) as staging:
                 _build(config, sources, determinants, staging)
     return path
-
-
-def build_target(config: EmbeddedConfig) -> None:
-    """Train a small Llama on the Python standard library's sources, with no download; print its directory and loss.
-
-    Example: specdec pretrain --num_layers 2
-
-    Raises:
-        ValueError: a number is out of range, or there is no corpus.
-    """
-    path = embedded_target(config)
-    record = read_json(path / RECORD)
-    text = f"{path}: held-out loss {record['held_out_loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s"
-    Console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any], path: Path) -> None:
