@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.loader import Document
-from specdec.data.rows import HUB, DataRow, each_row, find_sources, hub_fingerprint
+from specdec.data.rows import HUB, DataRow, find_sources, hub_fingerprint, read_rows
 from specdec.data.template import Spans, Template
 from specdec.utils.files import cache_directory, locked, sha256, staged
 from specdec.utils.progress import progress
@@ -35,7 +35,7 @@ MUCH = 0.05  # a loss that deserves a warning
 
 
 class MaskError(ValueError):
-    """There is nothing to learn, or nothing is told apart."""
+    """The loss mask holds no token, or every token."""
 
 
 class Encoded(NamedTuple):
@@ -109,7 +109,7 @@ def read_conversations(
     times = Counter[str]()
     for source in find_sources(patterns):
         before, broken = len(conversations), len(left_out or ())
-        for one in each_row(source, partial(conversation, layout=layout), left_out):
+        for one in read_rows(source, partial(conversation, layout=layout), left_out):
             name = one.id
             while times[name]:
                 times[one.id] += 1
@@ -204,14 +204,11 @@ def determinants(
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
     template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
-    return [VERSION, versions, [_content(source) for source in find_sources(patterns)], layout, broken, template,
-            max_length]  # fmt: skip
-
-
-def _content(source: str) -> Any:
-    if source.startswith(HUB):
-        return hub_fingerprint(source)
-    return [Path(source).suffix.lower(), sha256(source)]
+    contents = [
+        hub_fingerprint(source) if source.startswith(HUB) else [Path(source).suffix.lower(), sha256(source)]
+        for source in find_sources(patterns)
+    ]
+    return [VERSION, versions, contents, layout, broken, template, max_length]
 
 
 def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:

@@ -67,8 +67,8 @@ class Layout(NamedTuple):
 
     def unread(self, row: Values) -> list[str]:
         """The columns that are not read, where that matters."""
-        own = {one for column in self.columns for one in column.split("|")}
-        return sorted(row.keys() - own - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
+        read = {one for column in self.columns for one in column.split("|")}
+        return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
 def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
@@ -106,11 +106,7 @@ def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Seque
 
 
 def parsed(value: Any, what: str) -> Any:
-    """JSON that stands in a string, and what is no string as it is.
-
-    Raises:
-        ValueError: it is not JSON; ``what`` is said to be wrong.
-    """
+    """The value of a string of JSON; what is no string as it is. ValueError, naming ``what``, if it is not JSON."""
     if not isinstance(value, str):
         return value
     try:

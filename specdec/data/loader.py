@@ -191,7 +191,7 @@ class ResumableLoader:
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
         left = self.numbers(self.epoch).split(self.batch_size)[self.batches :]
         for batch, following in pairwise(chain(map(self.fetch, left), [None])):
-            assert batch is not None
+            assert batch is not None  # only what follows the last one is
             if self.prefetch is not None:
                 self.prefetch(batch, following)
             self.batches, self.moved = self.batches + 1, True
@@ -225,6 +225,6 @@ class ResumableLoader:
             if name not in ("epoch", "batches") and state.get(name) != now:
                 raise ValueError(
                     f"the data cannot be resumed: {name} was {state.get(name)} in the checkpoint and is {now} now; "
-                    "resume with the same data, seq_len, packing, batch_size, seed and number of processes"
+                    "resume with the same data, seq_len, batch_size, seed and number of processes"
                 )
         self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False

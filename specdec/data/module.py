@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations
 from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
-from specdec.data.rows import DataRow, each_row, find_sources, has_rows, read_text, warn_of_overlap
+from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class ChatData(TokenData):
     Args:
         train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
-        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
+        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognises each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
             leaves it out; when the tokens are made, the log says how many there were.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
@@ -220,7 +220,7 @@ def read_texts(patterns: str | list[str]) -> list[str]:
 
     read: list[str] = []
     for source in find_sources(patterns):
-        read += each_row(source, text_of) if has_rows(source) else [read_text(Path(source))]
+        read += read_rows(source, text_of) if has_rows(source) else [read_text(Path(source))]
     texts = [text for text in read if text.strip()]
     if len(texts) < len(read):
         log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))

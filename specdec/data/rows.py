@@ -6,11 +6,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from specdec.utils.files import explain
 
-Made = TypeVar("Made")
 log = logging.getLogger(__name__)
 
 HUB = "hub:"
@@ -27,17 +26,11 @@ class DataRow(NamedTuple):
 
     @property
     def own_id(self) -> str | None:
-        """The id that the row brings, if it does.
-
-        Raises:
-            ValueError: it is neither a string nor an integer.
-        """
-        own = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
-        if own is None:
-            return None
-        if isinstance(own, bool) or not isinstance(own, str | int):
-            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(own).__name__}")
-        return str(own)
+        """The id that the row brings, if it does; ValueError if that is neither a string nor an integer."""
+        found = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
+        if isinstance(found, bool) or not isinstance(found, str | int | None):
+            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(found).__name__}")
+        return None if found is None else str(found)
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
@@ -80,26 +73,19 @@ def stem(source: str) -> str:
     return _hub_name(source)[0].rpartition("/")[2] if source.startswith(HUB) else Path(source).stem
 
 
-def read_rows(source: str) -> Iterator[DataRow]:
-    """The rows of a file, or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+def read_rows(
+    source: str, of: Callable[[DataRow], Any] = lambda row: row, left_out: list[str] | None = None
+) -> Iterator[Any]:
+    """What ``of`` makes of every row of a file or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, by default the row.
 
     A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` is a table; any
     other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as ``test[:80]``.
 
-    Raises:
-        ValueError: it cannot be read, or a row is no object; the message names the place.
-    """
-    return each_row(source, lambda row: row)
-
-
-def each_row(source: str, of: Callable[[DataRow], Made], left_out: list[str] | None = None) -> Iterator[Made]:
-    """What ``of`` makes of every row; a row that it refuses is as broken as one that cannot be read.
-
     Args:
-        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+        left_out: gets what is wrong with each row that is broken or that ``of`` refuses; None stops at the first.
 
     Raises:
-        ValueError: the source cannot be read, or a row is broken.
+        ValueError: the source cannot be read, or a row is broken; the message names the place.
     """
     for where, value in _values(source):
         try:

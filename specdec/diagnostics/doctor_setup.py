@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from specdec.data import Batch, ChatData, TextData, TokenData
 from specdec.data.chat import conversation, encode
 from specdec.data.loader import ResumableLoader
-from specdec.data.rows import each_row, find_sources
+from specdec.data.rows import find_sources, read_rows
 from specdec.drafter import Drafter, DrafterSpec, choose, load, save
 from specdec.drafter.io import FORMAT
 from specdec.embedded.corpus import EmbeddedData
@@ -331,7 +331,7 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
     read, train = partial(conversation, layout=data.layout), data.splits.train
-    found = (one for source in find_sources(data.train) for one in each_row(source, read, left_out))
+    found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
     made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
     if not (rows := list(islice(filter(holds, range(len(train.ids_BT))), HOLDING))):

@@ -1,6 +1,6 @@
 """Where training gets the target's features from: the target itself in the step, or a cache on disk.
 
-Legend: B batch, T tokens, N asked boundaries, H hidden, R tokens up to the last that is no padding.
+Legend: B batch, T tokens, N boundaries, H hidden, R tokens up to the last that is no padding.
 """
 
 import logging

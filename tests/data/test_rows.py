@@ -11,7 +11,7 @@ from datasets.exceptions import DatasetNotFoundError
 from pyarrow import parquet
 
 from specdec.data.chat import read_conversations
-from specdec.data.rows import DataRow, each_row, find_sources, read_rows, stem, warn_of_overlap
+from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 def test_broken_rows_may_be_left_out(tmp_path: Path, name: str, content: bytes, broken: list[int]) -> None:
     (tmp_path / name).write_bytes(content)
     left_out: list[str] = []
-    rows = list(each_row(str(tmp_path / name), lambda row: row, left_out))
+    rows = list(read_rows(str(tmp_path / name), left_out=left_out))
     assert [row.values["a"] for row in rows] == [1, 2]
     kind = "line" if name == "a.jsonl" else "row"
     assert [int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out] == broken
@@ -124,10 +124,10 @@ def test_a_refused_row_is_broken(tmp_path: Path) -> None:
         return int(row.values["a"])
 
     left_out: list[str] = []
-    assert list(each_row(str(path), of, left_out)) == [1]
+    assert list(read_rows(str(path), of, left_out)) == [1]
     assert left_out[0] == f"{path}, line 2: no a" and "line 3: not usable" in left_out[1]
     with pytest.raises(ValueError, match="line 2: no a"):
-        list(each_row(str(path), of))
+        list(read_rows(str(path), of))
 
 
 def test_a_cut_file_is_refused(tmp_path: Path) -> None:
