@@ -73,8 +73,8 @@ def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
         start = 0
         for number, member in enumerate(members):
             here = slice(start, start := start + lengths[member])
-            for column, values in zip(batch, (*documents[member], number), strict=True):
-                column[row, here] = values
+            batch.ids_BT[row, here], batch.loss_mask_BT[row, here] = documents[member]
+            batch.documents_BT[row, here] = number
     return batch
 
 

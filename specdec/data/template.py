@@ -155,7 +155,7 @@ class Template:
         """Turn ``i`` where it is written otherwise than at a conversation's end; None if it cannot be found."""
         words = _words(text, messages, i, write)
         silent = not messages[i].get("content") or (words is None and write(_with(messages, i, WORDS[0])) == text)
-        if silent and prompt is not None and (found := _shortened(text, prompt, closed)):
+        if silent and prompt is not None and closed.startswith(prompt) and (found := _shortened(text, prompt, closed)):
             return found
         if words is None:
             return None
@@ -222,8 +222,6 @@ def _start(text: str, words: TextSpan, messages: list[Message], i: int, write: C
 
 def _shortened(text: str, prompt: str, closed: str) -> TextSpan | None:
     """A turn without words: as much of the end of what is written for a last one as follows the prompt here."""
-    if not (text.startswith(prompt) and closed.startswith(prompt)):
-        return None
     ends = (first for first in range(len(prompt), len(closed)) if text.startswith(closed[first:], len(prompt)))
     first = next(ends, None)
     return None if first is None else TextSpan(len(prompt), len(prompt) + len(closed) - first)
