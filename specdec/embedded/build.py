@@ -137,19 +137,12 @@ def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any]
 def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """The untrained model, float32; the weights depend on ``config.seed`` alone, the global generator stays put."""
     shape = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate,
-        max_position_embeddings=config.max_position_embeddings,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=False,
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, head_dim=config.head_dim,
+        intermediate_size=config.intermediate, max_position_embeddings=config.max_position_embeddings,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=False,
         attn_implementation="eager",  # on CPUs its training is a fifth faster than with SDPA
-    )
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = LlamaForCausalLM(shape)
