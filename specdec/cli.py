@@ -46,10 +46,9 @@ COMMANDS = {
     ),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
-    "pretrain": ("specdec.embedded.build:build_target", "build the embedded target"),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
+    "train": ("quickstart", "fit", "doctor", "plan"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from specdec.embedded.build import EmbeddedConfig, embedded_target, native_precision, read_record
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.build import RECORD, EmbeddedConfig, embedded_target, native_precision
+from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.target import TargetSource
@@ -56,7 +56,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) 
     evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts)]
     evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]
     evaluate_args += [] if compile else ["--compile", "false"]
-    commands = [["specdec", "pretrain"], ["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
+    commands = [["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
 
     if not (out / "DONE.json").exists() and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):

@@ -42,7 +42,6 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["fit", "--model.drafter.fusion", "Blend"], "Blend"),
         (["fit", "--model.ttt_steps", "0", "--out", "/dev/null/x"], "at least 1"),
         (["quickstart", "--speed", "9"], "speed"),
-        (["pretrain", "--speed", "9"], "speed"),
         (["compare", "nowhere", "nowhere"], "nowhere/metrics.json: no such file"),
         (["fit", "--allow_imports", "nowhere.at_all"], "cannot be imported"),
         (["evaluate", "--allow_imports"], "needs a module's name"),

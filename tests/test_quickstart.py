@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import specdec.embedded.build
-import specdec.embedded.data
+import specdec.embedded.corpus
 import specdec.quickstart
 from specdec.cli import main
 from specdec.embedded.corpus import Corpus, CorpusFile
@@ -23,7 +23,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     for module in (specdec.embedded.build, specdec.quickstart):
         monkeypatch.setattr(module, "embedded_target", lambda: target_directory)
     files = Corpus([CorpusFile("a.py", TEXT)], [CorpusFile("b.py", TEXT[:400])])
-    monkeypatch.setattr(specdec.embedded.data, "corpus", lambda seed: files)
+    monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
     rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
     monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
     monkeypatch.setattr(specdec.quickstart, "native_precision", lambda: "32-true")
@@ -87,8 +87,7 @@ def test_somebody_elses_directory_is_left_alone(
 def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
     out = small_world / "run"
     assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
-    pretrain, fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
-    assert pretrain == ["specdec", "pretrain"]
+    fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
     again = small_world / "again"
     assert main([str(again) if word == str(out) else word for word in fit[1:]]) == 0
     assert (again / "drafter" / "model.safetensors").read_bytes() == (

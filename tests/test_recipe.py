@@ -10,9 +10,12 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.drafter import load
+from specdec.embedded import EmbeddedConfig, embedded_target
 
-SMALL = "--vocab_size=300 --hidden_size=32 --num_layers=6 --heads=2 --kv_heads=1 --head_dim=16 --intermediate=48"
-TRAINED = "--max_position_embeddings=128 --seq_len=64 --batch_size=4 --tokens=20480 --precision=32-true"
+SMALL = EmbeddedConfig(
+    vocab_size=300, hidden_size=32, num_layers=6, heads=2, kv_heads=1, head_dim=16, intermediate=48,
+    max_position_embeddings=128, seq_len=64, batch_size=4, tokens=20480, precision="32-true",
+)  # fmt: skip
 STEPS, ROWS = 6, 24
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
@@ -52,8 +55,8 @@ acceptance: {{max_new_tokens: 8, count: 2}}
 
 
 def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) -> None:
-    target, answers = tmp_path / "target", tmp_path / "answers.jsonl"
-    assert main(["pretrain", "--out", str(target), *SMALL.split(), *TRAINED.split()]) == 0
+    answers = tmp_path / "answers.jsonl"
+    target = embedded_target(SMALL, tmp_path / "cache")
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)

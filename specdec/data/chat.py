@@ -16,41 +16,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.data.layouts import TRAINING, ChatConversation, Layout, named, parsed, recognise
+from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.loader import Document
-from specdec.data.rows import HUB, DataRow, each_row, find_sources, hub_fingerprint
+from specdec.data.rows import HUB, DataRow, find_sources, hub_fingerprint, read_rows
 from specdec.data.template import Spans, Template
 from specdec.utils.files import cache_directory, locked, sha256, staged
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-VERSION = 2  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
+VERSION = 3  # of what is kept on disk: raise it whenever a change of this package gives other tokens or masks
 CHUNK = 256  # conversations tokenised in one call
-SHOWN = 3  # broken rows that a warning tells
 MUCH = 0.05  # a loss that deserves a warning
 
 
 class MaskError(ValueError):
-    """There is nothing to learn, or nothing is told apart."""
+    """The loss mask holds no token, or every token."""
 
 
 class Encoded(NamedTuple):
-    """N conversations, each as a document of at most so many tokens, and how much it was before."""
+    """N conversations as documents, cut to a row's length, and their tokens before the cut."""
 
     documents: list[Document]
     lengths_N: Tensor  # int64, tokens
     supervised_N: Tensor  # int64, supervised tokens
-    left_out: list[str]  # of the sources as a whole: what was wrong with each broken row
 
     def take(self, indices: Sequence[int]) -> "Encoded":
         """Some of the conversations."""
-        documents = [self.documents[i] for i in indices]
-        return Encoded(documents, self.lengths_N[indices], self.supervised_N[indices], self.left_out)
+        return Encoded([self.documents[i] for i in indices], self.lengths_N[indices], self.supervised_N[indices])
 
     @property
     def lost(self) -> dict[str, int]:
@@ -72,7 +69,6 @@ class Encoded(NamedTuple):
         Raises:
             MaskError: no token is supervised, or every one.
         """
-        tell_left_out(self.left_out)
         lost, supervised = self.lost, int(self.supervised_N.sum())
         count, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
         log.log(
@@ -81,9 +77,9 @@ class Encoded(NamedTuple):
             name, count, cut, max_length, lost["tokens_lost"], int(self.lengths_N.sum()), lost["supervised_lost"],
             supervised, 100 * share,
         )  # fmt: skip
-        if dropped := lost["silent"] + lost["cut_away"]:
-            log.warning("%s: %d of %d rows have no supervised token; dropped", name, dropped, count)
         documents = [document for document in self.documents if document.loss_mask_T.any()]
+        if len(documents) < count:
+            log.warning("%s: %d of %d rows have no supervised token; dropped", name, count - len(documents), count)
         if not documents:
             raise MaskError(
                 f"{name}: none of {count} conversations has a supervised token ({cut} were cut to "
@@ -100,65 +96,46 @@ class Encoded(NamedTuple):
 def read_conversations(
     patterns: str | Sequence[str], layout: str | None = None, left_out: list[str] | None = None
 ) -> list[ChatConversation]:
-    """Every conversation of files, saved datasets and Hub data; an id that comes again is numbered (``id#2``).
+    """Every conversation of files and Hub data; an id that comes again is numbered (``id#2``).
 
     Args:
-        layout: of every row; None tells each row's by its columns.
-        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+        layout: of every row; None recognises each row's by its columns.
+        left_out: gets what is wrong with each broken row, which is left out then; None stops at the first.
 
     Raises:
         ValueError: a source is missing, unreadable or empty, or a row is broken; the message names file and row.
     """
-    read = partial(conversation, chosen=training_layout(layout))
     conversations: list[ChatConversation] = []
     times = Counter[str]()
     for source in find_sources(patterns):
         before, broken = len(conversations), len(left_out or ())
-        conversations += (one._replace(id=_distinct(one.id, times)) for one in each_row(source, read, left_out))
+        for one in read_rows(source, partial(conversation, layout=layout), left_out):
+            name = one.id
+            while times[name]:
+                times[one.id] += 1
+                name = f"{one.id}#{times[one.id]}"
+            times[name] += 1
+            conversations.append(one._replace(id=name))
         if len(conversations) == before:
             why = f" but broken rows, as: {left_out[broken]}" if left_out and len(left_out) > broken else ""
             raise ValueError(f"{source}: holds no conversation{why}; remove it from the data or fill it")
     return conversations
 
 
-def _distinct(name: str, times: Counter[str]) -> str:
-    """The name as it is the first time, and numbered when it comes again."""
-    found = name
-    while times[found]:
-        times[name] += 1
-        found = f"{name}#{times[name]}"
-    times[found] += 1
-    return found
-
-
-def conversation(row: DataRow, chosen: Sequence[Layout] = ()) -> ChatConversation:
-    """A row's conversation; its id is its own, else a hash of what is said.
-
-    Args:
-        chosen: the layouts that it may have; none: any.
+def conversation(row: DataRow, layout: str | None = None) -> ChatConversation:
+    """A row's conversation; its id is the row's, else a hash of the messages and tools.
 
     Raises:
-        ValueError: it has no such layout, or is malformed.
+        ValueError: it has no layout, or not the one that is named, or is malformed.
     """
-    layout = recognise(row.values, row.place, chosen or TRAINING, chosen)
-    messages = layout.read(row.values, row.place)
+    chosen = [] if layout is None else named([layout], TRAINING)
+    messages = recognise(row.values, row.place, chosen or TRAINING, chosen).read(row.values, row.place)
     tools = parsed(row.values.get("tools"), f"{row.place}: 'tools'") or None
     if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ValueError(f"{row.place}: 'tools' must be a list of JSON schemas")
-    said = json.dumps([messages, tools], sort_keys=True, default=str)
-    own = row.own_id or hashlib.sha256(said.encode()).hexdigest()[:16]
-    return ChatConversation(row.place, messages, tools, own)
-
-
-def training_layout(name: str | None) -> list[Layout]:
-    """A layout of training data by its name, none for none; ValueError if it is unknown."""
-    return named([] if name is None else [name], TRAINING)
-
-
-def tell_left_out(left_out: Sequence[str]) -> None:
-    """A warning, if a broken row was left out."""
-    if left_out:
-        log.warning("%d broken rows were left out, as: %s", len(left_out), "; ".join(left_out[:SHOWN]))
+    content = json.dumps([messages, tools], sort_keys=True, default=str)
+    row_id = row.own_id or hashlib.sha256(content.encode()).hexdigest()[:16]
+    return ChatConversation(row.place, messages, tools, row_id)
 
 
 def encode(
@@ -167,7 +144,7 @@ def encode(
     """Conversations rendered and tokenised once each, cut to ``max_length`` tokens.
 
     Args:
-        left_out: takes why the template refuses a conversation, which is left out then; None stops at the first.
+        left_out: gets why the template refuses a conversation, which is left out then; None stops at the first.
 
     Raises:
         ValueError: there is no usable chat template, or a row cannot be rendered.
@@ -196,8 +173,8 @@ def encode(
                 supervised.append(sum(mask))
             advance(len(chunk))
     if not documents:
-        raise ValueError(f"no conversation is left: {'; '.join((left_out or ['there was none'])[:1])}")
-    return Encoded(documents, torch.tensor(lengths), torch.tensor(supervised), left_out or [])
+        raise ValueError(f"no conversation is left: {left_out[0] if left_out else 'there was none'}")
+    return Encoded(documents, torch.tensor(lengths), torch.tensor(supervised))
 
 
 def token_mask(offsets: Sequence[tuple[int, int]], spans: Spans) -> list[bool]:
@@ -227,59 +204,38 @@ def determinants(
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
     template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
-    return [VERSION, versions, [_content(source) for source in find_sources(patterns)], layout, broken, template,
-            max_length]  # fmt: skip
-
-
-def _content(source: str) -> Any:
-    """What is read, wherever it lies."""
-    if source.startswith(HUB):
-        return hub_fingerprint(source)
-    path = Path(source)
-    if path.is_dir():
-        return [sha256(file) for file in sorted(path.rglob("*")) if file.is_file()]
-    return [path.suffix.lower(), sha256(path)]
+    contents = [
+        hub_fingerprint(source) if source.startswith(HUB) else [Path(source).suffix.lower(), sha256(source)]
+        for source in find_sources(patterns)
+    ]
+    return [VERSION, versions, contents, layout, broken, template, max_length]
 
 
 def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
-    """What was kept under these determinants, or what ``make`` gives, which is kept from now on.
-
-    Processes that ask at the same time wait for one of them to make it.
+    """What specdec's cache has under these determinants; ``make`` is called where it has nothing, by one process.
 
     Raises:
         ValueError: the cache may not be written, the disk is full, or what was kept is damaged.
     """
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_directory() / "tokens" / f"{key}.safetensors"
-    if path.exists():
-        return _read(path)
     with locked(path.with_suffix(".lock")):
-        if path.exists():  # another process was first
-            return _read(path)
-        encoded = make()
-        ids, masks = (list(column) for column in zip(*encoded.documents, strict=True))
-        tensors = {
-            "ids": torch.cat(ids).int(),
-            "loss_mask": torch.cat(masks),
-            "sizes": torch.tensor([len(ids_T) for ids_T in ids]),
-            "lengths": encoded.lengths_N.contiguous(),
-            "supervised": encoded.supervised_N.contiguous(),
-        }
-        with staged(path) as temporary:
-            save_file(tensors, temporary, {"left_out": json.dumps(encoded.left_out)})
-    log.info("%d conversations as tokens are kept in %s", len(encoded.documents), path)
-    return encoded
-
-
-def _read(path: Path) -> Encoded:
+        if not path.exists():
+            documents, lengths_N, supervised_N = make()
+            tensors = {
+                "ids": torch.cat([document.ids_T for document in documents]).int(),
+                "loss_mask": torch.cat([document.loss_mask_T for document in documents]),
+                "sizes": torch.tensor([len(document.ids_T) for document in documents]),
+                "lengths": lengths_N,
+                "supervised": supervised_N,
+            }
+            with staged(path) as temporary:
+                save_file(tensors, temporary)
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
-            left_out = json.loads(file.metadata()["left_out"])
+        kept = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: damaged, remove it: {error}") from error
-    sizes = tensors["sizes"].tolist()
-    columns = (tensors["ids"].long().split(sizes), tensors["loss_mask"].split(sizes))
-    documents = [Document(*pair) for pair in zip(*columns, strict=True)]
-    log.info("%d conversations as tokens come from %s", len(documents), path)
-    return Encoded(documents, tensors["lengths"], tensors["supervised"], left_out)
+    sizes = kept["sizes"].tolist()
+    columns = (kept["ids"].long().split(sizes), kept["loss_mask"].split(sizes))
+    log.info("%d conversations as tokens: %s", len(sizes), path)
+    return Encoded([Document(*pair) for pair in zip(*columns, strict=True)], kept["lengths"], kept["supervised"])

@@ -1,4 +1,4 @@
-"""The layouts of rows: which columns tell each, the conversation that it holds, and the prompt that it asks.
+"""The layouts of rows: by which columns each is recognised, and how its conversation or prompt is read.
 
 A row is read by the first layout whose columns it has: of :data:`TRAINING`, the table of training data, or of
 :data:`PROMPTS`, that of prompts. A new layout is a line in one of them.
@@ -23,16 +23,16 @@ SYSTEM = ("system", "system_prompt")  # columns of a system prompt
 
 
 class ChatConversation(NamedTuple):
-    """What a training row holds: messages, and the tools that they may call."""
+    """A conversation of training data."""
 
     place: str  # for messages: "chats.jsonl, line 7"
     messages: list[Message]
-    tools: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None  # that the messages may call
     id: str  # unique among those read together, and the same whenever they are read
 
 
 class Question(NamedTuple):
-    """What a prompt row asks: exactly one is set."""
+    """A prompt: exactly one is set."""
 
     turns: list[str] | None = None  # of a user, whose answers the target gives
     messages: list[Message] | None = None  # of a conversation that ends with a user turn, with role and content
@@ -40,21 +40,21 @@ class Question(NamedTuple):
 
     @property
     def blank(self) -> bool:
-        """Whether nothing is said somewhere: not a fault of the file, but nothing that could be decoded."""
-        said = self.turns or [message["content"] for message in self.messages or []] or [self.text or ""]
-        return not all(one.strip() for one in said)
+        """Whether a part is blank: not a fault of the file, but nothing that could be decoded."""
+        texts = self.turns or [message["content"] for message in self.messages or []] or [self.text or ""]
+        return not all(text.strip() for text in texts)
 
 
 class Layout(NamedTuple):
     """How rows with certain columns are read."""
 
-    name: str  # what it is chosen by
+    name: str
     columns: tuple[str, ...]  # all of them must be in a row; of ``a|b`` one
     read: Callable[[Values, str], Any]
-    """A row and its place in, what it holds out: messages of a training row, a :class:`Question` of a prompt. It raises
-    a ValueError that names the place and the column where the row is malformed."""
+    """Of a row and its place: messages of a training row, a :class:`Question` of a prompt. It raises a ValueError that
+    names the place and the column where the row is malformed."""
     category: str | None = None  # of prompts that bring none
-    exact: bool = False  # a further column may be a part of what is said: such a row is refused, unless by name
+    exact: bool = False  # a row with a further column, which may belong to the text, is refused unless by name
 
     @property
     def needs(self) -> str:
@@ -67,8 +67,8 @@ class Layout(NamedTuple):
 
     def unread(self, row: Values) -> list[str]:
         """The columns that are not read, where that matters."""
-        own = {one for column in self.columns for one in column.split("|")}
-        return sorted(row.keys() - own - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
+        read = {one for column in self.columns for one in column.split("|")}
+        return sorted(row.keys() - read - {"category", *SYSTEM, *ID_COLUMNS}) if self.exact else []
 
 
 def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
@@ -85,10 +85,10 @@ def named(names: Sequence[str], among: Sequence[Layout]) -> list[Layout]:
 
 
 def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Sequence[Layout] = ()) -> Layout:
-    """The first layout whose columns the row has; those that somebody asked for by name come first.
+    """The first layout whose columns the row has; those that were chosen by name come first.
 
     Raises:
-        ValueError: none fits, or it would leave a column unread that may be a part of what is said.
+        ValueError: none fits, or it would leave a column unread that may belong to the text.
     """
     for layout in preferred:
         if layout.fits(row):
@@ -106,11 +106,7 @@ def recognise(row: Values, place: str, among: Sequence[Layout], preferred: Seque
 
 
 def parsed(value: Any, what: str) -> Any:
-    """JSON that stands in a string, and what is no string as it is.
-
-    Raises:
-        ValueError: it is not JSON; ``what`` is said to be wrong.
-    """
+    """The value of a string of JSON; what is no string as it is. ValueError, naming ``what``, if it is not JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -175,10 +171,17 @@ def _text(row: Values, key: str, place: str) -> str:
 
 
 def _texts(row: Values, key: str, place: str) -> list[str]:
-    said = row[key]
-    if not isinstance(said, list) or not said or not all(isinstance(one, str) for one in said):
+    texts = row[key]
+    if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
         raise ValueError(f"{place}: {key!r} must be a list of at least one string")
-    return said
+    return texts
+
+
+def _one_of(row: Values, columns: str, place: str) -> str:
+    keys = [key for key in columns.split("|") if key in row]
+    if len(keys) > 1:
+        raise ValueError(f"{place}: {' and '.join(map(repr, keys))} may each be the text: drop all but one")
+    return _text(row, keys[0], place)
 
 
 def _with_system(row: Values, messages: list[Message], place: str) -> list[Message]:
@@ -194,8 +197,8 @@ def _with_system(row: Values, messages: list[Message], place: str) -> list[Messa
 
 
 def _exchange(row: Values, question: str, answer: str, place: str) -> list[Message]:
-    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return _with_system(row, said, place)
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _with_system(row, messages, place)
 
 
 def _instruction(row: Values, place: str) -> str:
@@ -204,25 +207,15 @@ def _instruction(row: Values, place: str) -> str:
     return _text(row, "instruction", place) + more
 
 
-def _prompt_response(row: Values, place: str) -> list[Message]:
-    said = []
-    for role, names in (("user", PROMPT_COLUMNS), ("assistant", RESPONSE_COLUMNS)):
-        keys = [key for key in names.split("|") if key in row]
-        if len(keys) > 1:
-            raise ValueError(f"{place}: {' and '.join(map(repr, keys))} may each be the {role}'s: drop all but one")
-        said.append(_text(row, keys[0], place))
-    return _exchange(row, said[0], said[1], place)
-
-
-def _asked_messages(row: Values, place: str) -> Question:
-    found = _turns("messages")(row, place)
-    for number, one in enumerate(found, 1):
+def _open_messages(row: Values, place: str) -> Question:
+    messages = _turns("messages")(row, place)
+    for number, one in enumerate(messages, 1):
         if one.keys() != {"role", "content"}:
             more = f"it has {', '.join(sorted(one))}"
             raise ValueError(f"{place}: message {number} must have role and content and nothing else; {more}")
-    if found[-1]["role"] != "user":
-        raise ValueError(f"{place}: messages must end with a user turn to be answered, not {found[-1]['role']}")
-    return Question(messages=found)
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}")
+    return Question(messages=messages)
 
 
 def _raw(row: Values, place: str) -> Question:
@@ -242,7 +235,7 @@ def _turn_of(key: str, before: str = "") -> Callable[[Values, str], Question]:
     return lambda row, place: _user_turn(row, before + _text(row, key, place), place)
 
 
-PROMPT_COLUMNS, RESPONSE_COLUMNS = "prompt|question", "response|completion|answer"
+PROMPT, RESPONSE = "prompt|question", "response|completion|answer"
 
 TRAINING: tuple[Layout, ...] = (
     # OpenAI's messages, which UltraChat 200k has too, beside a prompt that repeats the first of them
@@ -250,18 +243,17 @@ TRAINING: tuple[Layout, ...] = (
     Layout("sharegpt", ("conversations",), _turns("conversations")),
     Layout("alpaca", ("instruction", "output"),
            lambda row, place: _exchange(row, _instruction(row, place), _text(row, "output", place), place)),
-    Layout("prompt_response", (PROMPT_COLUMNS, RESPONSE_COLUMNS), _prompt_response, exact=True),  # GSM8K too
+    Layout("prompt_response", (PROMPT, RESPONSE), exact=True,  # GSM8K too
+           read=lambda row, place: _exchange(row, _one_of(row, PROMPT, place), _one_of(row, RESPONSE, place), place)),
 )  # fmt: skip
 
-CODE = ("task_id", "prompt", "entry_point")  # HumanEval (https://arxiv.org/abs/2107.03374)
 PROMPTS: tuple[Layout, ...] = (
     # MT-bench (https://arxiv.org/abs/2306.05685), Spec-Bench (https://arxiv.org/abs/2401.07851)
     Layout("turns", ("turns",), lambda row, place: Question(turns=_texts(row, "turns", place))),
-    Layout("messages", ("messages",), _asked_messages),  # a conversation up to the user turn to be answered
-    # with EAGLE's instruction right before the code; by name: nothing but the code, as SpecForge has it; raw text
-    Layout("humaneval", CODE, _turn_of("prompt", "Complete the code I provided."), "humaneval"),
-    Layout("humaneval_verbatim", CODE, _turn_of("prompt"), "humaneval"),
-    Layout("humaneval_raw", CODE, _raw, "humaneval"),
+    Layout("messages", ("messages",), _open_messages),  # a conversation up to the user turn to be answered
+    # HumanEval (https://arxiv.org/abs/2107.03374), with EAGLE's instruction right before the code
+    Layout("humaneval", ("task_id", "prompt", "entry_point"), _turn_of("prompt", "Complete the code I provided."),
+           "humaneval"),
     # text that the target continues, a line of a plain text file; by name: a user turn, as `vllm bench` asks it
     Layout("prompt", ("prompt",), _raw),
     Layout("prompt_turn", ("prompt",), _turn_of("prompt")),

@@ -9,7 +9,8 @@ Legend: B rows, T tokens of a row, N documents.
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -39,8 +40,11 @@ def pack_stream(documents: Sequence[Document], seq_len: int) -> Batch:
     """Documents one after another, cut wherever a row is full; only the last row is padded.
 
     A document that goes on in the next row counts as a new document there.
+
+    Raises:
+        ValueError: there is no token.
     """
-    sizes_N = torch.tensor([length for length in _lengths(documents, seq_len, whole=False) if length])
+    sizes_N = torch.tensor([length for length in _lengths(documents) if length])
     batch = _blank(-(-int(sizes_N.sum()) // seq_len), seq_len)
     ids, masks = zip(*documents, strict=True)
     streams = (torch.cat(ids), torch.cat(masks), torch.arange(len(sizes_N)).repeat_interleave(sizes_N))
@@ -57,16 +61,21 @@ def pack_whole(documents: Sequence[Document], seq_len: int) -> Batch:
     Raises:
         ValueError: there is no token, or a document is longer than a row.
     """
-    return _placed(documents, first_fit_decreasing(_lengths(documents, seq_len), seq_len), seq_len)
-
-
-def pad(documents: Sequence[Document], seq_len: int) -> Batch:
-    """One document a row, in the order given, padded to ``seq_len``.
-
-    Raises:
-        ValueError: as of :func:`pack_whole`.
-    """
-    return _placed(documents, [[i] for i in range(len(_lengths(documents, seq_len)))], seq_len)
+    lengths = _lengths(documents)
+    if max(lengths) > seq_len:
+        raise ValueError(
+            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
+            "truncate the documents or raise seq_len"
+        )
+    bins = first_fit_decreasing(lengths, seq_len)
+    batch = _blank(len(bins), seq_len)
+    for row, members in enumerate(bins):
+        start = 0
+        for number, member in enumerate(members):
+            here = slice(start, start := start + lengths[member])
+            batch.ids_BT[row, here], batch.loss_mask_BT[row, here] = documents[member]
+            batch.documents_BT[row, here] = number
+    return batch
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -97,31 +106,11 @@ def _blank(rows: int, seq_len: int) -> Batch:
     return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT))
 
 
-def _lengths(documents: Sequence[Document], seq_len: int, whole: bool = True) -> list[int]:
-    """The documents' lengths, once they are known to fit."""
+def _lengths(documents: Sequence[Document]) -> list[int]:
     lengths = [len(document.ids_T) for document in documents]
     if not any(lengths):
         raise ValueError(f"nothing to pack: {len(lengths)} documents without a token")
-    if whole and max(lengths) > seq_len:
-        raise ValueError(
-            f"document {lengths.index(max(lengths))} has {max(lengths)} tokens and a row holds {seq_len}: "
-            "truncate the documents or raise seq_len"
-        )
     return lengths
-
-
-def _placed(documents: Sequence[Document], bins: Sequence[Sequence[int]], seq_len: int) -> Batch:
-    """Rows that hold the documents of each bin, one after another."""
-    batch = _blank(len(bins), seq_len)
-    for row, members in enumerate(bins):
-        start = 0
-        for number, member in enumerate(members):
-            ids_T, loss_mask_T = documents[member]
-            here = slice(start, start := start + len(ids_T))
-            batch.ids_BT[row, here] = ids_T
-            batch.loss_mask_BT[row, here] = loss_mask_T
-            batch.documents_BT[row, here] = number
-    return batch
 
 
 def generator(*key: int) -> torch.Generator:
@@ -149,16 +138,6 @@ def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item]
     return train, [items[i] for i in sorted(chosen)]
 
 
-class Companion:
-    """Told of batches before they are used, so that what belongs to them can be fetched; this one fetches nothing."""
-
-    def announce(self, batch: Batch) -> None:
-        """This batch comes after the present one."""
-
-    def ready(self, batch: Batch) -> None:
-        """Return when nothing of this batch has to be waited for."""
-
-
 def order(count: int, seed: int, epoch: int) -> Tensor:
     """The numbers of all rows as they are drawn in an epoch, whatever was drawn from any other generator before."""
     return torch.randperm(count, generator=generator(seed, epoch))
@@ -173,7 +152,7 @@ class ResumableLoader:
 
     Args:
         shuffle: False gives the rows in their own order in every epoch.
-        companion: told of each batch while the one before it is in use.
+        prefetch: called with each batch right before it is handed out, and with the one that follows, or None.
 
     Raises:
         ValueError: there are no rows, or ``batch_size`` is below 1.
@@ -181,12 +160,12 @@ class ResumableLoader:
 
     def __init__(
         self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1,
-        companion: Companion = Companion(),  # noqa: B008
+        prefetch: Callable[[Batch, Batch | None], None] | None = None,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not len(rows.ids_BT):
             raise ValueError(f"batch_size is {batch_size}, of {len(rows.ids_BT)} rows: at least 1 of 1 is needed")
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
-        self.rank, self.world_size, self.companion = rank, world_size, companion
+        self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
 
@@ -211,22 +190,12 @@ class ResumableLoader:
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
         left = self.numbers(self.epoch).split(self.batch_size)[self.batches :]
-        following = self.fetch(left[0])
-        for number in range(len(left)):
-            batch = following
-            if number + 1 < len(left):
-                following = self.fetch(left[number + 1])
-                self.companion.announce(following)
-            self.companion.ready(batch)
+        for batch, following in pairwise(chain(map(self.fetch, left), [None])):
+            assert batch is not None  # only what follows the last one is
+            if self.prefetch is not None:
+                self.prefetch(batch, following)
             self.batches, self.moved = self.batches + 1, True
             yield batch
-
-    def _identity(self) -> dict[str, Any]:
-        """What the order of batches depends on."""
-        return {
-            "rows": len(self.rows.ids_BT), "seed": self.seed, "shuffle": self.shuffle, "processes": self.world_size,
-            "batch_size": self.batch_size, "content": self._content,
-        }  # fmt: skip
 
     @functools.cached_property
     def _content(self) -> str:
@@ -240,7 +209,11 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The place, and what the order of batches depends on; the same on every process."""
-        return {"epoch": self.epoch, "batches": self.batches, **self._identity()}
+        return {
+            "epoch": self.epoch, "batches": self.batches, "rows": len(self.rows.ids_BT), "seed": self.seed,
+            "shuffle": self.shuffle, "processes": self.world_size, "batch_size": self.batch_size,
+            "content": self._content,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on from a saved place; from an epoch's end, with the next epoch.
@@ -248,10 +221,10 @@ class ResumableLoader:
         Raises:
             ValueError: the place belongs to other data, another seed, batch size or number of processes.
         """
-        for name, now in self._identity().items():
-            if state.get(name) != now:
+        for name, now in self.state_dict().items():
+            if name not in ("epoch", "batches") and state.get(name) != now:
                 raise ValueError(
                     f"the data cannot be resumed: {name} was {state.get(name)} in the checkpoint and is {now} now; "
-                    "resume with the same data, seq_len, packing, batch_size, seed and number of processes"
+                    "resume with the same data, seq_len, batch_size, seed and number of processes"
                 )
         self.epoch, self.batches, self.moved = state["epoch"], state["batches"], False

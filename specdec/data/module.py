@@ -1,6 +1,7 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -8,19 +9,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations, training_layout
-from specdec.data.loader import (
-    Batch,
-    Companion,
-    Document,
-    ResumableLoader,
-    order,
-    pack_stream,
-    pack_whole,
-    pad,
-    split,
-)
-from specdec.data.rows import DataRow, each_row, find_sources, has_rows, read_text, warn_of_overlap
+from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations
+from specdec.data.layouts import TRAINING, named
+from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
+from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
 
 log = logging.getLogger(__name__)
@@ -29,11 +21,10 @@ CHUNK = 256  # texts tokenised in one call
 
 
 class Splits(NamedTuple):
-    """Packed rows of the three uses of data."""
+    """Packed rows to train and to validate on."""
 
     train: Batch
     validation: Batch
-    test: Batch
 
 
 class TokenData(pl.LightningDataModule):
@@ -52,16 +43,12 @@ class TokenData(pl.LightningDataModule):
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
-        self.companion = Companion()  # of the loaders that are made from now on
+        self.prefetch: Callable[[Batch, Batch | None], None] | None = None  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """(training, validation) documents."""
         raise NotImplementedError
-
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Documents of the test, or None: test on the validation documents."""
-        return None
 
     def pack(self, documents: list[Document]) -> Batch:
         """All documents as rows of ``seq_len`` tokens."""
@@ -76,13 +63,12 @@ class TokenData(pl.LightningDataModule):
         """Read, tokenise and pack; a second call does nothing. For use without a trainer."""
         if self._splits is not None:
             return
-        train, validation = (self.pack(part) for part in self.documents(tokenizer))
-        test = self.test_documents(tokenizer)
-        self._splits = Splits(train, validation, validation if test is None else self.pack(test))
+        self._splits = Splits(*(self.pack(part) for part in self.documents(tokenizer)))
         for name, rows in self._splits._asdict().items():
             supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
-            told = (name, *rows.ids_BT.shape, supervised, 100 * float((rows.documents_BT < 0).float().mean()))
-            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", *told)
+            padding = 100 * float((rows.documents_BT < 0).float().mean())
+            shape = rows.ids_BT.shape
+            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", name, *shape, supervised, padding)
 
     @property
     def splits(self) -> Splits:
@@ -131,15 +117,11 @@ class TokenData(pl.LightningDataModule):
         """Validation rows in order."""
         return self._loader(self.splits.validation, shuffle=False)
 
-    def test_dataloader(self) -> ResumableLoader:
-        """Test rows in order."""
-        return self._loader(self.splits.test, shuffle=False)
-
     def _loader(self, rows: Batch, shuffle: bool) -> ResumableLoader:
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.companion)
+        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.prefetch)
 
 
 class TextData(TokenData):
@@ -150,17 +132,16 @@ class TextData(TokenData):
     Args:
         train: paths, globs and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training documents aside.
-        test: the same; None tests on the validation documents.
         val_fraction: share of documents set aside, chosen by ``seed``; at least one. No file of plain text is
             ever cut in two by it.
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, seq_len: int = 512, batch_size: int = 8, seed: int = 0,
+        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
-        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
+        self.train, self.val, self.val_fraction = train, val, val_fraction
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """(training, validation) documents."""
@@ -170,78 +151,58 @@ class TextData(TokenData):
         warn_of_overlap(find_sources(self.train), find_sources(self.val))
         return train, encode_texts(read_texts(self.val), tokenizer)
 
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Documents of the test files, if any were given."""
-        return None if self.test is None else encode_texts(read_texts(self.test), tokenizer)
-
 
 class ChatData(TokenData):
     """Conversations, rendered by the target's own template; longer ones are cut to ``seq_len``.
 
     Args:
-        train: files (JSON lines, JSON, Parquet), globs of them, folders that ``save_to_disk`` made, and
-            ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+        train: files (JSON lines, JSON, Parquet), globs of them, and ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
         val: the same; None sets ``val_fraction`` of the training conversations aside.
-        test: the same; None tests on the validation conversations.
-        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None tells each row's by its columns.
+        layout: of all rows: messages, sharegpt, alpaca or prompt_response; None recognises each row's by its columns.
         broken: what becomes of a row that is malformed or that the template refuses: "refuse" stops there, "drop"
-            leaves it out and tells how many there were, and what was wrong with the first.
-        cache: keep the tokens in specdec's cache, for the next run on the same data.
+            leaves it out; when the tokens are made, the log says how many there were.
         val_fraction: share of conversations set aside, chosen by ``seed``; at least one.
-        packing: "whole" puts as many whole conversations into a row as fit, "pad" one.
-        answer_only: supervise what the assistant says and nothing else; else every token of the training
-            conversations. Validation and test are of the assistant's words in any case, which is what is drafted.
     """
 
     def __init__(
-        self, train: str | list[str], val: str | list[str] | None = None, test: str | list[str] | None = None,
-        val_fraction: float = 0.05, packing: Literal["whole", "pad"] = "whole", answer_only: bool = True,
-        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", cache: bool = True,
-        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
+        self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
+        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", seq_len: int = 512,
+        batch_size: int = 8, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
-        training_layout(layout)  # refuses one that is unknown
-        self.train, self.val, self.test, self.val_fraction = train, val, test, val_fraction
-        self.packing, self.answer_only, self.layout, self.cache = packing, answer_only, layout, cache
-        self.broken = broken
+        named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown
+        self.train, self.val, self.val_fraction, self.layout, self.broken = train, val, val_fraction, layout, broken
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
-        """(training, validation) conversations as documents."""
+        """(training, validation) conversations as documents; those without a supervised token are left out."""
         if self.val is not None:
             warn_of_overlap(find_sources(self.train), find_sources(self.val))
-        train, validation = self._train_and_validation(tokenizer)
-        documents = train.usable(self.seq_len, "train")
-        if not self.answer_only:
-            documents = [doc._replace(loss_mask_T=torch.ones_like(doc.loss_mask_T)) for doc in documents]
-        return documents, validation.usable(self.seq_len, "validation")
+        train, validation = (one.usable(self.seq_len, name) for name, one in self.conversations(tokenizer).items())
+        return train, validation
 
-    def test_documents(self, tokenizer: Any) -> list[Document] | None:
-        """Conversations of the test files, if any were given."""
-        return None if self.test is None else self._encoded(self.test, tokenizer).usable(self.seq_len, "test")
-
-    def pack(self, documents: list[Document]) -> Batch:
-        """Conversations as rows of ``seq_len`` tokens."""
-        return pack_whole(documents, self.seq_len) if self.packing == "whole" else pad(documents, self.seq_len)
-
-    def _train_and_validation(self, tokenizer: Any) -> tuple[Encoded, Encoded]:
+    def conversations(self, tokenizer: Any) -> dict[str, Encoded]:
+        """Every conversation of ``train`` and ``validation``, those without a supervised token included."""
         train = self._encoded(self.train, tokenizer)
         if self.val is not None:
-            return train, self._encoded(self.val, tokenizer)
+            return {"train": train, "validation": self._encoded(self.val, tokenizer)}
         parts = split(range(len(train.documents)), self.val_fraction, self.seed)
-        return train.take(parts[0]), train.take(parts[1])
+        return {"train": train.take(parts[0]), "validation": train.take(parts[1])}
+
+    def pack(self, documents: list[Document]) -> Batch:
+        """As many whole conversations to a row as fit."""
+        return pack_whole(documents, self.seq_len)
 
     def _encoded(self, patterns: str | list[str], tokenizer: Any) -> Encoded:
-        """Every conversation of the sources as tokens, from the cache if it has them."""
+        """Every conversation of the sources as tokens, from specdec's cache if it has them."""
         check_tokenizer(tokenizer)
 
         def make() -> Encoded:
             left_out: list[str] | None = [] if self.broken == "drop" else None
-            conversations = read_conversations(patterns, self.layout, left_out)
-            log.info("%d conversations are made into tokens", len(conversations))
-            return encode(conversations, tokenizer, self.seq_len, left_out)
+            encoded = encode(read_conversations(patterns, self.layout, left_out), tokenizer, self.seq_len, left_out)
+            if left_out:
+                log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+            return encoded
 
-        if not self.cache:
-            return make()
         return cached(determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len), make)
 
 
@@ -259,7 +220,7 @@ def read_texts(patterns: str | list[str]) -> list[str]:
 
     read: list[str] = []
     for source in find_sources(patterns):
-        read += each_row(source, text_of) if has_rows(source) else [read_text(Path(source))]
+        read += read_rows(source, text_of) if has_rows(source) else [read_text(Path(source))]
     texts = [text for text in read if text.strip()]
     if len(texts) < len(read):
         log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))

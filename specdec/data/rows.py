@@ -1,21 +1,19 @@
-"""Rows of data: of files, of datasets saved to disk and of the Hugging Face Hub, each with its place for messages."""
+"""Rows of data, from files and from the Hugging Face Hub, each with its place for messages."""
 
 import glob
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from specdec.utils.files import explain
 
-Made = TypeVar("Made")
 log = logging.getLogger(__name__)
 
 HUB = "hub:"
 HUB_NAME = re.compile(r"hub:([^:@]+)(?:@([^:]+))?:([^:]+):(.+)")
-SAVED = ("dataset_info.json", "dataset_dict.json")  # what `save_to_disk` leaves in its folder
 ID_COLUMNS = ("question_id", "prompt_id", "conversation_id", "task_id", "id")  # the first of them in a row is its id
 
 
@@ -28,21 +26,15 @@ class DataRow(NamedTuple):
 
     @property
     def own_id(self) -> str | None:
-        """The id that the row brings, if it does.
-
-        Raises:
-            ValueError: it is neither a string nor an integer.
-        """
-        own = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
-        if own is None:
-            return None
-        if isinstance(own, bool) or not isinstance(own, str | int):
-            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(own).__name__}")
-        return str(own)
+        """The id that the row brings, if it does; ValueError if that is neither a string nor an integer."""
+        found = next((self.values[key] for key in ID_COLUMNS if key in self.values), None)
+        if isinstance(found, bool) or not isinstance(found, str | int | None):
+            raise ValueError(f"{self.place}: the id must be a string or an integer, not {type(found).__name__}")
+        return None if found is None else str(found)
 
 
 def find_sources(patterns: str | Sequence[str]) -> list[str]:
-    """Files, folders that ``save_to_disk`` made, and names on the Hub, each once, in the order given; globs are sorted.
+    """Files and names on the Hub, each once, in the order given; globs are sorted.
 
     Raises:
         ValueError: nothing is named, a file is missing or is a directory, or a glob matches no file.
@@ -50,7 +42,7 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern)
-        if pattern.startswith(HUB) or _is_saved(path) or path.is_file():
+        if pattern.startswith(HUB) or path.is_file():
             found[pattern] = None
         elif path.is_dir():
             raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
@@ -73,13 +65,7 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 
 def has_rows(source: str) -> bool:
     """Whether a source holds rows; any other file is plain text."""
-    path = Path(source)
-    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
-
-
-def _is_saved(path: Path) -> bool:
-    """Whether it is a folder that ``datasets`` saved."""
-    return any((path / name).is_file() for name in SAVED)
+    return source.startswith(HUB) or Path(source).suffix.lower() in (".jsonl", ".json", ".parquet")
 
 
 def stem(source: str) -> str:
@@ -87,26 +73,19 @@ def stem(source: str) -> str:
     return _hub_name(source)[0].rpartition("/")[2] if source.startswith(HUB) else Path(source).stem
 
 
-def read_rows(source: str) -> Iterator[DataRow]:
-    """The rows of a file, of a folder that ``save_to_disk`` made, or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``.
+def read_rows(
+    source: str, of: Callable[[DataRow], Any] = lambda row: row, left_out: list[str] | None = None
+) -> Iterator[Any]:
+    """What ``of`` makes of every row of a file or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, by default the row.
 
     A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` is a table; any
     other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as ``test[:80]``.
 
-    Raises:
-        ValueError: it cannot be read, or a row is no object; the message names the place.
-    """
-    return each_row(source, lambda row: row)
-
-
-def each_row(source: str, of: Callable[[DataRow], Made], left_out: list[str] | None = None) -> Iterator[Made]:
-    """What ``of`` makes of every row; a row that it refuses is as broken as one that cannot be read.
-
     Args:
-        left_out: takes what is wrong with each broken row, which is left out then; None stops at the first.
+        left_out: gets what is wrong with each row that is broken or that ``of`` refuses; None stops at the first.
 
     Raises:
-        ValueError: the source cannot be read, or a row is broken.
+        ValueError: the source cannot be read, or a row is broken; the message names the place.
     """
     for where, value in _values(source):
         try:
@@ -168,8 +147,8 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
     it would make calls with nulls, and a broken row would have no line number.
     """
     path, suffix = Path(source), Path(source).suffix.lower()
-    if source.startswith(HUB) or _is_saved(path) or suffix == ".parquet":
-        table = hub_rows(source) if source.startswith(HUB) else _stored(path, suffix)
+    if source.startswith(HUB) or suffix == ".parquet":
+        table = hub_rows(source) if source.startswith(HUB) else _parquet_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
         try:
@@ -187,24 +166,15 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"line {number}", {"prompt": line.rstrip("\r")}) for number, line in lines if line.strip())
 
 
-def _stored(path: Path, suffix: str) -> Iterable[Any]:
-    """The rows of a Parquet file, or of a folder of ``save_to_disk``."""
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    from pyarrow import parquet  # only here: most files need none of it
+
     try:
-        if suffix == ".parquet":
-            from pyarrow import parquet  # only here: most files need none of it
-
-            return parquet.read_table(path).to_pylist()
-        from datasets import DatasetDict, load_from_disk
-
-        found = load_from_disk(str(path))
+        return parquet.read_table(path).to_pylist()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
         if isinstance(error, OSError) and error.errno:
             raise explain(error, path) from error
-        kind = "Parquet file" if suffix == ".parquet" else "folder of save_to_disk"
-        raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
-    if isinstance(found, DatasetDict):
-        raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one of the folders in it")
-    return found
+        raise ValueError(f"{path}: not a readable Parquet file: {' '.join(str(error).split())}") from error
 
 
 def _present(value: Any) -> Any:

@@ -9,6 +9,7 @@ the same is not the turn's.
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jinja2
@@ -20,9 +21,6 @@ GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # of templates whose models can do without
 
 WORDS = ("0123", "abcd")  # put in a message's place; they differ in their first and in their last letter
-
-Write = Callable[[list[Message]], str]
-"""Renders messages."""
 
 
 class TextSpan(NamedTuple):
@@ -78,7 +76,7 @@ class Template:
         self.special = tuple({*added, *tokenizer.all_special_tokens})
         self._closing: str | None = None  # not looked for yet
 
-    def _text(self, messages: list[Message], conversation: ChatConversation, prompt: bool = False, **more: Any) -> str:
+    def _text(self, conversation: ChatConversation, messages: list[Message], prompt: bool = False, **more: Any) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tools=conversation.tools, add_generation_prompt=prompt, tokenize=False, **more
@@ -93,7 +91,7 @@ class Template:
         Raises:
             ValueError: the template refuses the conversation, or the spans cannot be told.
         """
-        text = self._text(conversation.messages, conversation)
+        text = self._text(conversation, conversation.messages)
         source = self.tokenizer.get_chat_template(tools=conversation.tools)
         if GENERATION_TAG.search(source):
             return Rendered(text, self._tagged_spans(text, conversation, source))
@@ -107,8 +105,15 @@ class Template:
 
     def _find_closing(self, conversation: ChatConversation, first: int) -> str:
         """The token that ends a conversation rather than a turn, if there is one: a question alone has it as well."""
-        asked = self._text(conversation.messages[:first], conversation)
-        opened = self._text(conversation.messages[:first], conversation, prompt=True)
+        before = conversation.messages[:first]
+        asked, opened = self._text(conversation, before), self._text(conversation, before, prompt=True)
+        answered = self._text(conversation, [*before, {"role": "assistant", "content": WORDS[0]}])
+        if asked == opened and answered.startswith(opened) and answered.startswith(self.special, len(opened)):
+            raise ValueError(
+                f"{conversation.place}: message {first + 1}: the chat template has no generation prompt, so the "
+                "assistant's header cannot be told from its answer: use a template that knows add_generation_prompt "
+                "or has {% generation %} tags"
+            )
         ends = [token for token in self.special if asked.endswith(token) and not opened.startswith(asked)]
         return next((token for token in ends if opened.startswith(asked.removesuffix(token))), "")
 
@@ -127,24 +132,15 @@ class Template:
 
     def _span(self, text: str, conversation: ChatConversation, i: int, switches: list[str]) -> TextSpan:
         """From the generation prompt's end to the end of turn ``i``, by rendering the conversation up to there."""
-        messages = conversation.messages
-
-        def write(changed: list[Message]) -> str:
-            return self._text(changed, conversation)
-
-        def asking(**options: Any) -> Write:
-            return lambda changed: self._text(changed, conversation, prompt=True, **options)
-
+        messages, write = conversation.messages, partial(self._text, conversation)
         # thinking switched off may be a longer prompt: an empty thought, which the model does not write
-        prompts = [asking(), *(asking(**{name: False}) for name in switches)]
-        opened, *off = (prompt(messages[:i]) for prompt in prompts)
+        prompts = [write(messages[:i], prompt=True, **more) for more in ({}, *({name: False} for name in switches))]
+        prompt = max((one for one in prompts if text.startswith(one)), key=len, default=None)
         closed = (text if i + 1 == len(messages) else write(messages[: i + 1])).removesuffix(self._closing or "")
-        if text.startswith(opened):
-            self._check_prompt(text, opened, conversation, i)
-        begun = max((one for one in (opened, *off) if text.startswith(one)), key=len, default=None)
-        if begun is not None and closed.startswith(begun) and text.startswith(closed):
-            return TextSpan(len(begun), self._without_separator(text, len(begun), len(closed)))
-        found = self._rewritten(text, messages, i, begun, closed, write, prompts)
+        if prompt is not None and closed.startswith(prompt) and text.startswith(closed):
+            found: TextSpan | None = TextSpan(len(prompt), len(closed))
+        else:
+            found = self._rewritten(text, messages, i, prompt, closed, write)
         if found is None:
             raise ValueError(
                 f"{conversation.place}: message {i + 1}: the chat template writes it otherwise once the conversation "
@@ -154,38 +150,23 @@ class Template:
         return TextSpan(found.start, self._without_separator(text, *found))
 
     def _rewritten(
-        self, text: str, messages: list[Message], i: int, begun: str | None, closed: str, write: Write,
-        prompts: Sequence[Write],
-    ) -> TextSpan | None:  # fmt: skip
-        """Turn ``i`` where it is written otherwise than at a conversation's end, if that can be told."""
+        self, text: str, messages: list[Message], i: int, prompt: str | None, closed: str, write: Callable[..., str]
+    ) -> TextSpan | None:
+        """Turn ``i`` where it is written otherwise than at a conversation's end; None if it cannot be found."""
         words = _words(text, messages, i, write)
         silent = not messages[i].get("content") or (words is None and write(_with(messages, i, WORDS[0])) == text)
-        if silent and begun is not None and (found := _shortened(text, begun, closed)):
+        if silent and prompt is not None and closed.startswith(prompt) and (found := _shortened(text, prompt, closed)):
             return found
         if words is None:
             return None
-        begins = begun is not None and len(begun) <= words.start
-        start = len(begun or "") if begins else _start(text, words, messages, i, write, prompts)
+        prompted = prompt is not None and len(prompt) <= words.start
+        start = len(prompt or "") if prompted else _start(text, words, messages, i, write)
         # the turn ends as it does when it is the last, or with the token right behind its words
         last = _frame(messages[: i + 1], i, write)
         if last is not None and text.startswith(last.behind, words.end):
             return TextSpan(start, words.end + len(last.behind))
         follows = [len(token) for token in self.special if text.startswith(token, words.end)]
         return TextSpan(start, words.end + max(follows)) if follows and not messages[i].get("tool_calls") else None
-
-    def _check_prompt(self, text: str, opened: str, conversation: ChatConversation, i: int) -> None:
-        """Without a generation prompt a turn begins with its header, whatever it says."""
-        if not text.startswith(self.special, len(opened)):
-            return
-        before = conversation.messages[:i]
-        answer: Message = {"role": "assistant", "content": WORDS[0]}
-        headed = self._text([*before, answer], conversation).startswith(self.special, len(opened))
-        if headed and opened == self._text(before, conversation):
-            raise ValueError(
-                f"{conversation.place}: message {i + 1}: the chat template has no generation prompt, so the "
-                "assistant's header cannot be told from its answer: use a template that knows add_generation_prompt "
-                "or has {% generation %} tags"
-            )
 
     def _without_separator(self, text: str, start: int, end: int) -> int:
         """Where a turn ends that may carry white space behind its end-of-turn token; no model generates that."""
@@ -201,12 +182,11 @@ class Template:
         return len(text) - len(rest) + max(map(len, follows)) if follows else end
 
 
-def _frame(messages: list[Message], i: int, write: Write) -> Frame | None:
+def _frame(messages: list[Message], i: int, write: Callable[..., str]) -> Frame | None:
     """What stands around message ``i``'s words; None if the template writes them twice, changed or not at all."""
     one, other = (write(_with(messages, i, words)) for words in WORDS)
     before = _common(one, other)
-    rest = _common(one[len(before) :][::-1], other[len(before) :][::-1])
-    behind = one[len(one) - len(rest) :]
+    behind = _common(one[len(before) :][::-1], other[len(before) :][::-1])[::-1]
     return Frame(before, behind) if one == before + WORDS[0] + behind else None
 
 
@@ -216,38 +196,32 @@ def _common(one: str, other: str) -> str:
     return one[: next(differ, min(len(one), len(other)))]
 
 
-def _words(text: str, messages: list[Message], i: int, write: Write) -> TextSpan | None:
+def _words(text: str, messages: list[Message], i: int, write: Callable[..., str]) -> TextSpan | None:
     """Message ``i``'s words in the conversation's text: all, or their end if a thought before them was dropped."""
     frame = _frame(messages, i, write)
-    if frame is None or len(text) < len(frame.before) + len(frame.behind):
+    if frame is None or not (text.startswith(frame.before) and text[len(frame.before) :].endswith(frame.behind)):
         return None
     span = TextSpan(len(frame.before), len(text) - len(frame.behind))
-    if not (text.startswith(frame.before) and text.endswith(frame.behind)):
-        return None
-    own, kept = (messages[i].get("content") or "").strip(), text[slice(*span)].strip()
-    return span if own.endswith(kept) and bool(kept) == bool(own) else None
+    content, kept = (messages[i].get("content") or "").strip(), text[slice(*span)].strip()
+    return span if content.endswith(kept) and bool(kept) == bool(content) else None
 
 
-def _start(text: str, words: TextSpan, messages: list[Message], i: int, write: Write, prompts: Sequence[Write]) -> int:
-    """Where the model begins to write turn ``i``: behind the generation prompt.
+def _start(text: str, words: TextSpan, messages: list[Message], i: int, write: Callable[..., str]) -> int:
+    """Where the model begins to write turn ``i``: behind the generation prompt that follows the message before.
 
-    The prompt is what follows the words of the message before, in one of the ``prompts``; where none of them stands
-    in the text, the turn begins with its words.
+    Where that prompt does not stand in the text, the turn begins with its words.
     """
-    frame = _frame(messages, i - 1, write)
-    if frame is None or not isinstance(messages[i - 1].get("content"), str):
+    whole = _frame(messages, i - 1, write)
+    asked = _frame(messages[:i], i - 1, partial(write, prompt=True))
+    if whole is None or asked is None or not isinstance(messages[i - 1].get("content"), str):
         return words.start
-    # the message before, as long as it is here: its words may be written with escapes
-    ends = len(text) - len(frame.behind)
-    found = (_frame(messages[:i], i - 1, prompt) for prompt in prompts)
-    tails = [len(one.behind) for one in found if one is not None and text.startswith(one.behind, ends)]
-    return max((ends + tail for tail in tails if ends + tail <= words.start), default=words.start)
+    end = len(text) - len(whole.behind)  # of the message before
+    start = end + len(asked.behind)
+    return start if text.startswith(asked.behind, end) and start <= words.start else words.start
 
 
 def _shortened(text: str, prompt: str, closed: str) -> TextSpan | None:
     """A turn without words: as much of the end of what is written for a last one as follows the prompt here."""
-    if not (text.startswith(prompt) and closed.startswith(prompt)):
-        return None
     ends = (first for first in range(len(prompt), len(closed)) if text.startswith(closed[first:], len(prompt)))
     first = next(ends, None)
     return None if first is None else TextSpan(len(prompt), len(prompt) + len(closed) - first)

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.data import Batch, ChatData, TextData, TokenData
-from specdec.data.chat import conversation, encode, training_layout
+from specdec.data.chat import conversation, encode
 from specdec.data.loader import ResumableLoader
-from specdec.data.rows import each_row, find_sources
+from specdec.data.rows import find_sources, read_rows
 from specdec.drafter import Drafter, DrafterSpec, choose, load
-from specdec.embedded.data import EmbeddedData
+from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
@@ -278,9 +278,6 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if not isinstance(data, ChatData):
         return
     again = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
-    if not data.answer_only:
-        yield unchecked(again, "data.answer_only=false asks for every token of the training conversations")
-        return
     yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see --samples")
     if not (pairs := list(_rendered(setup, data))):
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
@@ -309,8 +306,8 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
         return any(key(one.ids_T) in known for one in documents(Batch(*(x[[row]] for x in train))))
 
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read, train = partial(conversation, chosen=training_layout(data.layout)), data.splits.train
-    found = (one for source in find_sources(data.train) for one in each_row(source, read, left_out))
+    read, train = partial(conversation, layout=data.layout), data.splits.train
+    found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
     made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
     if not (rows := list(islice(filter(holds, range(len(train.ids_BT))), HOLDING))):

@@ -10,29 +10,26 @@ import json
 import logging
 import math
 import platform
-import shutil
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec import __version__
-from specdec.embedded.corpus import Corpus, corpus, stream_rows, train_tokenizer
+from specdec.embedded.corpus import SEED, Corpus, corpus, stream_rows, train_tokenizer
 from specdec.nn.optimizers import MuonAdamW
-from specdec.utils.files import cache_directory, locked, read_json, staged_directory, write_json
+from specdec.utils.files import cache_directory, locked, staged_directory, write_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
 RECORD = "embedded.json"
-SMALLEST_VOCABULARY = 2 + 256  # the special tokens and every byte
 EMBEDDING_STD = 0.2  # the embedding must not drown in what the layers add
 HELD_OUT_TOKENS = 65_536  # how much of the held-out text is scored
 
@@ -46,30 +43,8 @@ def native_precision() -> Precision:
 
 @dataclass(frozen=True)
 class EmbeddedConfig:
-    """A small Llama and its training, complete: with the corpus, the versions and what the CPU multiplies it determines
-    the weights.
-
-    Args:
-        vocab_size: tokens of the tokenizer.
-        hidden_size: width of the residual stream.
-        num_layers: decoder layers.
-        heads: attention heads.
-        kv_heads: key and value heads; divides ``heads``.
-        head_dim: width of a head, even.
-        intermediate: width of the MLP.
-        max_position_embeddings: positions the model accepts; it is trained on the first ``seq_len`` of them.
-        seq_len: tokens of a training row.
-        batch_size: rows of a training step.
-        tokens: training budget in tokens, rounded down to whole steps.
-        lr: peak learning rate of the layers' matrices, trained with Muon.
-        lr_rest: peak learning rate of embedding, head and norms, trained with AdamW.
-        warmup: share of the steps with a rising learning rate; it falls linearly to zero afterwards.
-        seed: of the split of the corpus, the initial weights and the order of rows.
-        precision: ``bf16-mixed`` or ``32-true``; by default what this CPU is fast at.
-
-    Raises:
-        ValueError: a number is out of range; the message names it.
-    """
+    """A small Llama and its training: with the corpus, the versions and what the CPU multiplies, it determines
+    the weights."""
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -78,34 +53,15 @@ class EmbeddedConfig:
     kv_heads: int = 2
     head_dim: int = 64
     intermediate: int = 704
-    max_position_embeddings: int = 2048
-    seq_len: int = 256
+    max_position_embeddings: int = 2048  # it is trained on the first seq_len of them
+    seq_len: int = 256  # tokens of a training row
     batch_size: int = 8
-    tokens: int = 780_000
-    lr: float = 3e-3
-    lr_rest: float = 1e-2
-    warmup: float = 0.03
-    seed: int = 0
+    tokens: int = 780_000  # to train on, rounded down to whole steps
+    lr: float = 3e-3  # peak learning rate of the layers' matrices, trained with Muon
+    lr_rest: float = 1e-2  # of embedding, head and norms, trained with AdamW
+    warmup: float = 0.03  # share of the steps with a rising learning rate; it falls linearly to zero afterwards
+    seed: int = SEED  # of the split of the corpus, the initial weights and the order of rows
     precision: Precision = field(default_factory=native_precision)
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            if one.type is int and one.name != "seed" and getattr(self, one.name) < 1:
-                raise ValueError(f"{one.name} is {getattr(self, one.name)}: it must be at least 1")
-        for name, good, wanted in (
-            (
-                "vocab_size",
-                self.vocab_size >= SMALLEST_VOCABULARY,
-                f"at least {SMALLEST_VOCABULARY}, all bytes and two",
-            ),
-            ("heads", self.heads % self.kv_heads == 0, f"a multiple of kv_heads, which is {self.kv_heads}"),
-            ("head_dim", self.head_dim % 2 == 0, "even, for rotary positions"),
-            ("seq_len", self.seq_len <= self.max_position_embeddings, "at most max_position_embeddings"),
-            ("tokens", self.tokens >= self.tokens_per_step, f"at least one step's, {self.tokens_per_step}"),
-            ("warmup", 0 <= self.warmup < 1, "a share of the steps, from 0 to below 1"),
-        ):
-            if not good:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {wanted}")
 
     @property
     def tokens_per_step(self) -> int:
@@ -155,89 +111,37 @@ def embedded_target(config: EmbeddedConfig = DEFAULT, cache_dir: Path | None = N
     return path
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """The ``embedded.json`` of an embedded target; ValueError if it is missing or not JSON."""
-    return read_json(path / RECORD)
-
-
-@dataclass(frozen=True)
-class PretrainConfig(EmbeddedConfig):
-    """The options of ``specdec pretrain``: an :class:`EmbeddedConfig`, and where to.
-
-    Args:
-        out: copy the model here, beside the cache.
-    """
-
-    out: Path | None = None
-
-
-def build_target(config: PretrainConfig) -> None:
-    """Train a small Llama on the Python standard library's sources, with no download, and say how good it is.
-
-    Example: specdec pretrain --num_layers 2 --out runs/assistant
-
-    Raises:
-        ValueError: a number is out of range, ``--out`` exists or may not be written, or there is no corpus.
-    """
-    target = EmbeddedConfig(**{one.name: getattr(config, one.name) for one in fields(EmbeddedConfig)})
-    if config.out is None:
-        path = embedded_target(target)
-    else:
-        path = config.out
-        with staged_directory(path) as staging:  # before the training: it refuses a place that will not do
-            shutil.copytree(embedded_target(target), staging, dirs_exist_ok=True)
-    record = read_record(path)
-    text = f"{path}: held-out loss {record['held_out_loss']:.3f}, {record['tokens_per_second']:,.0f} tokens/s"
-    Console().print(text, soft_wrap=True, markup=False, highlight=False)
-
-
 def _build(config: EmbeddedConfig, sources: Corpus, determinants: dict[str, Any], path: Path) -> None:
     log.info("building the embedded target, %s tokens in %s", f"{config.tokens:,}", config.precision)
     texts, held_out_texts = ([source.text for source in part] for part in sources)
     tokenizer = train_tokenizer(texts, config.vocab_size, config.max_position_embeddings)
     train_RT = stream_rows(tokenizer, texts, config.seq_len)
-    trained = pretrain(config, tokenizer, train_RT, stream_rows(tokenizer, held_out_texts, config.seq_len))
+    held_out_RT = stream_rows(tokenizer, held_out_texts, config.seq_len)
+    model, held_out_loss, seconds = pretrain(config, tokenizer, train_RT, held_out_RT)
     tokenizer.save_pretrained(path)
-    trained.model.save_pretrained(path)
+    model.save_pretrained(path)
     tokens = config.steps * config.tokens_per_step
     record = {
         **determinants,
-        "held_out_loss": trained.held_out_loss,
+        "held_out_loss": held_out_loss,
         "tokens": tokens,
-        "tokens_per_second": tokens / trained.seconds,
-        "parameters": trained.model.num_parameters(),
+        "tokens_per_second": tokens / seconds,
+        "parameters": model.num_parameters(),
         "provenance": provenance(seed=config.seed),
     }
     write_json(path / RECORD, record)
-    log.info("built the embedded target: held-out loss %.3f after %.0f s", trained.held_out_loss, trained.seconds)
-
-
-class Pretrained(NamedTuple):
-    """A trained model."""
-
-    model: LlamaForCausalLM
-    held_out_loss: float
-    """Mean cross-entropy on held-out text, nats per token."""
-    seconds: float
-    """Wall time of the optimiser steps."""
+    log.info("built the embedded target: held-out loss %.3f after %.0f s", held_out_loss, seconds)
 
 
 def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """The untrained model, float32; the weights depend on ``config.seed`` alone, the global generator stays put."""
     shape = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        intermediate_size=config.intermediate,
-        max_position_embeddings=config.max_position_embeddings,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=False,
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, head_dim=config.head_dim,
+        intermediate_size=config.intermediate, max_position_embeddings=config.max_position_embeddings,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=False,
         attn_implementation="eager",  # on CPUs its training is a fifth faster than with SDPA
-    )
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = LlamaForCausalLM(shape)
@@ -250,7 +154,7 @@ def llama(config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaFo
 
 def pretrain(
     config: EmbeddedConfig, tokenizer: PreTrainedTokenizerFast, train_RT: Tensor, held_out_RT: Tensor
-) -> Pretrained:
+) -> tuple[LlamaForCausalLM, float, float]:
     """Train a model on ``config.steps`` batches of rows, then score it on held-out rows.
 
     Args:
@@ -259,6 +163,9 @@ def pretrain(
         train_RT: int64 rows, as :func:`specdec.embedded.corpus.stream_rows` cuts them; all are read in random order,
             then all again in another.
         held_out_RT: rows that are only scored; about :data:`HELD_OUT_TOKENS` tokens of them, evenly spaced.
+
+    Returns:
+        The model; its mean cross-entropy on held-out text, in nats per token; seconds that the steps took.
     """
     model = llama(config, tokenizer).train()
     rising = math.ceil(config.warmup * config.steps)
@@ -274,9 +181,12 @@ def pretrain(
             logits_BTV = model(rows_BT[:, :-1], use_cache=False).logits
         return cross_entropy(logits_BTV.flatten(0, 1).float(), rows_BT[:, 1:].flatten())
 
+    generator, wanted = torch.Generator().manual_seed(config.seed), config.steps * config.batch_size
+    passes = -(-wanted // len(train_RT))
+    order = torch.cat([torch.randperm(len(train_RT), generator=generator) for _ in range(passes)])[:wanted]
     started = time.monotonic()
     with progress("pretraining", "tokens", config.steps * config.tokens_per_step) as done:
-        for rows_BT in train_RT[_order(len(train_RT), config)]:
+        for rows_BT in train_RT[order.view(config.steps, config.batch_size)]:
             optimizer.zero_grad()
             loss(rows_BT).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -289,12 +199,4 @@ def pretrain(
     scored_RT = held_out_RT[torch.arange(count) * len(held_out_RT) // count]
     with torch.inference_mode():
         total = sum(float(loss(rows_BT)) * len(rows_BT) for rows_BT in scored_RT.split(config.batch_size))
-    return Pretrained(model, total / count, seconds)
-
-
-def _order(rows: int, config: EmbeddedConfig) -> Tensor:
-    """Numbers of the rows of every batch, int64 (steps, B)."""
-    generator, wanted = torch.Generator().manual_seed(config.seed), config.steps * config.batch_size
-    passes = -(-wanted // rows)
-    order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(passes)])[:wanted]
-    return order.view(config.steps, config.batch_size)
+    return model, total / count, seconds

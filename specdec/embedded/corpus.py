@@ -1,4 +1,4 @@
-"""The embedded target's text, the Python standard library's own sources, its tokenizer, and its training rows.
+"""The embedded target's text, the Python standard library's own sources: tokenizer, rows, data and held-out prompts.
 
 Every text starts with ``<s>``: encoding adds it, and training rows begin with it, so position 0 is always the same
 token and a natural attention sink. ``</s>`` ends a file.
@@ -7,16 +7,22 @@ Legend: R rows, T predicted tokens of a row.
 """
 
 import hashlib
+import random
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from specdec.data import Document, TokenData
+
+SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
@@ -27,6 +33,7 @@ _SKIPPED_FOLDERS = frozenset(
     {"dist-packages", "encodings", "idle_test", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
+_STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 
 
 class CorpusFile(NamedTuple):
@@ -149,3 +156,81 @@ def stream_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seq_le
         raise ValueError(f"seq_len is {seq_len}: the corpus has only {len(stream)} tokens for a row of this length")
     pieces_RT = stream[: count * seq_len].view(count, seq_len)
     return torch.cat([torch.full((count, 1), tokenizer.bos_token_id), pieces_RT], dim=1)
+
+
+class EmbeddedData(TokenData):
+    """The corpus that the embedded target was trained on: the same split by file and the same kind of rows, each of
+    which starts with ``<s>``."""
+
+    def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
+        """Rows of the training and of the held-out files."""
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise ValueError(
+                "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
+                "choose --data TextData or ChatData"
+            )
+        files = corpus(SEED)
+        return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
+
+    def _rows(self, files: list[CorpusFile], tokenizer: Any) -> list[Document]:
+        rows_RT = stream_rows(tokenizer, [file.text for file in files], self.seq_len - 1)  # and <s>
+        return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]
+
+
+def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """Cut prompts from held-out files, each from the start of a file or of a top-level function or class.
+
+    They do not overlap and are spread over the files: a file gives its second prompt after every other gave one.
+
+    Args:
+        count: how many.
+        prompt_tokens: length of each in tokens, the ``<s>`` that encoding adds included.
+        seed: of the order and of which files are held out: that of the target's config.
+        tokenizer: the target's.
+
+    Returns:
+        One ``{"prompt_id": "path:line", "prompt": text, "category": path}`` each.
+
+    Raises:
+        ValueError: the files do not hold that many prompts of this length.
+    """
+    generator = random.Random(seed)
+    files = [_prompts(source, prompt_tokens, tokenizer) for source in corpus(seed).held_out]
+    for prompts in files:
+        generator.shuffle(prompts)
+    generator.shuffle(files)
+    found = [prompt for turn in zip_longest(*files) for prompt in turn if prompt is not None]
+    if len(found) < count:
+        raise ValueError(
+            f"count is {count}: the files hold {len(found)} prompts of {prompt_tokens} tokens; "
+            "ask for fewer or shorter ones"
+        )
+    return found[:count]
+
+
+def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """Every prompt of a file, in order, none overlapping the one before."""
+    prompts: list[dict[str, Any]] = []
+    free = 0
+    for start in _starts(source.text):
+        if start < free:
+            continue
+        # More text than `length` tokens take, so that the cut lies inside it.
+        ids = tokenizer.encode(source.text[start : start + 16 * length])[:length]
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        # Text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt.
+        if source.text.startswith(text, start) and len(tokenizer.encode(text)) == length:
+            line = source.text.count("\n", 0, start) + 1
+            prompts.append({"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path})
+            free = start + len(text)
+    return prompts
+
+
+def _starts(text: str) -> list[int]:
+    """Offsets of the file and of its top-level functions and classes, their decorators included."""
+    starts = [0]
+    for match in _STATEMENT.finditer(text):
+        line_before = text[text.rfind("\n", 0, max(0, match.start() - 1)) + 1 : match.start()]
+        if match.start() > 0 and not line_before.startswith("@"):
+            starts.append(match.start())
+    return starts

@@ -25,8 +25,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.features.store import Contract, FeatureStore, PackedRow, packed_rows
-from specdec.features.writer import CacheWriter
+from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow, packed_rows
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target
@@ -42,7 +41,7 @@ NOT_OURS = ("out", "trainer", "checkpoint", "acceptance", "seed_everything", "ck
 OPTIONS: list[tuple[str, Any, Any, str]] = [
     ("layers", list[int], [], "boundaries to store beside the drafter's, for other designs: [2, 6]"),
     ("first_rows", int | None, None, "store the training rows that an epoch draws first, so many, beside those of "
-     "validation and test; by default all"),
+     "validation; by default all"),
     ("dtype", Literal["target", "float32", "bfloat16", "float16"], "target", "of what is stored"),
     ("engine", Literal["transformers", "vllm"], "transformers", "what runs the target; vllm is the one of the Python "
      "that $SPECDEC_VLLM_PYTHON names, else of this environment"),
@@ -180,8 +179,8 @@ def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> li
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
-    """The rows of training, or of it those drawn first, of validation and test, each once."""
-    splits = (data.first_rows(first), data.splits.validation, data.splits.test)
+    """The rows of training, or of it those drawn first, and of validation, each once."""
+    splits = (data.first_rows(first), data.splits.validation)
     return list({row.key: row for split in splits for row in packed_rows(split)}.values())
 
 
@@ -225,6 +224,6 @@ def _verify(argv: list[str]) -> int:
         raise ValueError("specdec cache verify takes one directory: specdec cache verify DIR")
     store = FeatureStore(Path(argv[0]), {})
     store.verify()
-    tokens = sum(entry.tokens for entry in store.index.shards)
-    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.index.shards), f"{tokens:,}")
+    tokens = sum(entry.tokens for entry in store.entries)
+    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.entries), f"{tokens:,}")
     return 0

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec.data.chat import read_conversations, tell_left_out
+from specdec.data.chat import read_conversations
 from specdec.data.layouts import ChatConversation, Message
 from specdec.engines.answers import AnswerSettings, Dialogue, InProcess, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
@@ -117,7 +117,8 @@ def regenerate(
                 chosen = contextlib.nullcontext(served)
             left_out: list[str] | None = [] if broken == "drop" else None
             rows = [dialogue(one) for one in read_conversations(data, layout, left_out)][:limit]
-            tell_left_out(left_out or ())
+            if left_out:
+                log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
             about = {
                 "target": identity,  # known by what the answers depend on, not by where it runs
                 "asking": asdict(settings),

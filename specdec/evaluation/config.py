@@ -30,7 +30,7 @@ class MeasurementConfig:
         target: the model that the drafter drafts for: ``embedded``, a directory or a Hub id.
         max_new_tokens: new tokens per answer.
         limit: use the first prompts only.
-        layouts: layouts of rows to prefer, as humaneval_verbatim, humaneval_raw or prompt_turn.
+        layouts: layouts of rows to prefer, as prompt or prompt_turn.
         device: where target and drafter run.
         other_target: also take a drafter that was trained for another target of the same shape.
         out: directory for the results, a new one; by default under runs.

@@ -126,7 +126,7 @@ class PromptConversation:
         elif tokenizer.chat_template is None:
             wrong = (
                 "the tokenizer has no chat template, which a conversation needs; `prompt` rows, plain text files and "
-                "--layouts humaneval_raw do without"
+                "--layouts prompt do without"
             )
         elif system is not None:
             if any(message["role"] in ("system", "developer") for message in self._messages):

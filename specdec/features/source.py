@@ -1,11 +1,11 @@
 """Where training gets the target's features from: the target itself in the step, or a cache on disk.
 
-Legend: B batch, T tokens, N asked boundaries, H hidden, R tokens up to the last that is no padding.
+Legend: B batch, T tokens, N boundaries, H hidden, R tokens up to the last that is no padding.
 """
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.data.loader import Companion
 from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
@@ -27,17 +26,20 @@ log = logging.getLogger(__name__)
 SPOT_TOKENS = 512  # of a row that are worked out again, at most
 
 
-class FeatureSource(Companion):
-    """Features of batches, in the target's dtype on its device; what stands in padding says nothing."""
+class FeatureSource:
+    """Features of batches, in the target's dtype on its device; those of padding are undefined."""
 
     first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
 
+    def prefetch(self, batch: Batch, following: Batch | None) -> None:
+        """Start to read the features of the following batch, and wait for those of this one."""
+
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
-        raise TypeError(f"{type(self).__name__} must say what the features are")
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what is not needed between runs; it may be asked again."""
+        """Let go of what is not needed between runs; the source may be used again."""
 
 
 class Features:
@@ -49,7 +51,7 @@ class Features:
         Raises:
             ValueError: it has no features of this target, these boundaries or this data.
         """
-        raise TypeError(f"{type(self).__name__} must say where features come from")
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,10 @@ class Cached(Features):
     """Features that ``specdec cache`` has stored.
 
     Args:
-        directory: the cache.
-        verify: check every shard before the first step, instead of each when it is first read from.
+        directory: the cache. A shard's checksum is compared when it is first read from.
     """
 
     directory: str
-    verify: bool = False
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Check target, boundaries, data and, on one row, the numbers themselves.
@@ -111,9 +111,7 @@ class Cached(Features):
         source = CachedSource(store, target, layers, final_norm)
         rows = [*packed_rows(data.first_rows(store.contract.first_rows)), *packed_rows(data.splits.validation)]
         for row in rows:
-            store.find(row)
-        if self.verify:
-            store.verify()
+            store.check(row)
         spot_check(store, target, rows[0])
         log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
         return source
@@ -127,14 +125,13 @@ class CachedSource(FeatureSource):
     """
 
     def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
-        self.store, self.dtype, self.final_norm, self.layers = store, target.dtype, final_norm, tuple(layers)
         contract, where = store.contract, store.directory
         if contract.target["fingerprint"] != target.identity["fingerprint"]:
             raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
-        own = str(target.dtype).removeprefix("torch.")
-        if contract.target_dtype != own:
+        dtype = str(target.dtype).removeprefix("torch.")
+        if contract.target_dtype != dtype:
             raise ValueError(
-                f"{where}: made with the target in {contract.target_dtype}, which runs in {own} here: set "
+                f"{where}: made with the target in {contract.target_dtype}, which runs in {dtype} here: set "
                 f"model.target.dtype={contract.target_dtype}, or run specdec cache again"
             )
         stored = [b for b in layers if b < target.num_layers or not final_norm]
@@ -143,32 +140,26 @@ class CachedSource(FeatureSource):
                 f"{where}: boundaries {missing} are not stored, only {list(contract.layers)}: run specdec cache with "
                 f"--layers {words(sorted({*stored, *contract.layers}))!r} into another directory"
             )
-        if contract.dtype != own:
-            log.warning("%s: states of %s, rounded to %s when they were stored", where, own, contract.dtype)
+        if contract.dtype != dtype:
+            log.warning("%s: states of %s, rounded to %s when they were stored", where, dtype, contract.dtype)
+        self.store, self.dtype, self.final_norm, self.layers = store, target.dtype, final_norm, tuple(layers)
         self.first_rows = contract.first_rows
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
         self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
 
-    def announce(self, batch: Batch) -> None:
-        """Read it in the thread; at most the present batch and the next are kept.
+    def prefetch(self, batch: Batch, following: Batch | None) -> None:
+        """Read the following batch in the thread and wait for this one; no more than these two are kept.
 
-        Behind a run's last batch comes one that nobody asks for, which a cache of the first rows need not have.
+        Behind a run's last batch comes one that is not trained on, which a cache of the first rows need not have.
         """
-        rows = packed_rows(batch)
-        if self.first_rows is not None and not all(map(self.store.holds, rows)):
-            return
-        while len(self._ahead) > 1:
-            del self._ahead[next(iter(self._ahead))]
-        self._ahead[_keys(rows)] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
-
-    def ready(self, batch: Batch) -> None:
-        """Wait for the thread, or read what nobody announced."""
-        keys = _keys(packed_rows(batch))
-        if keys not in self._ahead:
-            self.announce(batch)
-        if (ahead := self._ahead.get(keys)) is not None:
-            ahead.result()
+        before, self._ahead = self._ahead, {}
+        for one in (batch, following):
+            rows = [] if one is None else packed_rows(one)
+            if one is not None and all(map(self.store.holds, rows)):
+                keys = _keys(rows)
+                self._ahead[keys] = before.get(keys) or self._thread.submit(self._read, rows, one.ids_BT.shape[1])
+        wait(list(self._ahead.values())[:1])
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """The stored states of every row."""
@@ -199,9 +190,7 @@ class CachedSource(FeatureSource):
 
 @torch.no_grad()
 def spot_check(store: FeatureStore, target: Target, row: PackedRow) -> None:
-    """Compare a stored row with the target, boundary by boundary, and the head's logits with the model's own.
-
-    So a wrong tap shows before the first step.
+    """Compare a stored row with the target, boundary by boundary, so that a wrong tap shows before the first step.
 
     Raises:
         ValueError: they differ by more than rounding, or another boundary is nearer than the one that is named.
@@ -221,13 +210,8 @@ def spot_check(store: FeatureStore, target: Target, row: PackedRow) -> None:
                 f"{where}: what is stored for boundary {boundary} is not the target's (off by {off[boundary]:.1e}; "
                 f"nearest is boundary {nearest}, off by {off[nearest]:.1e}): run specdec cache again"
             )
-    final_1MH, D = final_RH[None, :M].to(target.device, target.dtype), min(M, len(row.pieces()[0]))
-    for name, stored, true in (
-        ("the final state", final_1MH, own.final_BTH),
-        ("the head's logits of the final state", target.logits(final_1MH[:, :D]), target.model(ids_1M[:, :D]).logits),
-    ):
-        if (distance := _distance(stored, true)) > allowed:
-            raise ValueError(f"{where}: {name}: not the target's (off by {distance:.1e}): run specdec cache again")
+    if (far := _distance(final_RH[:M], own.final_BTH[0])) > allowed:
+        raise ValueError(f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again")
 
 
 def _distance(stored: Tensor, true: Tensor) -> float:

@@ -3,35 +3,39 @@
 Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
 last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
 
-Legend: T tokens of a row, R of them before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a
-shard.
+Legend: R tokens of a row before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a shard.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
 import json
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.target import Target
-from specdec.utils.config_diff import pairs, words
-from specdec.utils.files import read_json, sha256, write_json
+from specdec.utils.config_diff import class_name, pairs, words
+from specdec.utils.files import locked, read_json, sha256, staged, write_json
+
+log = logging.getLogger(__name__)
 
 FORMAT = "specdec-features-5"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
 DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
-INCIDENTAL = ("batch_size", "cache")  # of the data: they change no row
+INCIDENTAL = ("batch_size",)  # of the data: it changes no row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +74,12 @@ class Contract:
         """
         if wrong := [b for b in layers if not 0 <= b <= target.num_layers]:
             raise ValueError(f"no layer boundary {wrong[0]}: this target has 0 to {target.num_layers}")
-        own = str(target.dtype).removeprefix("torch.")
+        target_dtype = str(target.dtype).removeprefix("torch.")
         return cls(
-            layers=tuple(sorted(set(layers))),
-            dtype=own if dtype == "target" else dtype,
-            target_dtype=own,
-            hidden_size=target.hidden_size,
-            target=target.identity,
-            data=described(data),
-            engine=engine,
-            first_rows=first_rows,
-        )
+            layers=tuple(sorted(set(layers))), dtype=target_dtype if dtype == "target" else dtype,
+            target_dtype=target_dtype, hidden_size=target.hidden_size, target=target.identity, data=described(data),
+            engine=engine, first_rows=first_rows,
+        )  # fmt: skip
 
     @property
     def token_bytes(self) -> int:
@@ -88,7 +87,7 @@ class Contract:
         return (len(self.layers) + 1) * self.hidden_size * DTYPES[self.dtype].itemsize
 
     def to_json(self) -> dict[str, Any]:
-        """Lossless JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
+        """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
@@ -96,8 +95,7 @@ def described(data: TokenData) -> dict[str, Any]:
     """The arguments that decide which rows there are."""
     names = [name for name in inspect.signature(type(data).__init__).parameters if name not in INCIDENTAL]
     found = {name: vars(data)[name] for name in names if name in vars(data)}
-    found["class"] = f"{type(data).__module__}.{type(data).__qualname__}"
-    return json.loads(json.dumps(found, default=str))
+    return json.loads(json.dumps(found | {"class": class_name(type(data))}, default=str))
 
 
 class PackedRow(NamedTuple):
@@ -119,7 +117,7 @@ class PackedRow(NamedTuple):
 
 
 def packed_rows(batch: Batch) -> list[PackedRow]:
-    """The rows of a batch, wherever it lies."""
+    """The rows of a batch on any device."""
     found = []
     for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
         R = int((documents_T >= 0).sum())
@@ -151,8 +149,8 @@ class FeatureIndex(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Write it, with a hash of itself."""
-        said = {"contract": self.contract.to_json(), "shards": [entry._asdict() for entry in self.shards]}
-        write_json(path, {"format": FORMAT, "sha256": _digest(said), **said})
+        content = {"contract": self.contract.to_json(), "shards": [entry._asdict() for entry in self.shards]}
+        write_json(path, {"format": FORMAT, "sha256": _digest(content), **content})
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -161,54 +159,37 @@ class FeatureIndex(NamedTuple):
         Raises:
             ValueError: it is missing, damaged or of another format.
         """
-        said = read_json(path)
-        if not isinstance(said, dict) or said.pop("format", None) != FORMAT:
+        content = read_json(path)
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ValueError(f"{path}: not a feature cache of this version ({FORMAT}): run specdec cache again")
-        if said.pop("sha256", None) != _digest(said):
+        if content.pop("sha256", None) != _digest(content):
             raise ValueError(f"{path}: it was changed or damaged (its own hash differs): run specdec cache again")
-        contract = said["contract"]
-        layers = tuple(contract["layers"])
-        return cls(Contract(**contract | {"layers": layers}), [ShardEntry(**entry) for entry in said["shards"]])
+        contract = content["contract"] | {"layers": tuple(content["contract"]["layers"])}
+        return cls(Contract(**contract), [ShardEntry(**entry) for entry in content["shards"]])
 
 
-def _digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-class Shard(NamedTuple):
-    """A shard's tensors: the states of its rows, one row after another."""
+def open_shard(path: Path) -> dict[str, Tensor]:
+    """Map a shard into memory: ``aux_PNH``, ``final_PH``, and of each row its ``keys`` (uint8 (E, 16)) and ``sizes_E``.
 
-    aux_PNH: Tensor
-    final_PH: Tensor
-    keys: Tensor  # uint8 (E, 16)
-    sizes_E: Tensor  # int64, tokens of each row
-
-    @classmethod
-    def open(cls, directory: Path, entry: ShardEntry, contract: Contract) -> Self:
-        """Map a shard into memory; only its keys are read.
-
-        Raises:
-            ValueError: it is gone, cut off, or not of the contract's shapes and dtype.
-        """
-        path = directory / entry.file
-        try:
-            with safe_open(path, framework="pt") as file:
-                found = cls(**{name: file.get_tensor(name) for name in cls._fields})
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
-        P, N, H = entry.tokens, len(contract.layers), contract.hidden_size
-        there = (found.aux_PNH.dtype, tuple(found.aux_PNH.shape), tuple(found.final_PH.shape))
-        wanted = (DTYPES[contract.dtype], (P, N, H), (P, H))
-        if there != wanted:
-            raise ValueError(f"{path}: its states are {there}, the index says {wanted}: {REMEDY}")
-        return found
+    Raises:
+        ValueError: it is gone or cut off.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
 
 
 class FeatureStore:
     """Features by row. A shard's checksum is compared when it is first read from.
 
     Args:
-        data: what reads it, as :func:`described` tells; for messages.
+        data: what reads it, as :func:`described` says; for messages.
 
     Raises:
         ValueError: there is no cache, it is not finished, or a shard is gone or damaged.
@@ -220,38 +201,37 @@ class FeatureStore:
             raise ValueError(f"{directory}: no such directory: make it with specdec cache --out {directory}")
         if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
             raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
-        self.index = FeatureIndex.read(directory / INDEX)
-        self.contract = self.index.contract
-        self._found: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
-        self._shards = [Shard.open(directory, entry, self.contract) for entry in self.index.shards]
-        self._verified: set[int] = set()
-        self._verifying = threading.Lock()
+        self.contract, self.entries = FeatureIndex.read(directory / INDEX)
+        self._shards = [open_shard(directory / entry.file) for entry in self.entries]
+        self._places: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
         for number, shard in enumerate(self._shards):
-            starts = (shard.sizes_E.cumsum(0) - shard.sizes_E).tolist()
-            self._found |= {bytes(key): (number, start) for key, start in zip(shard.keys.numpy(), starts, strict=True)}
+            keys, starts = shard["keys"].numpy(), (shard["sizes_E"].cumsum(0) - shard["sizes_E"]).tolist()
+            self._places |= {bytes(key): (number, start) for key, start in zip(keys, starts, strict=True)}
+        self._verified: set[int] = set()
+        self._verifying = threading.Lock()  # both the reading thread and the training step verify
 
     def holds(self, row: PackedRow) -> bool:
-        """Whether :meth:`find` finds it."""
-        return row.key in self._found or not row.tokens
+        """Whether the row can be read; one without a token can."""
+        return row.key in self._places or not row.tokens
 
-    def find(self, row: PackedRow) -> tuple[int, int]:
-        """The shard that has a row, and the row's first token in it.
+    def check(self, row: PackedRow) -> None:
+        """Refuse a row that the cache does not hold.
 
         Raises:
-            ValueError: it is not there; the message says what the cache was made from.
+            ValueError: the row is not there; the message says what the cache was made from.
         """
-        if row.key not in self._found:
-            self.verify()  # it may be the cache that is damaged
-            changes = pairs(dict(self.contract.data), dict(self.data))
-            different = [f"{name} was {words(a)}, is {words(b)}" for name, a, b in changes]
-            reason = "; ".join(different) or "its files or the tokenizer have changed since"
-            if (first := self.contract.first_rows) is not None:
-                reason += f"; of training the first {first:,} rows alone"
-            raise ValueError(
-                f"{self.directory}: no features of a row of {row.tokens} tokens: the cache was made from other data "
-                f"({reason}); run specdec cache with the present data"
-            )
-        return self._found[row.key]
+        if self.holds(row):
+            return
+        self.verify()  # it may be the cache that is damaged
+        changes = pairs(dict(self.contract.data), dict(self.data))
+        reason = "; ".join(f"{name} was {words(a)}, is {words(b)}" for name, a, b in changes)
+        reason = reason or "its files or the tokenizer have changed since"
+        if (first := self.contract.first_rows) is not None:
+            reason += f"; of training the first {first:,} rows alone"
+        raise ValueError(
+            f"{self.directory}: no features of a row of {row.tokens} tokens: the cache was made from other data "
+            f"({reason}); run specdec cache with the present data"
+        )
 
     def verify(self) -> None:
         """Check every byte of every shard.
@@ -259,14 +239,13 @@ class FeatureStore:
         Raises:
             ValueError: one is gone or damaged; the message names it.
         """
-        for number in range(len(self._shards)):
+        for number in range(len(self.entries)):
             self._verify(number)
 
     def _verify(self, number: int) -> None:
-        """Check every byte of a shard, once; both the reading thread and the training step may ask."""
         with self._verifying:
             if number not in self._verified:
-                self.index.shards[number].verify(self.directory)
+                self.entries[number].verify(self.directory)
                 self._verified.add(number)
 
     def read(self, row: PackedRow, taps: Sequence[int], aux_TNH: Tensor, final_TH: Tensor) -> None:
@@ -277,9 +256,106 @@ class FeatureStore:
         """
         if not row.tokens:
             return
-        number, start = self.find(row)
+        self.check(row)
+        number, start = self._places[row.key]
         self._verify(number)
         shard, here = self._shards[number], slice(start, start + row.tokens)
         for n, tap in enumerate(taps):
-            aux_TNH[: row.tokens, n] = shard.aux_PNH[here, tap]
-        final_TH[: row.tokens] = shard.final_PH[here]
+            aux_TNH[: row.tokens, n] = shard["aux_PNH"][here, tap]
+        final_TH[: row.tokens] = shard["final_PH"][here]
+
+
+class CacheWriter:
+    """Writes whole shards one after another, an index of them after each, and in the end the index's final name.
+
+    Rows come in one order, whatever process brings them: what is on disk is never written twice.
+
+    Args:
+        directory: where; it may hold whole shards of the same contract, from which it goes on.
+        shard_bytes: a shard's size at most, unless a single row is larger.
+
+    Raises:
+        ValueError: the folder holds a cache of something else.
+    """
+
+    def __init__(self, directory: Path, contract: Contract, shard_bytes: int) -> None:
+        self.directory, self.contract = directory, contract
+        self.capacity = max(1, shard_bytes // contract.token_bytes)
+        self.shards: list[ShardEntry] = []
+        self.known: set[bytes] = set()  # keys of rows that are stored
+        self._rows: list[tuple[PackedRow, Tensor, Tensor]] = []
+        for stale in directory.glob(".tmp-*"):
+            stale.unlink()
+        if earlier := [path for path in (directory / UNFINISHED, directory / INDEX) if path.exists()]:
+            self._resume(earlier[0])
+
+    @classmethod
+    @contextlib.contextmanager
+    def building(cls, directory: Path, contract: Contract, shard_bytes: int) -> Iterator[Self]:
+        """A writer, while no other process has one here; the index appears if the block ends well."""
+        with locked(directory / ".lock"):
+            writer = cls(directory, contract, shard_bytes)
+            yield writer
+            writer.finish()
+
+    def _resume(self, path: Path) -> None:
+        """Keep the shards up to the first that is gone or damaged: that one and the later ones are made again."""
+        earlier = FeatureIndex.read(path)
+        changes = pairs(earlier.contract.to_json(), self.contract.to_json())
+        if different := [f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes]:
+            raise ValueError(f"{path}: made for something else: {'; '.join(different)}; choose another --out")
+        for entry in earlier.shards:
+            try:
+                entry.verify(self.directory)
+                keys = open_shard(self.directory / entry.file)["keys"]
+            except ValueError as error:
+                log.warning("made again from here on: %s", error)
+                break
+            self.known.update(bytes(key) for key in keys.numpy())
+            self.shards.append(entry)
+        if self.shards:
+            log.info("%s: goes on after %d whole shards", self.directory, len(self.shards))
+
+    def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:
+        """Store a row's states.
+
+        Raises:
+            ValueError: they are not finite, or the disk is full.
+        """
+        if self._rows and sum(one.tokens for one, _, _ in self._rows) + row.tokens > self.capacity:
+            self._flush()
+        dtype = DTYPES[self.contract.dtype]
+        self._rows.append((row, aux_RNH.to("cpu", dtype), final_RH.to("cpu", dtype)))
+        self.known.add(row.key)
+
+    def finish(self) -> None:
+        """Write the last shard and the index.
+
+        Raises:
+            ValueError: states are not finite, or the disk is full.
+        """
+        if self._rows:
+            self._flush()
+        FeatureIndex(self.contract, self.shards).write(self.directory / INDEX)
+        (self.directory / UNFINISHED).unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        """Write what has gathered as a shard, then the index of all so far."""
+        rows, aux, final = zip(*self._rows, strict=True)
+        aux_PNH, final_PH = torch.cat(aux), torch.cat(final)
+        keys = torch.frombuffer(bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8).view(len(rows), -1)
+        sizes_E = torch.tensor([row.tokens for row in rows])
+        path = self.directory / f"shard-{len(self.shards):05}.safetensors"
+        names = (*(f"boundary {b}" for b in self.contract.layers), "the final state")
+        for name, state_PH in zip(names, (*aux_PNH.unbind(1), final_PH), strict=True):
+            if not state_PH.isfinite().all():
+                raise ValueError(f"{path}: {name} holds NaN or infinity: run the target in a wider dtype")
+        with staged(path) as temporary:
+            try:
+                save_file({"aux_PNH": aux_PNH, "final_PH": final_PH, "keys": keys, "sizes_E": sizes_E}, temporary)
+            except SafetensorError as error:
+                raise ValueError(f"{path}: the shard cannot be written: {error}") from error
+            digest = sha256(temporary)
+        self.shards.append(ShardEntry(path.name, len(final_PH), len(rows), digest))
+        FeatureIndex(self.contract, self.shards).write(self.directory / UNFINISHED)
+        self._rows = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
@@ -207,7 +207,7 @@ def _run(
     if fit not in jobs:
         model, needs = dict(arm.config["model"]), tuple[str, ...]()
         if cache is not None:
-            where = {"directory": str(JobFolder(directory, "cache", cache).output), "verify": False}
+            where = {"directory": str(JobFolder(directory, "cache", cache).output)}
             model["features"], needs = {"class_path": "Cached", "init_args": where}, (cache,)
         config = {"seed_everything": seed, **arm.config, "model": model}
         jobs[fit] = specdec_job(directory, "fit", fit, f"{label}: fit", config, threads, needs, "--ckpt_path", "auto")

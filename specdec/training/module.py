@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
 DEFAULTS: dict[str, Any] = {
-    "data": {"class_path": "specdec.embedded.data.EmbeddedData"},
+    "data": {"class_path": "specdec.embedded.corpus.EmbeddedData"},
     "model.optimizer": {
         "class_path": "specdec.nn.optimizers.AdamW",
         "init_args": {"lr": 1e-4, "betas": [0.9, 0.95], "weight_decay": 0.0},
@@ -185,7 +185,7 @@ class DrafterModule(pl.LightningModule):
         """Open the source of the target's features of this data."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
-        data.companion = self.source
+        data.prefetch = self.source.prefetch
 
     def setup(self, stage: str) -> None:
         """Move the target to the drafter's device, and choose how it computes."""

@@ -25,7 +25,7 @@ CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
 NUMBERLESS = (
     "out", "ckpt_path", "weights_only", "allow_changes", "acceptance", "checkpoint",  # what is written and measured
-    "data.cache", "model.features.directory", "model.features.verify",  # how data are had
+    "model.features.directory",
     "trainer.enable_", "trainer.log", "trainer.limit_val", "trainer.limit_test", "trainer.limit_predict",
     "trainer.val_", "trainer.check_val", "trainer.num_sanity", "trainer.inference_mode", "trainer.profiler",
     "trainer.barebones", "trainer.detect_anomaly", "trainer.default_root_dir", "trainer.max_time",

@@ -43,8 +43,7 @@ ASKED: list[tuple[str, dict[str, Any], Question]] = [
     ),
 ]
 CHOSEN: list[tuple[str, dict[str, Any], Question]] = [
-    ("humaneval_verbatim", {"prompt": "def f():\n", **CODE}, Question(turns=["def f():\n"])),
-    ("humaneval_raw", {"prompt": "def f():\n", **CODE}, Question(text="def f():\n")),
+    ("prompt_turn", {"prompt": "def f():\n", **CODE}, Question(turns=["def f():\n"])),
     ("prompt_turn", {"prompt": "Hi"}, Question(turns=["Hi"])),
 ]
 

@@ -36,7 +36,6 @@ class Toy(pl.LightningModule):
         self.weight = torch.nn.Parameter(torch.ones(1))
         self.seen: list[list[int]] = []
         self.validated: list[list[int]] = []
-        self.tested: list[list[int]] = []
         self.tokenizer = tiny_tokenizer()
 
     def training_step(self, batch: Batch, index: int) -> torch.Tensor:
@@ -46,9 +45,6 @@ class Toy(pl.LightningModule):
 
     def validation_step(self, batch: Batch, index: int) -> None:
         self.validated.append(batch.ids_BT[:, 0].tolist())
-
-    def test_step(self, batch: Batch, index: int) -> None:
-        self.tested.append(batch.ids_BT[:, 0].tolist())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -95,18 +91,6 @@ def test_a_shortened_epoch_and_a_sanity_check_leave_the_order_alone(tmp_path: Pa
     assert checked.seen == whole.seen
     short = run(tmp_path / "short", 2, limit_train_batches=4)
     assert short.seen == whole.seen[:4] + whole.seen[6:10]
-
-
-def test_the_test_reads_the_validation_rows_unless_given_others(tmp_path: Path) -> None:
-    class Tested(Counting):
-        def test_documents(self, tokenizer: Any) -> list[Document]:
-            return self.documents(tokenizer)[0][5:7]
-
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
-    for data, expected in ((Counting(SEQ, BATCH), [[0, 1], [2]]), (Tested(SEQ, BATCH), [[5, 6]])):
-        module = Toy()
-        trainer.test(module, data, verbose=False)
-        assert module.tested == expected
 
 
 def test_reading_happens_once_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,29 +169,11 @@ def chats(path: Path, count: int) -> str:
     return str(write_jsonl(path, rows))
 
 
-def test_whole_packing_fills_rows_and_pad_gives_one_each(tmp_path: Path) -> None:
-    path = chats(tmp_path / "a.jsonl", 20)
-    counts = []
-    for packing in ("whole", "pad"):
-        data = ChatData(path, packing=packing, val_fraction=0.2, seq_len=64)
-        data.prepare(tiny_tokenizer(CHATML))
-        counts.append(data.supervised_counts(400))
-        assert data.splits.train.documents_BT.max() == (0 if packing == "pad" else 3)
-        if packing == "pad":
-            assert [len(rows.ids_BT) for rows in data.splits] == [16, 4, 4]
-    assert torch.equal(*counts)
-    assert counts[0][tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")] == 16
-
-
-def test_every_token_of_the_training_conversations_can_be_supervised(tmp_path: Path) -> None:
-    path = chats(tmp_path / "a.jsonl", 6)
-    answers, every = (ChatData(path, path, answer_only=only, seq_len=64) for only in (True, False))
-    for data in (answers, every):
-        data.prepare(tiny_tokenizer(CHATML))
-    real = every.splits.train.documents_BT >= 0
-    assert torch.equal(every.splits.train.loss_mask_BT, real)
-    assert int(answers.splits.train.loss_mask_BT.sum()) < int(real.sum())
-    assert torch.equal(every.splits.validation.loss_mask_BT, answers.splits.validation.loss_mask_BT)
+def test_whole_conversations_share_a_row(tmp_path: Path) -> None:
+    data = ChatData(chats(tmp_path / "a.jsonl", 20), val_fraction=0.2, seq_len=64)
+    data.prepare(tiny_tokenizer(CHATML))
+    assert data.splits.train.documents_BT.max() == 3
+    assert data.supervised_counts(400)[tiny_tokenizer().convert_tokens_to_ids("<|im_end|>")] == 16
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -241,24 +207,18 @@ def test_every_layout_of_the_same_words_gives_the_same_rows(tmp_path: Path) -> N
         ChatData(path, path, layout="vicuna")
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_broken_rows_are_refused_or_dropped_and_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, cache: bool
-) -> None:
-    said = [{"role": "user", "content": f"two {cache}"}, {"role": "assistant", "content": "four"}]
+def test_broken_rows_are_refused_or_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = [{"role": "user", "content": "two, broken"}, {"role": "assistant", "content": "four"}]
     rows = [{"messages": said}, {"messages": []}, {"messages": said[1:]}, {"prompt": "two", "response": "four"}]
     path = str(write_jsonl(tmp_path / "a.jsonl", rows))
     with open(path, "a") as file:
         file.write('{"messages": [{"role": "us')  # a download that broke off
     with pytest.raises(ValueError, match="line 2: 'messages' must be a list of at least one message"):
-        ChatData(path, path, cache=cache).prepare(tiny_tokenizer(CHATML))
-    for _ in range(2):
-        caplog.clear()
-        data = ChatData(path, path, broken="drop", packing="pad", seq_len=64, cache=cache)
-        data.prepare(tiny_tokenizer(CHATML))
-        assert [len(split.ids_BT) for split in data.splits] == [2, 2, 2]
-        assert "3 broken rows were left out, as: " in caplog.text
-        assert "line 2: 'messages' must be a list" in caplog.text and "line 3: message 1 is the assist" in caplog.text
+        ChatData(path, path).prepare(tiny_tokenizer(CHATML))
+    data = ChatData(path, path, broken="drop", seq_len=64)
+    documents = data.documents(tiny_tokenizer(CHATML))
+    assert [len(part) for part in documents] == [2, 2]
+    assert "3 broken rows were left out, as: " in caplog.text and "line 2: 'messages' must be a list" in caplog.text
     none = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": said[1:]}]))
     with pytest.raises(ValueError, match=r"no conversation is left: .*line 1: message 1 is the"):
-        ChatData(none, path, broken="drop", cache=cache).prepare(tiny_tokenizer(CHATML))
+        ChatData(none, path, broken="drop").prepare(tiny_tokenizer(CHATML))

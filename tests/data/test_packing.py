@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.data.loader import Batch, Document, first_fit_decreasing, pack_stream, pack_whole, pad
+from specdec.data.loader import Batch, Document, first_fit_decreasing, pack_stream, pack_whole
 
 SEQ = 6
 
@@ -57,16 +57,6 @@ def test_whole_keeps_every_document_whole_and_once(lengths: list[int]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(rows, pack_whole(documents, SEQ), strict=True))
 
 
-@given(fitting)
-@settings(max_examples=50, deadline=None)
-def test_pad_keeps_order_one_document_a_row(lengths: list[int]) -> None:
-    documents = make(lengths)
-    rows = pad(documents, SEQ)
-    assert content(rows) == [document.ids_T.tolist() for document in documents]
-    assert rows.ids_BT.shape == (len(documents), SEQ)
-    assert rows.documents_BT.max() == 0
-
-
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_first_fit_decreasing_equals_the_plain_loop(lengths: list[int]) -> None:
@@ -88,14 +78,13 @@ def test_stream_by_hand() -> None:
     assert [column.dtype for column in rows] == [torch.int64, torch.bool, torch.int64]
 
 
-@pytest.mark.parametrize("pack", [pack_stream, pack_whole, pad])
+@pytest.mark.parametrize("pack", [pack_stream, pack_whole])
 def test_nothing_to_pack_is_refused(pack) -> None:
     for documents in ([], make([0, 0])):
         with pytest.raises(ValueError, match="nothing to pack"):
             pack(documents, 4)
 
 
-@pytest.mark.parametrize("pack", [pack_whole, pad])
-def test_a_document_longer_than_a_row_is_refused(pack) -> None:
+def test_a_document_longer_than_a_row_is_refused() -> None:
     with pytest.raises(ValueError, match="document 1 has 5 tokens and a row holds 4"):
-        pack(make([2, 5]), 4)
+        pack_whole(make([2, 5]), 4)

@@ -11,29 +11,27 @@ from datasets.exceptions import DatasetNotFoundError
 from pyarrow import parquet
 
 from specdec.data.chat import read_conversations
-from specdec.data.rows import DataRow, each_row, find_sources, read_rows, stem, warn_of_overlap
+from specdec.data.rows import DataRow, find_sources, read_rows, stem, warn_of_overlap
 
 CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": [{"name": "f"}]}]
 ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messages": CALL[:1], "note": "n"}]
 
 
 def write(path: Path) -> str:
-    """The rows as the path's suffix says; a path without one is a saved dataset."""
+    """The rows as the path's suffix says."""
     table = pyarrow.Table.from_pylist([{"note": None} | row for row in ROWS])
     if path.suffix == ".parquet":
         parquet.write_table(table, path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(ROWS, indent=1))
-    elif path.suffix == ".jsonl":
-        path.write_text("\n\n".join(map(json.dumps, ROWS)))
     else:
-        datasets.Dataset(table).save_to_disk(path)
+        path.write_text("\n\n".join(map(json.dumps, ROWS)))
     return str(path)
 
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("saved", "")],
+    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", "")],
 )
 def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
     source = write(tmp_path / name)
@@ -41,7 +39,7 @@ def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str
     assert list(read_rows(source)) == [
         DataRow(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
     ]
-    assert stem(source) == "a" or name == "saved"
+    assert stem(source) == "a"
     read = read_conversations(source)
     assert [(item.id, item.messages) for item in read] == [("a", CALL), ("b", CALL[:1])]
 
@@ -54,9 +52,9 @@ def test_plain_text_is_rows_of_prompts(tmp_path: Path) -> None:
 
 
 def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:
-    files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet", "saved")]
+    files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet")]
     hub = "hub:openai/gsm8k:main:train"
-    assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [files[2], hub, files[1], files[0]]
+    assert find_sources([hub, f"{tmp_path}/*.*", files[0]]) == [hub, files[1], files[0]]
     (tmp_path / "a[1].txt").write_text("x")
     assert find_sources(f"{tmp_path}/a[1].txt") == [f"{tmp_path}/a[1].txt"]
     with pytest.raises(ValueError, match="no such file"):
@@ -76,13 +74,6 @@ def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "validation reads training files: b.jsonl" in caplog.text
 
 
-def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(tmp_path / "sets")
-    with pytest.raises(ValueError, match="sets: holds the splits train: name one of the folders"):
-        list(read_rows(str(tmp_path / "sets")))
-    assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
-
-
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -95,18 +86,14 @@ def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
         ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),
         ("a.json", b'{"a": 1}\n{"a": 2}', "not usable JSON: Extra data: line 2 column 1 .*are these JSON lines"),
         ("a.json", b"[" * 100_000, "not usable JSON"),
-        ("saved/dataset_info.json", b"{", "saved: not a readable folder of save_to_disk"),
-        ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
     path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
-    source = str(path.parent) if name.startswith("saved") else str(path)
     with pytest.raises(ValueError, match=complaint) as caught:
-        list(read_rows(source))
-    assert source in str(caught.value) and "\n" not in str(caught.value)
+        list(read_rows(str(path)))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +106,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes,
 def test_broken_rows_may_be_left_out(tmp_path: Path, name: str, content: bytes, broken: list[int]) -> None:
     (tmp_path / name).write_bytes(content)
     left_out: list[str] = []
-    rows = list(each_row(str(tmp_path / name), lambda row: row, left_out))
+    rows = list(read_rows(str(tmp_path / name), left_out=left_out))
     assert [row.values["a"] for row in rows] == [1, 2]
     kind = "line" if name == "a.jsonl" else "row"
     assert [int(one.split(f"{name}, {kind} ")[1].split(":")[0].split(",")[0]) for one in left_out] == broken
@@ -137,17 +124,15 @@ def test_a_refused_row_is_broken(tmp_path: Path) -> None:
         return int(row.values["a"])
 
     left_out: list[str] = []
-    assert list(each_row(str(path), of, left_out)) == [1]
+    assert list(read_rows(str(path), of, left_out)) == [1]
     assert left_out[0] == f"{path}, line 2: no a" and "line 3: not usable" in left_out[1]
     with pytest.raises(ValueError, match="line 2: no a"):
-        list(each_row(str(path), of))
+        list(read_rows(str(path), of))
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "saved"])
-def test_a_cut_file_is_refused(tmp_path: Path, name: str) -> None:
-    source = Path(write(tmp_path / name))
-    file = next(source.glob("*.arrow")) if source.is_dir() else source
-    file.write_bytes(file.read_bytes()[:-120])
+def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+    source = Path(write(tmp_path / "a.parquet"))
+    source.write_bytes(source.read_bytes()[:-120])
     with pytest.raises(ValueError, match="not a readable"):
         list(read_rows(str(source)))
 

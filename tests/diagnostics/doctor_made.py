@@ -82,7 +82,7 @@ def text(folder: Path) -> TokenData:
 def chats(folder: Path, **more: Any) -> ChatData:
     """Conversations of two turns."""
     path = write_jsonl(folder / "chats.jsonl", CHATS)
-    return ChatData(str(path), val_fraction=0.2, packing="whole", seq_len=256, batch_size=2, cache=False, **more)
+    return ChatData(str(path), val_fraction=0.2, seq_len=256, batch_size=2, **more)
 
 
 def subject(data: TokenData, module: DrafterModule | None = None, seconds: float = 600) -> SetUp:

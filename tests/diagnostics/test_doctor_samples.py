@@ -52,7 +52,7 @@ def test_it_reads_a_training_run_s_config(tokenizer: Path, tmp_path: Path, capsy
     config = tmp_path / "run.yaml"
     config.write_text(
         f"model:\n  target:\n    source: {tokenizer}\n  ttt_steps: 3\ntrainer:\n  max_steps: 5\n"
-        f"data:\n  class_path: ChatData\n  init_args:\n    train: {path}\n    packing: pad\n    seq_len: 64\n"
+        f"data:\n  class_path: ChatData\n  init_args:\n    train: {path}\n    seq_len: 64\n"
     )
     assert main(["doctor", "--config", str(config), "--data.packing", "whole", "--samples", "0"]) == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.embedded import build
-from specdec.embedded.build import embedded_target, read_record
+from specdec.embedded.build import RECORD, embedded_target
+from specdec.utils.files import read_json
 from tests.embedded.conftest import TINY, use_library
 
 
@@ -66,7 +67,7 @@ def test_directory_loads(cache: Path) -> None:
 
 
 def test_record(cache: Path) -> None:
-    record = read_record(embedded_target(TINY, cache))
+    record = read_json(embedded_target(TINY, cache) / RECORD)
     assert record["config"] == dataclasses.asdict(TINY)
     assert record["tokens"] == TINY.steps * TINY.tokens_per_step
     assert 0 < record["held_out_loss"] < 6
@@ -80,7 +81,7 @@ def test_same_config_gives_equal_weights(cache: Path, tmp_path: Path) -> None:
     assert again.name == only(cache).name
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert read_record(again)["held_out_loss"] == read_record(only(cache))["held_out_loss"]
+    assert read_json(again / RECORD)["held_out_loss"] == read_json(only(cache) / RECORD)["held_out_loss"]
 
 
 def names(cache: Path, config: Any = TINY) -> str:

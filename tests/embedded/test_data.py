@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.embedded.corpus import corpus, train_tokenizer
-from specdec.embedded.data import held_out_prompts
+from specdec.embedded.corpus import _starts, corpus, held_out_prompts, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,5 @@ def _all_prompts(tokenizer: Any, length: int) -> list[dict[str, Any]]:
 
 
 def test_a_decorated_function_starts_at_its_decorator() -> None:
-    from specdec.embedded.data import _starts
-
     text = "import a\n\n@one\n@two\ndef f():\n    def inner(): pass\n\nasync def g(): pass\nclass C: pass\n"
     assert _starts(text) == [0, text.index("@one"), text.index("async"), text.index("class C")]

@@ -38,7 +38,7 @@ def train_drafter(name: str, target: Path, out: Path, steps: int = 90) -> Path:
             "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 3e-3}},
         },
         "data": {
-            "class_path": "specdec.embedded.data.EmbeddedData",
+            "class_path": "specdec.embedded.corpus.EmbeddedData",
             "init_args": {"seq_len": 64, "batch_size": 8},
         },
         "trainer": {

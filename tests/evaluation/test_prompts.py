@@ -152,8 +152,8 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
         return [prompt[2:] for prompt in load_prompts([code, raw, tmp_path / "text.txt"], layouts=layouts)]
 
     assert read() == [(["Complete the code I provided.def f"], None, None), (None, None, "Hi"), (None, None, "Ho")]
-    assert read("humaneval_raw") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
-    assert read("humaneval_verbatim", "prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
+    assert read("prompt") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
+    assert read("prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
     assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
     with pytest.raises(ValueError, match=r"there is no layout 'mmlu': choose one of turns, messages, humaneval"):
         read("mmlu")

@@ -8,8 +8,7 @@ import torch
 
 from specdec.data import Document, TokenData
 from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.store import Contract
-from specdec.features.writer import CacheWriter
+from specdec.features.store import CacheWriter, Contract
 from specdec.target import Target
 
 LAYERS = [2, 3, 4]

@@ -61,7 +61,7 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
-    module.source.announce(batch)
+    module.source.prefetch(batch, None)
     layers = module.source.layers
     assert module.source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
     module.source.close()
@@ -91,7 +91,7 @@ def test_what_is_announced_is_read_once(whole: Path, target: Target, monkeypatch
     data = Texts()
     data.prepare(None)
     source = Cached(str(whole)).open(target, data, LAYERS, False)
-    data.companion = source
+    data.prefetch = source.prefetch
     read: list[int] = []
     inner = source._read  # type: ignore[attr-defined]
     monkeypatch.setattr(source, "_read", lambda rows, T: read.append(len(rows)) or inner(rows, T))
@@ -151,7 +151,7 @@ def test_a_final_state_before_the_norm_is_caught(
     monkeypatch.setattr(TransformersEngine, "states", wrong)
     data = Texts()
     cache = fill(tmp_path / "cache", target, data)
-    with pytest.raises(ValueError, match="the final state: not the target's"):
+    with pytest.raises(ValueError, match="the final state is not the target's"):
         Cached(str(cache)).open(target, data, LAYERS, False)
 
 

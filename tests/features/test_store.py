@@ -11,8 +11,7 @@ import torch
 
 from specdec.data import Batch
 from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
-from specdec.features.writer import CacheWriter
+from specdec.features.store import CacheWriter, FeatureStore, PackedRow, described, packed_rows
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
 from tests.tiny import largest_file

@@ -129,7 +129,7 @@ def test_embedded_prompts_are_cut_and_written_once(
 ) -> None:
     text = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
     found = Corpus([], [CorpusFile("one.py", text), CorpusFile("two.py", text.replace("add", "sub"))])
-    monkeypatch.setattr("specdec.embedded.data.corpus", lambda seed: found)
+    monkeypatch.setattr("specdec.embedded.corpus.corpus", lambda seed: found)
     evaluate = {"prompts_count": 3, "prompt_tokens": 12, "max_new_tokens": 4, "shape": ["chain:depth=1"]}
     plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate)
     prompts = plan.prompts["evaluate"]

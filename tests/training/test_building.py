@@ -31,7 +31,7 @@ class InMemory(TokenData):
         batch = torch.tensor(ids)
         mask = torch.ones_like(batch) if answers is None else torch.tensor(answers)
         rows = Batch(batch, mask.bool(), torch.zeros_like(batch))
-        self._splits = Splits(rows, rows, rows)
+        self._splits = Splits(rows, rows)
 
 
 DATA = InMemory([[7, 7, 7, 60, 60, 3, 3, 9]])

@@ -39,7 +39,7 @@ class InMemory(TokenData):
 
     def __init__(self, rows: Batch, batch_size: int) -> None:
         super().__init__(rows.ids_BT.shape[1], batch_size)
-        self._splits = Splits(rows, rows, rows)
+        self._splits = Splits(rows, rows)
 
     def setup(self, stage: str | None = None) -> None:
         """Nothing to read."""
