@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specdec.decoding.accept import Sampling
 from specdec.decoding.proposal import DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
-from specdec.decoding.sampling import Sampling
 from specdec.decoding.session import DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
@@ -89,7 +89,7 @@ class PlainDecoder:
         call = self._calls
         session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
         for b in range(self.batch):  # whoever asked last may have left in the middle
-            session.round.sequences.end(b)
+            session.round.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
         answers: list[_Answer | None] = [None] * self.batch
         device, last = self.target.device, time.perf_counter()
@@ -101,7 +101,7 @@ class PlainDecoder:
                     new.ids = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
-                        session.round.sequences.end(b)
+                        session.round.end(b)
                         yield new.number, new.generation()
                         last = self._resumed(call)
                     else:
@@ -123,7 +123,7 @@ class PlainDecoder:
                     answer.commit(fresh[:count], draft_ms, verify_ms, depth)
                     if answer.done:
                         answers[b] = None
-                        session.round.sequences.end(b)
+                        session.round.end(b)
             last = _charge(running, last)
             for answer in running:
                 if answer.done:

@@ -150,7 +150,7 @@ class AnchoredText:
             frontier = self._proposer.expand(prefix_1, ids_1A, feature_1AH, seen, depth_Q[None])
             feature_1AH = frontier.h_BKH
             features.append(feature_1AH[0])
-            log_probs.append(frontier.log_probs_BKD[0])
+            log_probs.append(frontier.logits_BKD[0].log_softmax(-1))
             tokens.append(self.drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
             if level + 1 < self.depth:
                 ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]

@@ -202,7 +202,7 @@ class TransformersDecoder:
     """``generate`` of Hugging Face transformers, with its dynamic cache; one prompt at a time."""
 
     def __init__(self, target: Target, sampling: Sampling, **how: Any) -> None:
-        self.target, self.how = target, {**how, "repetition_penalty": sampling.repetition_penalty, "do_sample": False}
+        self.target, self.how = target, {**how, "repetition_penalty": 1.0, "do_sample": False}
         if sampling.temperature > 0:
             names = ("temperature", "top_p", "top_k", "min_p")
             self.how |= {"do_sample": True, **{name: getattr(sampling, name) for name in names}}

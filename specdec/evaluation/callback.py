@@ -107,7 +107,7 @@ class AcceptanceLength(ValidationCallback):
         prompts: files or Hub data as ``specdec evaluate`` reads them, of which first turns are used, or
             ``validation``: how the validation documents begin.
         shapes: draft shapes: ``chain``, ``tree``, ``static``, with parameters as ``chain:depth=3``,
-            ``tree:depth=6,top_k=10,nodes=59``, ``static:file=PATH``.
+            ``tree:depth=6,top_k=10,nodes=59``.
         max_new_tokens: tokens per answer.
         count: prompts at most.
         prompt_tokens: length of a prompt cut from plain text; a conversation is cut where its first answer begins.

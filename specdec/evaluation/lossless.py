@@ -210,10 +210,7 @@ def _continuations(target: Target, sampling: Sampling, prompt: list[int]) -> dic
     for _ in range(LENGTH):
         paths = list(found)
         ids_BT = torch.tensor([[*prompt, *path] for path in paths])
-        seen_BV = None
-        if sampling.needs_seen:
-            seen_BV = torch.zeros(len(paths), target.vocab_size, dtype=torch.bool).scatter(1, ids_BT, True)
-        probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu(), seen_BV).double()
+        probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu()).double()
         longer: dict[tuple[int, ...], float] = {}
         for row, path in enumerate(paths):
             for token in probs_BV[row].nonzero().flatten().tolist():

@@ -46,7 +46,7 @@ class EvaluationConfig(MeasurementConfig):
     Args:
         drafter: the drafter's directory.
         shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
-            tree:depth=6,top_k=10,nodes=59, static:file=PATH.
+            tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
         thinking: the chat template's enable_thinking; the template's own choice if not given.
         sampling: how tokens are drawn; greedy by default.

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree, Proposer
-from specdec.decoding.proposal import Frontier
-from specdec.decoding.sampling import LIKELIEST
+from specdec.decoding.proposal import LIKELIEST, Frontier
 from specdec.drafter import Drafter
 
 

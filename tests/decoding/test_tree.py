@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.decoding import DraftTree
-from specdec.decoding.tree import ancestors
+from specdec.decoding.accept import ancestors
 from tests.decoding.trees import parent_lists, path_to
 
 

@@ -80,7 +80,7 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
         (["--system", "Be brief."], "system"),
         (["--limit", "0"], "limit"),
         (["--sampling.temperature", "-0.5"], "temperature"),
-        (["--shape", "static:file=TREE"], "lacks its parent"),
+        (["--shape", "static:depth=3"], "takes no parameters"),
         (["--baselines", "assisted"], "assisted:DIR"),
         (["--thinking", "true"], "thinking"),
         (["--thinking", "maybe"], "thinking"),
@@ -93,8 +93,7 @@ def test_wrong_input_leaves_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
-    (tmp_path / "tree.yaml").write_text("[[0], [1, 0]]")
-    extra = [word.replace("SUMS", str(sums(tmp_path))).replace("TREE", str(tmp_path / "tree.yaml")) for word in extra]
+    extra = [word.replace("SUMS", str(sums(tmp_path))) for word in extra]
     assert main([*arguments, *extra, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
