@@ -37,7 +37,6 @@ class Generation(NamedTuple):
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
     accepted: tuple[int, ...]  # per target pass: tokens committed less the last, the bonus or an end token
     seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
-    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
     verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
     drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
@@ -59,8 +58,7 @@ class PlainDecoder:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self._kept: DecodeSession | None = None
-        self._calls = 0
+        self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
         """Generate; stops after a token of ``end``.
@@ -75,20 +73,25 @@ class PlainDecoder:
     def generate_all(self, requests: Sequence[Request], end: Collection[int] = ()) -> Iterator[tuple[int, Generation]]:
         """Generate after every prompt; yields numbers of requests and what was made of them, as they are done.
 
-        For one caller at a time.
-
         Raises:
-            ValueError: a request cannot be served, and nothing has been generated then; or somebody has called anew
-                before the end of this.
+            ValueError: a request cannot be served, and nothing has been generated then.
         """
         for request in requests:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
             return
-        self._calls += 1
-        call = self._calls
         session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
-        for b in range(self.batch):  # whoever asked last may have left in the middle
+        self._kept = None  # another call in the meantime gets a session of its own
+        try:
+            yield from self._serve(session, requests, end)
+        finally:
+            if self.compiled:
+                self._kept = session
+
+    def _serve(
+        self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
+    ) -> Iterator[tuple[int, Generation]]:
+        for b in range(self.batch):  # the last caller may have left in the middle
             session.round.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
         answers: list[_Answer | None] = [None] * self.batch
@@ -103,7 +106,7 @@ class PlainDecoder:
                     if new.done:
                         session.round.end(b)
                         yield new.number, new.generation()
-                        last = self._resumed(call)
+                        last = time.perf_counter()
                     else:
                         answers[b] = new
             running = [answer for answer in answers if answer]
@@ -128,7 +131,7 @@ class PlainDecoder:
             for answer in running:
                 if answer.done:
                     yield answer.number, answer.generation()
-                    last = self._resumed(call)
+                    last = time.perf_counter()
 
     def prepare(self, longest: int) -> None:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
@@ -139,12 +142,6 @@ class PlainDecoder:
     def nodes(self) -> int:
         """Nodes that a pass verifies, the root included, at most."""
         return PlainRound.nodes
-
-    def _resumed(self, call: int) -> float:
-        """Now; if nobody else has used the session in the meantime."""
-        if self.compiled and call != self._calls:
-            raise ValueError("this decoder was asked for other texts before these were done: take one for each")
-        return time.perf_counter()
 
     def _new_round(self, longest: int) -> PlainRound:
         return PlainRound(self.target, self.sampling, longest, self.batch)
@@ -226,7 +223,7 @@ class _Answer:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
         self.seconds = 0.0
-        self.passes: list[tuple[int, int, float, float, int]] = []  # what Generation has per target pass
+        self.passes: list[tuple[int, float, float, int]] = []  # what Generation has per target pass
 
     @property
     def done(self) -> bool:
@@ -236,14 +233,14 @@ class _Answer:
         """Take what a target pass gave to a proposal of this depth, up to an end token."""
         if self.end:
             ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
-        self.passes.append((len(self.request.prompt) + len(self.ids), len(ids) - 1, draft_ms, verify_ms, depth))
+        self.passes.append((len(ids) - 1, draft_ms, verify_ms, depth))
         self.ids += ids
 
     def generation(self) -> Generation:
         """What came of it."""
-        context, accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 5
+        accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 4
         ids = self.ids[: self.request.max_new_tokens]
-        return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)
+        return Generation(ids, accepted, self.seconds, draft_ms, verify_ms, drafted)
 
 
 def _charge(answers: Sequence[_Answer], last: float) -> float:

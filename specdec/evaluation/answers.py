@@ -32,10 +32,8 @@ class Answer(NamedTuple):
     plain_tokens: int
     identical: bool | None
     """Whether both outputs are the same tokens; None where that was not compared."""
-    context: tuple[int, ...] = ()
-    """Committed tokens, the prompt's included, before each target pass; as the next two, empty where not recorded."""
     draft_ms: tuple[float, ...] = ()
-    """Milliseconds of drafting for each target pass."""
+    """Milliseconds of drafting for each target pass; as the next, empty where not recorded."""
     verify_ms: tuple[float, ...] = ()
     """Milliseconds of each target pass with its acceptance."""
 

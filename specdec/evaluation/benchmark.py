@@ -155,7 +155,7 @@ def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatab
         plain_seconds=plain.seconds if plain else 0.0,
         plain_tokens=len(plain.ids) if plain else 0,
         identical=made.ids == plain.ids if plain and repeatable else None,
-        context=made.context, draft_ms=made.draft_ms, verify_ms=made.verify_ms,
+        draft_ms=made.draft_ms, verify_ms=made.verify_ms,
     )  # fmt: skip
 
 

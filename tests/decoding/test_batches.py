@@ -47,11 +47,10 @@ class Told(NamedTuple):
 
     ids: list[int]
     accepted: tuple[int, ...]
-    context: tuple[int, ...]
 
 
 def told(made: Generation) -> Told:
-    return Told(made.ids, made.accepted, made.context)
+    return Told(made.ids, made.accepted)
 
 
 @cache

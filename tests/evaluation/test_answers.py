@@ -10,7 +10,7 @@ from specdec.evaluation.answers import Answer, greedy_answers, read_answers, wri
 from tests.tiny import tiny_target
 
 ANSWER = Answer("7", "math", 5, (2, 1), (3, 3), 0.5, 1.0, 5, True)
-TIMED = ANSWER._replace(context=(10, 13), draft_ms=(0.5, 0.25), verify_ms=(2.0, 3.0), category=None, identical=None)
+TIMED = ANSWER._replace(draft_ms=(0.5, 0.25), verify_ms=(2.0, 3.0), category=None, identical=None)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
