@@ -103,7 +103,7 @@ def _closing(out: Path, target: Path, metrics: dict[str, Any], seconds: float) -
         f"  {tree['shape']}: {tree['acceptance_length']['mean']:.2f} tokens per target pass, "
         f"{tree['speedup']:.2f}x\n"
         f"  {same} of {compared} outputs are the target's own, token for token\n"
-        f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, report.png, config.yaml, commands.sh\n\n"
+        f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, config.yaml, commands.sh\n\n"
         "Next:\n"
         f"  what it stands for          cat {out / 'commands.sh'}\n"
         f"  change one design choice    specdec fit --config {CONFIG} --model.drafter conf/drafter/eagle3.yaml\n"
