@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding import Chain, Proposer
+from specdec.decoding import Chain, PlainDecoder, Proposer, Request
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import greedy_answers
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 
@@ -59,9 +58,13 @@ def answered_texts(
     Unless ``to_end`` is False they stop at end tokens, which are kept. ValueError if a prompt cannot be decoded.
     """
     batch = max(1, min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
-    end = target.eos_token_ids if to_end else ()
-    asked = [ids for _, ids in prompts]
-    answers = greedy_answers(target, asked, max_new_tokens, end=end, batch=batch, on_answer=on_answer)
+    requests = [Request(ids, max_new_tokens) for _, ids in prompts]
+    answers: dict[int, list[int]] = {}
+    for number, made in PlainDecoder(target, batch=batch).generate_all(
+        requests, target.eos_token_ids if to_end else ()
+    ):
+        answers[number] = made.ids
+        on_answer()
     return [AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)]
 
 

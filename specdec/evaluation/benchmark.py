@@ -21,7 +21,7 @@ from specdec.decoding import (
     check_pair,
 )
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer
+from specdec.evaluation.metrics import Answer
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target

@@ -16,8 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from specdec.data import Batch
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import acceptance_length, accepted_per_position
+from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
 from specdec.evaluation.prompts import PromptConversation, Skipped, load_prompts, next_ids
 from specdec.target import Target
 from specdec.training.distributed import whole

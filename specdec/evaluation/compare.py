@@ -3,23 +3,19 @@
 Legend: P prompts; R relabellings, in which A and B are swapped on some of the prompts.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.decoding import parse_shape
-from specdec.evaluation.answers import Answer, read_answers
-from specdec.evaluation.metrics import committed, passes, per_prompt
-from specdec.evaluation.statistics import ALPHA, HOW, POWER, RESAMPLES, SEED, Array, Interval, interval, ratio
+from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, read_answers
+from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
 from specdec.utils.files import read_json
 
-FEWEST = 6  # prompts: of fewer, even the rarest relabelling and its mirror image are not below ALPHA together
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
@@ -37,19 +33,17 @@ class SavedEvaluation(NamedTuple):
     """By the draft shape's name."""
 
 
-def compare(a: Path, b: Path, *, shape: list[str] = [], detect: float = 0.1) -> None:  # noqa: B006
+def compare(a: Path, b: Path, *, shape: list[str] = []) -> None:  # noqa: B006
     """Compare the acceptance lengths of two evaluations, prompt by prompt.
 
-    Tells their difference and ratio with intervals, the p-value of a paired permutation test, and how many prompts
-    would show a difference of a given size.
+    Tells their difference and ratio with intervals, and the p-value of a paired permutation test.
 
-    Example: specdec compare runs/one runs/other --detect 0.05
+    Example: specdec compare runs/one runs/other
 
     Args:
         a: directory of an evaluation.
         b: another of the same prompts and target; or the same, for two draft shapes.
         shape: one of both, or one of A and one of B; by default all that both have.
-        detect: difference in acceptance length to plan for.
 
     Raises:
         ValueError: an evaluation cannot be read, or the two are not of the same prompts, target and settings.
@@ -63,9 +57,7 @@ def compare(a: Path, b: Path, *, shape: list[str] = [], detect: float = 0.1) -> 
             f"{x if x == y else f'{x} against {y}'}, {row.prompts} prompts\n"
             f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
             f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
-            f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}\n"
-            f"  prompts needed     {row.prompts_needed(detect)} to see a difference of {detect:g} "
-            f"(power {POWER}, alpha {ALPHA})"
+            f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
         )
     sys.stdout.write("\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n")
 
@@ -82,19 +74,6 @@ class Comparison(NamedTuple):
     """B over A."""
     p_value: float
     """Probability of a difference at least so large if A and B were exchangeable on every prompt."""
-    deviation: float
-    """Standard deviation over prompts of what one adds to the difference."""
-
-    def prompts_needed(self, detect: float) -> int:
-        """Prompts like these with which a true difference of ``detect`` is seen in 80 of 100 evaluations (p < 0.05).
-
-        ``n = (z(1 - α/2) + z(power))² deviation² / detect² + z(1 - α/2)² / 2``, the last term being Guenther's for a
-        variance that is estimated (The American Statistician 35, 1981). ValueError unless ``detect`` is above zero.
-        """
-        if not 0 < detect < math.inf:
-            raise ValueError(f"detect is {detect}: it must be a difference above 0, in tokens per target pass")
-        level, power = NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)
-        return max(FEWEST, math.ceil(((level + power) * self.deviation / detect) ** 2 + level**2 / 2))
 
 
 def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
@@ -113,11 +92,7 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]))
     assert difference is not None and relative is not None
     of_a, of_b = float(ratio(total_4[:2])), float(ratio(total_4[2:]))
-    # what each prompt adds to the difference, to first order: the passes of A and B weigh it as they weigh the ratios
-    added_P = (sums_P4[:, 2] - of_b * sums_P4[:, 3]) / total_4[3] - (sums_P4[:, 0] - of_a * sums_P4[:, 1]) / total_4[1]
-    return Comparison(
-        prompts, of_a, of_b, difference, relative, _p_value(sums_P4), float(prompts * added_P.std(ddof=1))
-    )
+    return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
 
 
 def _difference(sums: Array) -> Array:

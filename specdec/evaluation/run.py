@@ -10,11 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from specdec.decoding import Sampling, parse_shape
-from specdec.evaluation.answers import write_answers
 from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
-from specdec.evaluation.metrics import baseline_summary, summary
+from specdec.evaluation.metrics import baseline_summary, summary, write_answers
 from specdec.evaluation.prompts import PromptConversation, Skipped
 from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.config import new_run

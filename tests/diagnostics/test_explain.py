@@ -26,7 +26,7 @@ from specdec.diagnostics.explain import (
     waterfall,
 )
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import read_answers
+from specdec.evaluation.metrics import read_answers
 from specdec.target import Target
 from tests.perfect import disturb, markov_target, perfect_drafter, successors
 from tests.published import fill, published

@@ -12,8 +12,8 @@ import torch
 
 from specdec.decoding import Chain, DynamicTree, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig
-from specdec.evaluation.answers import Answer
 from specdec.evaluation.benchmark import WARM_UP_TOKENS, benchmark, parse_baseline
+from specdec.evaluation.metrics import Answer
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.target import Target
 from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer

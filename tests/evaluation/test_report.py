@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import summary
+from specdec.evaluation.metrics import Answer, summary
 from specdec.evaluation.run import notes, print_results, report_tables
 from specdec.evaluation.style import write_report
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation.answers import read_answers
-from specdec.evaluation.metrics import summary
+from specdec.evaluation.metrics import read_answers, summary
 from specdec.evaluation.run import FILES
 
 
