@@ -58,11 +58,10 @@ def answered_texts(
     Unless ``to_end`` is False they stop at end tokens, which are kept. ValueError if a prompt cannot be decoded.
     """
     batch = max(1, min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
+    end = target.eos_token_ids if to_end else ()
     requests = [Request(ids, max_new_tokens) for _, ids in prompts]
     answers: dict[int, list[int]] = {}
-    for number, made in PlainDecoder(target, batch=batch).generate_all(
-        requests, target.eos_token_ids if to_end else ()
-    ):
+    for number, made in PlainDecoder(target, batch=batch).generate_all(requests, end):
         answers[number] = made.ids
         on_answer()
     return [AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)]

@@ -1,6 +1,6 @@
 """Decode prompts plainly, with every draft shape and with every baseline, side by side in one process.
 
-Baselines are what others do without a drafter of ours: our eager plain decoding, and transformers' ways.
+Baselines are what others do without a drafter of ours: transformers' ways.
 """
 
 import contextlib
@@ -35,14 +35,6 @@ def cpu_matmul_backend(target: Target) -> contextlib.AbstractContextManager[obje
     return matmul_backend() if target.device.type == "cpu" else contextlib.nullcontext()
 
 
-class Baseline(NamedTuple):
-    """A way to decode that is no drafter of ours."""
-
-    name: str
-    decoder: Callable[[Target, Sampling, int], Any]
-    """Of target, sampling and batch makes what decodes so; raises ValueError where it cannot serve the target."""
-
-
 def benchmark(
     target: Target,
     drafter: Drafter,
@@ -53,7 +45,7 @@ def benchmark(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     converse: Callable[[Prompt, Any], PromptConversation] = PromptConversation,
     plain: bool = True,
-    baselines: Sequence[Baseline] = (),
+    baselines: Sequence["Baseline"] = (),
     batch: int = 1,
     compiled: bool = False,
     on_prompt: Callable[[], None] = lambda: None,
@@ -83,7 +75,7 @@ def benchmark(
         raise ValueError("no draft shape given: name at least one, as chain")
     ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
     ours += [SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled) for one in shapes]
-    decoders: list[Any] = [*ours, *(one.decoder(target, sampling, batch) for one in baselines)]
+    decoders: list[Any] = [*ours, *(one.decoder(target, sampling) for one in baselines)]
     nodes = max(decoder.nodes for decoder in ours)
     dialogues = [_Dialogue(number, converse(prompt, target.tokenizer)) for number, prompt in enumerate(prompts)]
     for dialogue in dialogues:  # the first turns of all before anything is decoded in vain
@@ -159,45 +151,6 @@ def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatab
     )  # fmt: skip
 
 
-def parse_baseline(text: str) -> Baseline:
-    """``plain_eager``, ``transformers``, ``prompt_lookup``, ``prompt_lookup:tokens=5`` or ``assisted:DIR_OR_HUB_ID``.
-
-    Prompt lookup copies drafts from where the last tokens stood in the text before; an assistant is a smaller model
-    with the target's tokenizer.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if text == "plain_eager":
-        return Baseline("plain, eager", lambda target, sampling, batch: PlainDecoder(target, sampling, batch=batch))
-    kind, _, rest = text.partition(":")
-    tokens = rest.removeprefix("tokens=") if rest else "3"
-    if text == "transformers":
-        name = "transformers"
-    elif kind == "prompt_lookup" and rest in ("", f"tokens={tokens}") and tokens.isdecimal() and int(tokens):
-        name = f"transformers, prompt lookup of {tokens}"
-    elif kind == "assisted" and rest:
-        name = f"transformers, assisted by {rest}"
-    else:
-        known = "plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5 or assisted:DIR"
-        raise ValueError(f"baseline {text!r}: expected {known}")
-
-    def decoder(target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
-        how: dict[str, Any] = {"prompt_lookup_num_tokens": int(tokens)} if kind == "prompt_lookup" else {}
-        if kind == "assisted":
-            how["assistant_model"] = _assistant(rest, target)
-        return TransformersDecoder(target, sampling, **how)
-
-    return Baseline(f"{name}, one at a time", decoder)
-
-
-def _assistant(source: str, target: Target) -> Any:
-    assistant = Target.load(source, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
-    if assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        raise ValueError(f"baseline assisted: {source} has another tokenizer than the target")
-    return assistant.model
-
-
 class TransformersDecoder:
     """``generate`` of Hugging Face transformers, with its dynamic cache; one prompt at a time."""
 
@@ -221,3 +174,37 @@ class TransformersDecoder:
                 )  # fmt: skip
             ids = out_1T[0, len(request.prompt) :].tolist()
             yield number, Generation(ids, (), time.perf_counter() - begin)
+
+
+class Baseline(NamedTuple):
+    """A way to decode that is no drafter of ours: transformers' own, plainly or with drafts from elsewhere."""
+
+    name: str
+    lookup: bool = False
+    """Copy three drafts from where the last tokens stood in the text before."""
+    assistant: str = ""
+    """Directory or Hub id of a smaller model with the target's tokenizer, which drafts."""
+
+    def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
+        """What decodes so; ValueError where it cannot serve the target."""
+        if self.lookup:
+            return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
+        if not self.assistant:
+            return TransformersDecoder(target, sampling)
+        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
+        smaller = Target.load(self.assistant, dtype=dtype, device=device)
+        if smaller.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+            raise ValueError(f"baseline assisted: {self.assistant} has another tokenizer than the target")
+        return TransformersDecoder(target, sampling, assistant_model=smaller.model)
+
+
+def parse_baseline(text: str) -> Baseline:
+    """``transformers``, ``prompt_lookup`` or ``assisted:DIR_OR_HUB_ID``; ValueError if it is none of these."""
+    kind, _, assistant = text.partition(":")
+    if text == "transformers":
+        return Baseline("transformers, one at a time")
+    if text == "prompt_lookup":
+        return Baseline("transformers, prompt lookup of 3, one at a time", lookup=True)
+    if kind == "assisted" and assistant:
+        return Baseline(f"transformers, assisted by {assistant}, one at a time", assistant=assistant)
+    raise ValueError(f"baseline {text!r}: expected transformers, prompt_lookup or assisted:DIR")

@@ -35,8 +35,7 @@ class EvaluationConfig(MeasurementConfig):
         thinking: the chat template's enable_thinking; the template's own choice if not given.
         sampling: how tokens are drawn; greedy by default.
         plain: decode plainly too, for speed-up and identity.
-        baselines: others to decode with: plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5,
-            assisted:DIR.
+        baselines: others to decode with: transformers, prompt_lookup, assisted:DIR (a smaller model).
         certify: write a certificate of losslessness, with so many draws for each sampled check; 0 writes none.
         batch_size: sequences decoded side by side; 1 measures latency.
         compile: run rounds as compiled graphs, which take a minute to build.
