@@ -58,14 +58,11 @@ class PlainDecoder:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
+        self.nodes = PlainRound.nodes  # that a pass verifies, the root included, at most
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
-        """Generate; stops after a token of ``end``.
-
-        Args:
-            seed: of this text; unread where nothing is drawn.
-        """
+        """Generate; stops after a token of ``end``. ``seed`` is this text's, and unread where nothing is drawn."""
         ((_, made),) = self.generate_all([Request(prompt, max_new_tokens, seed)], end)
         return made
 
@@ -113,14 +110,14 @@ class PlainDecoder:
             if not running:
                 continue
             # a round: draft, then verify, accept and commit
-            begun = _mark(device)
+            start = _mark(device)
             tree = session.draft()
             drafted = _mark(device)
             report = session.verify(tree)
             verified = _mark(device)
             # read what was committed: the only wait for the device
             rows = report.tolist()
-            draft_ms, verify_ms = _ms(begun, drafted), _ms(drafted, verified)
+            draft_ms, verify_ms = _ms(start, drafted), _ms(drafted, verified)
             for b, (count, *fresh, depth) in enumerate(rows):
                 if answer := answers[b]:
                     answer.commit(fresh[:count], draft_ms, verify_ms, depth)
@@ -137,11 +134,6 @@ class PlainDecoder:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
         if self.compiled:
             self._session(longest)
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that a pass verifies, the root included, at most."""
-        return PlainRound.nodes
 
     def _new_round(self, longest: int) -> PlainRound:
         return PlainRound(self.target, self.sampling, longest, self.batch)
@@ -181,11 +173,7 @@ class SpeculativeDecoder(PlainDecoder):
         shape.check(drafter.config.draft_vocab_size)
         shape.check_rule(sampling.acceptance)
         super().__init__(target, sampling, batch=batch, compiled=compiled)
-        self.drafter, self.shape = drafter, shape
-
-    @property
-    def nodes(self) -> int:
-        return self.shape.nodes_drafted + 1
+        self.drafter, self.shape, self.nodes = drafter, shape, shape.nodes_drafted + 1
 
     def _new_round(self, longest: int) -> PlainRound:
         return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
@@ -237,7 +225,6 @@ class _Answer:
         self.ids += ids
 
     def generation(self) -> Generation:
-        """What came of it."""
         accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 4
         ids = self.ids[: self.request.max_new_tokens]
         return Generation(ids, accepted, self.seconds, draft_ms, verify_ms, drafted)
@@ -252,7 +239,7 @@ def _charge(answers: Sequence[_Answer], last: float) -> float:
 
 
 def _mark(device: torch.device) -> Any:
-    """Now; on a GPU, when it has done what was asked of it before, which nobody waits for."""
+    """Now; on a GPU, an event that the device passes when it has done all before, and nobody waits for."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -261,7 +248,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _ms(start: Any, end: Any) -> float:
-    """Milliseconds between two marks that the device has come to."""
+    """Milliseconds between two marks that the device has passed."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
@@ -285,11 +272,8 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     """Whether the drafter was trained for this very target; warns if it was not, or does not say for which.
 
     Args:
-        refuse: do not let through a drafter that says it was trained for another target of the same shape, except
+        refuse: raise ValueError for a drafter that says it was trained for another target of the same shape, except
             where the target is in float16, which has a fingerprint of its own.
-
-    Raises:
-        ValueError: it is refused.
     """
     trained_for, given = drafter.config.target, target.identity
     which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")
