@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.decoding import parse_shape
 from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, read_answers
 from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
@@ -29,12 +28,11 @@ class SavedEvaluation(NamedTuple):
     name: str
     target: str
     settings: dict[str, Any]
-    answers: dict[str, list[Answer]]
-    """By the draft shape's name."""
+    answers: dict[str, list[Answer]]  # by the draft shape's name
 
 
-def compare(a: Path, b: Path, *, shape: list[str] = []) -> None:  # noqa: B006
-    """Compare the acceptance lengths of two evaluations, prompt by prompt.
+def compare(a: Path, b: Path) -> None:
+    """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
     Tells their difference and ratio with intervals, and the p-value of a paired permutation test.
 
@@ -42,19 +40,22 @@ def compare(a: Path, b: Path, *, shape: list[str] = []) -> None:  # noqa: B006
 
     Args:
         a: directory of an evaluation.
-        b: another of the same prompts and target; or the same, for two draft shapes.
-        shape: one of both, or one of A and one of B; by default all that both have.
+        b: another of the same prompts and target.
 
     Raises:
         ValueError: an evaluation cannot be read, or the two are not of the same prompts, target and settings.
     """
     one, two = read_evaluation(a), read_evaluation(b)
     check_comparable(one, two)
+    shapes = [name for name in one.answers if name in two.answers]
+    if not shapes:
+        has = " and ".join(", ".join(run.answers) for run in (one, two))
+        raise ValueError(f"{one.name} and {two.name} share no draft shape ({has})")
     texts = [f"A  {a}\nB  {b}"]
-    for x, y in _pairs(one, two, shape):
-        row = compare_answers(one.answers[x], two.answers[y])
+    for name in shapes:
+        row = compare_answers(one.answers[name], two.answers[name])
         texts.append(
-            f"{x if x == y else f'{x} against {y}'}, {row.prompts} prompts\n"
+            f"{name}, {row.prompts} prompts\n"
             f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
             f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
             f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
@@ -68,12 +69,9 @@ class Comparison(NamedTuple):
     prompts: int
     a: float
     b: float
-    difference: Interval
-    """B less A."""
-    ratio: Interval
-    """B over A."""
-    p_value: float
-    """Probability of a difference at least so large if A and B were exchangeable on every prompt."""
+    difference: Interval  # B less A
+    ratio: Interval  # B over A
+    p_value: float  # probability of a difference at least so large if A and B were exchangeable on every prompt
 
 
 def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
@@ -146,24 +144,3 @@ def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
         values = a.settings.get(name), b.settings.get(name)
         if values[0] != values[1]:
             raise ValueError(f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like")
-
-
-def _pairs(a: SavedEvaluation, b: SavedEvaluation, shapes: list[str]) -> list[tuple[str, str]]:
-    """The draft shapes of A and of B to compare."""
-    if len(shapes) > 2:
-        raise ValueError(f"--shape takes one name, or one for each evaluation, not {len(shapes)}")
-    if shapes:
-        return [(_named(a, shapes[0]), _named(b, shapes[-1]))]
-    shared = [name for name in a.answers if name in b.answers]
-    if not shared:
-        has = " and ".join(", ".join(run.answers) for run in (a, b))
-        raise ValueError(f"{a.name} and {b.name} share no draft shape ({has}): name one of each with --shape")
-    return [(name, name) for name in shared]
-
-
-def _named(run: SavedEvaluation, shape: str) -> str:
-    """A shape by its name in the report, or as it is given to ``specdec evaluate``."""
-    name = shape if shape in run.answers else parse_shape(shape).name
-    if name not in run.answers:
-        raise ValueError(f"{run.name} was not evaluated with {name}; it has {', '.join(run.answers)}")
-    return name
