@@ -199,7 +199,9 @@ class WithoutReplacement(Rule):
         return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
-RULES: dict[str, Rule] = {"greedy": Greedy(), "one_hot": OneHot(), "without_replacement": WithoutReplacement()}
+RULES: dict[str, Rule] = {
+    "greedy": Greedy(), "auto": OneHot(), "one_hot": OneHot(), "without_replacement": WithoutReplacement(),
+}  # fmt: skip
 
 
 def normalised(probs_BV: Tensor) -> Tensor:
@@ -223,32 +225,22 @@ class Sampling(LogitsProcessor):
         seed: of all the noise. With ``one_hot`` the tokens are those that plain decoding draws from the same seed.
 
     Raises:
-        ValueError: a value is out of its range, or the rule would change what the target says.
+        ValueError: a value is out of its range.
     """
 
-    rule: Literal["auto", "greedy", "one_hot", "without_replacement"] = "auto"
+    rule: Literal["auto", "one_hot", "without_replacement"] = "auto"
     draft_temperature: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rule == "greedy" and self.temperature > 0:
-            raise ValueError(
-                f"sampling: the rule greedy is not lossless at temperature {self.temperature}: use auto or one_hot"
-            )
         if self.draft_temperature is not None and not 0 < self.draft_temperature < float("inf"):
             raise ValueError(f"sampling: draft_temperature must be above 0, not {self.draft_temperature}")
 
     @property
     def acceptance(self) -> Rule:
         """The rule that judges drafts."""
-        name = self.rule if self.rule != "auto" else "greedy" if self.temperature == 0 else "one_hot"
-        return RULES[name]
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether speculative decoding yields plain decoding's tokens, and not only their distribution."""
-        return not self.acceptance.sampled
+        return RULES["greedy" if self.temperature == 0 and self.rule == "auto" else self.rule]
 
     def draw(self, logits_BV: Tensor, seed_B: Tensor, place_B: Tensor) -> Tensor:
         """The tokens at ``place_B`` of texts with these seeds, (B,) int64, as plain decoding draws them."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import DraftTree, Greedy, Rule
+from specdec.decoding.accept import DraftTree, Rule
 from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
 from specdec.drafter import Drafter, DraftVocab, Step
 from specdec.nn.backend import wide
@@ -31,21 +31,13 @@ Expand = Callable[[Tensor, Tensor, Tensor, Tensor], Frontier]
 """(ids_BK, h_BKH, seen_BKQ, depth_BQ) -> Frontier: one level of drafting; see View.append for the last two."""
 
 
-@dataclass(frozen=True)
-class ChildSampling:
-    """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random.
+class ChildSampling(NamedTuple):
+    """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random."""
 
-    Args:
-        rule: children are drawn if it is ``sampled``; the rest is read only then.
-        temperature: of the drafter.
-        seed_B: int64, of each sequence's noise.
-        place_B: int64, where the root stands in each text.
-    """
-
-    rule: Rule
-    temperature: float = 1.0
-    seed_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009  read only
-    place_B: Tensor = torch.zeros(1, dtype=torch.int64)  # noqa: RUF009
+    rule: Rule  # children are drawn if it is ``sampled``; the rest is read only then
+    temperature: float  # of the drafter
+    seed_B: Tensor  # int64, of each sequence's noise
+    place_B: Tensor  # int64, where the root stands in each text
 
     def find(self, logits_BKD: Tensor, width: int, level: int) -> tuple[Tensor, Tensor | None]:
         """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids; and what
@@ -55,9 +47,6 @@ class ChildSampling:
         q_BKD = (logits_BKD / self.temperature).softmax(-1)
         noise_B1X = exponential(self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel())
         return draw_distinct(q_BKD, noise_B1X.view_as(q_BKD), width), q_BKD
-
-
-LIKELIEST = ChildSampling(Greedy())
 
 
 def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -272,9 +261,7 @@ class Proposer:
         view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=last_B1)
         return self._frontier(self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view))
 
-    def propose(
-        self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling = LIKELIEST
-    ) -> DraftTree:
+    def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.
 
         Args:

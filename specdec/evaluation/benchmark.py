@@ -18,7 +18,6 @@ from specdec.decoding import (
     Sampling,
     SpeculativeDecoder,
     check_length,
-    check_pair,
 )
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer
@@ -70,7 +69,6 @@ def benchmark(
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
             ``converse``, or all are left out.
     """
-    check_pair(target, drafter)
     if not shapes:
         raise ValueError("no draft shape given: name at least one, as chain")
     ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
@@ -82,7 +80,7 @@ def benchmark(
         dialogue.go_on(target, max_new_tokens, nodes)
     longest = max((len(dialogue.ids) for dialogue in dialogues), default=0) + max_new_tokens
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    same = [sampling.repeatable] * len(shapes) + [sampling.temperature == 0] * len(baselines)
+    same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(baselines)
     answers: list[list[Answer]] = [[] for _ in same]
     size = batch * WAVE if batch > 1 else 1
     turns = 0
@@ -114,6 +112,7 @@ def benchmark(
                 dialogue.conversation.add_answer(found[0][number].ids)
                 dialogue.go_on(target, max_new_tokens, nodes)
         for dialogue in wave:
+            prompt = dialogue.conversation.prompt
             on_prompt()
             if dialogue.skipped:
                 on_skip(dialogue.skipped)
@@ -121,7 +120,12 @@ def benchmark(
             for generations in dialogue.made:
                 reference, others = (generations[0], generations[1:]) if plain else (None, generations)
                 for out, made, alike in zip(answers, others, same, strict=True):
-                    out.append(_answer(dialogue.conversation.prompt, made, reference, alike))
+                    identical = made.ids == reference.ids if reference and alike else None
+                    out.append(Answer(
+                        prompt.prompt_id, prompt.category, len(made.ids), made.accepted, made.drafted, made.seconds,
+                        reference.seconds if reference else 0.0, len(reference.ids) if reference else 0, identical,
+                        made.draft_ms, made.verify_ms,
+                    ))  # fmt: skip
     check_skipped([dialogue.skipped for dialogue in dialogues if dialogue.skipped], len(prompts))
     return answers
 
@@ -139,16 +143,6 @@ class _Dialogue:
         """Make the next turn's ids."""
         found = next_ids(self.conversation, target, max_new_tokens, nodes)
         self.ids, self.skipped = ([], found) if isinstance(found, Skipped) else (found or [], None)
-
-
-def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
-    return Answer(
-        prompt.prompt_id, prompt.category, len(made.ids), made.accepted, made.drafted, made.seconds,
-        plain_seconds=plain.seconds if plain else 0.0,
-        plain_tokens=len(plain.ids) if plain else 0,
-        identical=made.ids == plain.ids if plain and repeatable else None,
-        draft_ms=made.draft_ms, verify_ms=made.verify_ms,
-    )  # fmt: skip
 
 
 class TransformersDecoder:

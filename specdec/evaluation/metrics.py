@@ -30,22 +30,15 @@ class Answer(NamedTuple):
 
     prompt_id: str
     category: str | None
-    tokens: int
-    """New tokens kept."""
-    accepted: tuple[int, ...]
-    """Accepted drafts per target pass, the bonus token excluded."""
-    drafted: tuple[int, ...]
-    """Longest path of what was proposed, per target pass; same length."""
+    tokens: int  # new ones, kept
+    accepted: tuple[int, ...]  # drafts per target pass, the bonus token excluded
+    drafted: tuple[int, ...]  # longest path of what was proposed, per target pass
     seconds: float
-    plain_seconds: float
-    """0 where plain decoding was not measured."""
+    plain_seconds: float  # 0 where plain decoding was not measured
     plain_tokens: int
-    identical: bool | None
-    """Whether both outputs are the same tokens; None where that was not compared."""
-    draft_ms: tuple[float, ...] = ()
-    """Milliseconds of drafting for each target pass; as the next, empty where not recorded."""
-    verify_ms: tuple[float, ...] = ()
-    """Milliseconds of each target pass with its acceptance."""
+    identical: bool | None  # whether both outputs are the same tokens; None where that was not compared
+    draft_ms: tuple[float, ...] = ()  # milliseconds of drafting for each target pass; empty where not recorded
+    verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
 
 
 def write_answers(path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree, Proposer
-from specdec.decoding.proposal import LIKELIEST, Frontier
+from specdec.decoding.proposal import Frontier
 from specdec.drafter import Drafter
+from tests.decoding.trees import LIKELIEST
 
 
 class Drafting(Proposer):

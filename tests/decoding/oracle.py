@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree
-from specdec.decoding.proposal import LIKELIEST, Frontier
+from specdec.decoding.proposal import Frontier
 from specdec.drafter import DraftVocab
-from tests.decoding.trees import path_to
+from tests.decoding.trees import LIKELIEST, path_to
 
 Path = tuple[int, ...]  # target ids after the root
 Law = Callable[[Path], Tensor]
