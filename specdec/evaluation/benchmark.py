@@ -60,10 +60,8 @@ def benchmark(
     Args:
         converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
         plain: decode plainly too, for speed-up and identity; False saves that time.
-        batch: sequences that our decoders decode side by side; 1 for latencies.
-        compiled: whether our decoders run as compiled graphs.
-        on_prompt: called as each prompt is done or left out.
-        on_skip: called for each that is left out.
+        batch, compiled: of our decoders.
+        on_prompt, on_skip: called as each prompt is done or left out, and for each that is left out.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
@@ -75,74 +73,59 @@ def benchmark(
     ours += [SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled) for one in shapes]
     decoders: list[Any] = [*ours, *(one.decoder(target, sampling) for one in baselines)]
     nodes = max(decoder.nodes for decoder in ours)
-    dialogues = [_Dialogue(number, converse(prompt, target.tokenizer)) for number, prompt in enumerate(prompts)]
-    for dialogue in dialogues:  # the first turns of all before anything is decoded in vain
-        dialogue.go_on(target, max_new_tokens, nodes)
-    longest = max((len(dialogue.ids) for dialogue in dialogues), default=0) + max_new_tokens
+    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
+    # the first turns of all before anything is decoded in vain
+    turns = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
+    made: list[list[list[Generation]]] = [[] for _ in conversations]  # of each turn, what every decoder made
+    longest = max((len(ids) for ids in turns if isinstance(ids, list)), default=0) + max_new_tokens
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
     same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(baselines)
     answers: list[list[Answer]] = [[] for _ in same]
     size = batch * WAVE if batch > 1 else 1
-    turns = 0
-    for start in range(0, len(dialogues), size):
-        wave = dialogues[start : start + size]
-        while live := [dialogue for dialogue in wave if dialogue.ids]:
+    first = 0  # the decoder that begins; it moves on
+    for start in range(0, len(conversations), size):
+        wave = range(start, min(start + size, len(conversations)))
+        while live := {n: ids for n in wave if isinstance(ids := turns[n], list)}:
             requests = [
-                Request(one.ids, max_new_tokens, sampling.seed + (one.number << 44) + (len(one.made) << 32))
-                for one in live
+                Request(ids, max_new_tokens, sampling.seed + (n << 44) + (len(made[n]) << 32))
+                for n, ids in live.items()
             ]
             try:
                 with cpu_matmul_backend(target):
                     for decoder in ours:
-                        decoder.prepare(max(longest, *(len(one.prompt) + max_new_tokens for one in requests)))
-                    if not turns:
+                        decoder.prepare(max(longest, *(len(ids) + max_new_tokens for ids in live.values())))
+                    if not first:
                         short = [Request(requests[0].prompt, min(WARM_UP_TOKENS, max_new_tokens))]
                         for one in decoders:
                             list(one.generate_all(short, target.eos_token_ids))
                     found: list[dict[int, Generation]] = [{} for _ in decoders]
-                    for number in range(turns, turns + len(decoders)):  # the first moves on
+                    for number in range(first, first + len(decoders)):
                         which = number % len(decoders)
                         found[which] = dict(decoders[which].generate_all(requests, target.eos_token_ids))
             except ValueError as error:
-                names = ", ".join(dialogue.conversation.prompt.prompt_id for dialogue in live)
-                raise ValueError(f"prompt {names}: {error}") from error
-            turns += 1
-            for number, dialogue in enumerate(live):
-                dialogue.made.append([made[number] for made in found])
-                dialogue.conversation.add_answer(found[0][number].ids)
-                dialogue.go_on(target, max_new_tokens, nodes)
-        for dialogue in wave:
-            prompt = dialogue.conversation.prompt
+                raise ValueError(f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}") from error
+            first += 1
+            for number, n in enumerate(live):
+                made[n].append([generations[number] for generations in found])
+                conversations[n].add_answer(found[0][number].ids)
+                turns[n] = next_ids(conversations[n], target, max_new_tokens, nodes)
+        for n in wave:
             on_prompt()
-            if dialogue.skipped:
-                on_skip(dialogue.skipped)
+            if isinstance(left_out := turns[n], Skipped):
+                on_skip(left_out)
                 continue
-            for generations in dialogue.made:
+            for generations in made[n]:
                 reference, others = (generations[0], generations[1:]) if plain else (None, generations)
-                for out, made, alike in zip(answers, others, same, strict=True):
-                    identical = made.ids == reference.ids if reference and alike else None
+                for out, own, alike in zip(answers, others, same, strict=True):
                     out.append(Answer(
-                        prompt.prompt_id, prompt.category, len(made.ids), made.accepted, made.drafted, made.seconds,
-                        reference.seconds if reference else 0.0, len(reference.ids) if reference else 0, identical,
-                        made.draft_ms, made.verify_ms,
+                        prompts[n].prompt_id, prompts[n].category, len(own.ids), own.accepted, own.drafted, own.seconds,
+                        plain_seconds=reference.seconds if reference else 0.0,
+                        plain_tokens=len(reference.ids) if reference else 0,
+                        identical=own.ids == reference.ids if reference and alike else None,
+                        draft_ms=own.draft_ms, verify_ms=own.verify_ms,
                     ))  # fmt: skip
-    check_skipped([dialogue.skipped for dialogue in dialogues if dialogue.skipped], len(prompts))
+    check_skipped([one for one in turns if isinstance(one, Skipped)], len(prompts))
     return answers
-
-
-class _Dialogue:
-    """A conversation on its way."""
-
-    def __init__(self, number: int, conversation: PromptConversation) -> None:
-        self.number, self.conversation = number, conversation
-        self.ids: list[int] = []  # the next turn's; none after the last, or where one cannot be decoded
-        self.skipped: Skipped | None = None  # why not
-        self.made: list[list[Generation]] = []  # of each turn, what every decoder made
-
-    def go_on(self, target: Target, max_new_tokens: int, nodes: int) -> None:
-        """Make the next turn's ids."""
-        found = next_ids(self.conversation, target, max_new_tokens, nodes)
-        self.ids, self.skipped = ([], found) if isinstance(found, Skipped) else (found or [], None)
 
 
 class TransformersDecoder:
