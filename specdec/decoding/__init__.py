@@ -11,7 +11,6 @@ from specdec.decoding.decoder import (
     warn_unless_made_for,
 )
 from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Proposer
-from specdec.decoding.sampling import LogitsProcessor
 from specdec.decoding.shapes import StaticTree, parse_shape
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "DraftTree",
     "DynamicTree",
     "Generation",
-    "LogitsProcessor",
     "PlainDecoder",
     "Proposer",
     "Request",

@@ -8,7 +8,7 @@ vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,11 +27,6 @@ class DraftTree(NamedTuple):
     parents_BN: Tensor  # int64
     q_BND: Tensor | None = None  # what a node's children were drawn from, zeros at leaves; None if not drawn
     ids_D: Tensor | None = None  # int64, the target ids of the draft vocabulary, which q is over
-
-    @classmethod
-    def of_roots(cls, root_B: Tensor) -> Self:
-        """Nothing proposed: the last tokens, (B,) int64, alone."""
-        return cls(root_B[:, None], torch.zeros_like(root_B)[:, None])
 
 
 def ancestors(parents_BN: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ hidden, D draft vocabulary; of a tree, N its nodes with the root.
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -85,7 +85,10 @@ class DraftShape:
 
     def describe(self) -> dict[str, Any]:
         """Its parameters, for reports."""
-        return {"class": type(self).__name__, **asdict(self)}
+        return {
+            "class": type(self).__name__,
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.compare},
+        }
 
     def check(self, draft_vocab_size: int) -> None:
         """Raise ValueError when the drafter cannot propose so."""

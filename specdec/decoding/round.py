@@ -70,8 +70,8 @@ class PlainRound(nn.Module):
         self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
 
     def draft(self) -> DraftTree:
-        """What to verify."""
-        return DraftTree.of_roots(self.root_B.clone())  # the roots change while the tree is verified
+        """What to verify: here the roots alone, copied, since they change while the tree is verified."""
+        return DraftTree(self.root_B[:, None].clone(), torch.zeros_like(self.root_B)[:, None])
 
     def verify(self, tree: DraftTree) -> Tensor:
         """Verify, accept and commit; the target is asked once about all nodes.

@@ -51,6 +51,9 @@ class StaticTree(DraftShape):
 
     depth: int = field(init=False)
     paths: tuple[Ranks, ...] = EAGLE1
+    _made: dict[torch.device, tuple[Tensor, list[_StaticLevel]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # what no round changes
 
     def __post_init__(self) -> None:
         known = {tuple(path) for path in self.paths}
@@ -64,7 +67,6 @@ class StaticTree(DraftShape):
         paths = tuple(sorted(known, key=lambda path: (len(path), path)))
         object.__setattr__(self, "paths", paths)
         object.__setattr__(self, "depth", len(paths[-1]))
-        object.__setattr__(self, "_made", {})  # by device, what no round changes
 
     @property
     def nodes_drafted(self) -> int:

@@ -75,7 +75,7 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
         whole = SpeculativeRound(TARGET, round_.proposer.drafter, Chain(1), GREEDY, 40)
         assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
         torch.testing.assert_close(round_.aux_BPLH[b, count - 1], whole.aux_BPLH[0, 0], rtol=0, atol=1e-10)
-    again = round_.verify(DraftTree.of_roots(round_.root_B)).tolist()
+    again = round_.verify(DraftTree(round_.root_B[:, None].clone(), torch.zeros(3, 1, dtype=torch.int64))).tolist()
     assert [[*row[:2], row[-1]] for row in again] == [[1, ANSWERS[b][drafts + 2], 0] for b, drafts in enumerate(right)]
 
 
