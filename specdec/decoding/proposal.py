@@ -85,10 +85,8 @@ class DraftShape:
 
     def describe(self) -> dict[str, Any]:
         """Its parameters, for reports."""
-        return {
-            "class": type(self).__name__,
-            **{one.name: getattr(self, one.name) for one in fields(self) if one.compare},
-        }
+        parameters = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        return {"class": type(self).__name__, **parameters}
 
     def check(self, draft_vocab_size: int) -> None:
         """Raise ValueError when the drafter cannot propose so."""
