@@ -25,8 +25,8 @@ from specdec.decoding import Sampling, parse_shape
 from specdec.drafter import load
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.data import held_out_prompts
+from specdec.evaluation.answers import Answer
 from specdec.evaluation.benchmark import benchmark
-from specdec.evaluation.metrics import Answer
 from specdec.evaluation.prompts import load_prompts
 from specdec.studies.statistics import Estimate, estimate, pooled
 from specdec.target import TargetSource
