@@ -20,7 +20,7 @@ BANNED = {
     r"\bwell_read\b": "token table",
     r"\bremade\b": "recompute",
     r"\bRoom\b": "DecodeSession",
-    r"\bChance\b": "SamplerState",
+    r"\bChance\b": "Sampling",
     r"\bWarp\b": "LogitsProcessor",
     r"\bteach(es|er_law)?\b": "training step",
 }

@@ -1,5 +1,6 @@
 """Lossless speculative decoding. Read decoder, round, proposal, accept and session, in this order."""
 
+from specdec.decoding.accept import DraftTree, Sampling
 from specdec.decoding.decoder import (
     Generation,
     PlainDecoder,
@@ -9,10 +10,8 @@ from specdec.decoding.decoder import (
     check_pair,
     warn_unless_made_for,
 )
-from specdec.decoding.proposal import DraftShape, Proposer
-from specdec.decoding.sampling import ChildSampling, LogitsProcessor, Sampling
-from specdec.decoding.shapes import Chain, DynamicTree, StaticTree, parse_shape, read_static_tree
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Proposer
+from specdec.decoding.shapes import StaticTree, parse_shape
 
 __all__ = [
     "Chain",
@@ -21,7 +20,6 @@ __all__ = [
     "DraftTree",
     "DynamicTree",
     "Generation",
-    "LogitsProcessor",
     "PlainDecoder",
     "Proposer",
     "Request",
@@ -31,6 +29,5 @@ __all__ = [
     "check_length",
     "check_pair",
     "parse_shape",
-    "read_static_tree",
     "warn_unless_made_for",
 ]

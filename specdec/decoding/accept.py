@@ -1,19 +1,58 @@
-"""Which drafts the target accepts, so that what comes out is the target's own.
+"""Which drafts of a tree the target accepts, so that what comes out is the target's own.
 
 A rule is lossless if the accepted tokens and the next one, continued by the target, have the distribution of the target
 alone, exactly. All of it is shape-static, on any device, and no sequence sees another.
 
-Legend: B sequences, N tree nodes with the root, L levels with the root's, V vocabulary, D draft vocabulary.
+Legend: B sequences, N tree nodes with the root, P path nodes at most, L levels with the root's, V vocabulary, D draft
+vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.decoding.noise import AcceptanceNoise, draw
-from specdec.decoding.tree import DraftTree, ancestors
+from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor, draw, token_noise
+
+
+class DraftTree(NamedTuple):
+    """Tokens proposed after the last committed one of every sequence.
+
+    Node 0, the root, is that committed token and its own parent. Parents stand before their children, siblings in the
+    order they were drawn. Trees of a batch have the same number of nodes.
+    """
+
+    tokens_BN: Tensor  # int64 target ids
+    parents_BN: Tensor  # int64
+    q_BND: Tensor | None = None  # what a node's children were drawn from, zeros at leaves; None if not drawn
+    ids_D: Tensor | None = None  # int64, the target ids of the draft vocabulary, which q is over
+
+
+def ancestors(parents_BN: Tensor) -> Tensor:
+    """(B, N, N) bool: column j is an ancestor of row i, or i itself. By pointer jumping, in log2(N) rounds."""
+    B, N = parents_BN.shape
+    jump_BN = parents_BN
+    seen_BNN = torch.eye(N, dtype=torch.bool, device=parents_BN.device).expand(B, N, N)
+    for _ in range(max(1, N - 1).bit_length()):
+        seen_BNN = seen_BNN | seen_BNN.gather(1, jump_BN[..., None].expand(B, N, N))
+        jump_BN = jump_BN.gather(1, jump_BN)
+    return seen_BNN
+
+
+def nodes_in_order(path_BN: Tensor, length: int) -> Tensor:
+    """The nodes of each path from the root on, (B, P) int64, P = ``length``; behind a path's end any node, best j at j.
+
+    Args:
+        path_BN: bool, the nodes on the path.
+    """
+    B, N = path_BN.shape
+    order_N = torch.arange(N, device=path_BN.device)
+    order_P = torch.arange(length, device=path_BN.device)
+    place_BN = (path_BN[:, None] & (order_N < order_N[:, None])).sum(-1)  # how many of the path stand before each
+    column_BN = torch.where(path_BN, place_BN, length)  # nodes off the path go to a column past the end
+    rest_BW = torch.cat([order_P, order_P[:1]]).clamp_max(N - 1).repeat(B, 1)
+    return rest_BW.scatter(1, column_BN, order_N.expand(B, N))[:, :length]
 
 
 class Accepted(NamedTuple):
@@ -74,7 +113,7 @@ class OneHot(Rule):
     turn, accept c with probability p(c), else strike c from p and renormalise. That accepts the k-th child, and at last
     draws an x that is no child, with the same probability p(c_k), p(x) as one draw from p: the renormalisations cancel.
 
-    It reads ``race_BLV`` alone; L must be at least the number of levels of the deepest tree.
+    It reads ``exponential_BLV`` alone; L must be at least the number of levels of the deepest tree.
     """
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
@@ -84,10 +123,10 @@ class OneHot(Rule):
         reached_BN = (node_N == 0).expand(B, N)  # more than one node only if siblings are equal: one context
         walking_B = torch.ones(B, dtype=torch.bool, device=tokens_BN.device)
         next_B = tokens_BN[:, 0]
-        for level in range(noise.race_BLV.shape[1]):
+        for level in range(noise.exponential_BLV.shape[1]):
             # the target draws the token after the nodes reached ...
             first_B = reached_BN.to(torch.uint8).argmax(-1)
-            next_B = torch.where(walking_B, draw(at(p_BNV, first_B), noise.race_BLV[:, level]), next_B)
+            next_B = torch.where(walking_B, draw(at(p_BNV, first_B), noise.exponential_BLV[:, level]), next_B)
             # ... and the walk goes on to the child that holds it; without one that token is the next, and it ends
             child_BN = reached_BN.gather(1, parents_BN) & (tokens_BN == next_B[:, None]) & (node_N != parents_BN)
             walking_B = walking_B & child_BN.any(-1)
@@ -122,7 +161,7 @@ class WithoutReplacement(Rule):
             x_B1 = tokens_BN[:, node, None]
             r_x_B, q_x_B = r_BV.gather(1, x_B1)[:, 0], q_BV.gather(1, x_B1)[:, 0]
             tried_B = (parents_BN[:, node] == at_B) & (q_x_B > 0)
-            taken_B = tried_B & self.takes(noise.coin_BN[:, node], r_x_B, q_x_B)
+            taken_B = tried_B & self.takes(noise.uniform_BN[:, node], r_x_B, q_x_B)
             refused_B1 = (tried_B & ~taken_B)[:, None]
             # accepted: start afresh at the child; refused: go on with what is left; not a child of here: no change
             p_BV, new_q_BV = self._start(tree, p_BNV, node)
@@ -133,11 +172,11 @@ class WithoutReplacement(Rule):
             at_B = torch.where(taken_B, node, at_B)
             path.append(taken_B)
         path_BN = torch.stack(path, 1)
-        return Accepted(path_BN, draw(r_BV, at(noise.race_BLV, path_BN.sum(-1) - 1)))
+        return Accepted(path_BN, draw(r_BV, at(noise.exponential_BLV, path_BN.sum(-1) - 1)))
 
-    def takes(self, coin_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
+    def takes(self, uniform_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
         """Whether the child is accepted: with probability min(1, r/q)."""
-        return coin_B * q_x_B < r_x_B
+        return uniform_B * q_x_B < r_x_B
 
     def residual(self, r_BV: Tensor, q_BV: Tensor) -> Tensor:
         """What is left of the target's distribution once a child drawn from q was refused: (r - q)+."""
@@ -155,7 +194,9 @@ class WithoutReplacement(Rule):
         return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
-RULES: dict[str, Rule] = {"greedy": Greedy(), "one_hot": OneHot(), "without_replacement": WithoutReplacement()}
+RULES: dict[str, Rule] = {
+    "greedy": Greedy(), "auto": OneHot(), "one_hot": OneHot(), "without_replacement": WithoutReplacement(),
+}  # fmt: skip
 
 
 def normalised(probs_BV: Tensor) -> Tensor:
@@ -166,3 +207,39 @@ def normalised(probs_BV: Tensor) -> Tensor:
 def at(x_BNV: Tensor, index_B: Tensor) -> Tensor:
     """One row of each sequence, (B, V)."""
     return x_BNV[torch.arange(len(index_B), device=index_B.device), index_B]
+
+
+@dataclass(frozen=True)
+class Sampling(LogitsProcessor):
+    """How tokens are drawn and drafts are judged; greedy unless a temperature is given.
+
+    Args:
+        rule: ``auto`` is greedy at temperature 0 and else ``one_hot``, which takes the drafter's most likely tokens;
+            ``without_replacement`` draws the drafts.
+        draft_temperature: of the drafter where drafts are drawn; None for the target's, and 1 beside a greedy target.
+        seed: of all the noise. With ``one_hot`` the tokens are those that plain decoding draws from the same seed.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    rule: Literal["auto", "one_hot", "without_replacement"] = "auto"
+    draft_temperature: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_temperature is not None and not 0 < self.draft_temperature < float("inf"):
+            raise ValueError(f"sampling: draft_temperature must be above 0, not {self.draft_temperature}")
+
+    @property
+    def acceptance(self) -> Rule:
+        """The rule that judges drafts."""
+        return RULES["greedy" if self.temperature == 0 and self.rule == "auto" else self.rule]
+
+    def draw(self, logits_BV: Tensor, seed_B: Tensor, place_B: Tensor) -> Tensor:
+        """The tokens at ``place_B`` of texts with these seeds, (B,) int64, as plain decoding draws them."""
+        probs_BV = self.probs(logits_BV)
+        if self.temperature == 0:
+            return probs_BV.argmax(-1)
+        return draw(probs_BV, token_noise(seed_B, place_B[:, None], logits_BV.shape[-1])[:, 0])

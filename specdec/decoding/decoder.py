@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specdec.decoding.accept import Sampling
 from specdec.decoding.proposal import DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
-from specdec.decoding.sampling import Sampling
 from specdec.decoding.session import DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
@@ -37,7 +37,6 @@ class Generation(NamedTuple):
     ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
     accepted: tuple[int, ...]  # per target pass: tokens committed less the last, the bonus or an end token
     seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
-    context: tuple[int, ...] = ()  # per target pass: tokens committed before it, the prompt's included
     draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
     verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
     drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
@@ -59,15 +58,11 @@ class PlainDecoder:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self._kept: DecodeSession | None = None
-        self._calls = 0
+        self.nodes = PlainRound.nodes  # that a pass verifies, the root included, at most
+        self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
-        """Generate; stops after a token of ``end``.
-
-        Args:
-            seed: of this text; unread where nothing is drawn.
-        """
+        """Generate; stops after a token of ``end``. ``seed`` is this text's, and unread where nothing is drawn."""
         ((_, made),) = self.generate_all([Request(prompt, max_new_tokens, seed)], end)
         return made
 
@@ -75,21 +70,26 @@ class PlainDecoder:
     def generate_all(self, requests: Sequence[Request], end: Collection[int] = ()) -> Iterator[tuple[int, Generation]]:
         """Generate after every prompt; yields numbers of requests and what was made of them, as they are done.
 
-        For one caller at a time.
-
         Raises:
-            ValueError: a request cannot be served, and nothing has been generated then; or somebody has called anew
-                before the end of this.
+            ValueError: a request cannot be served, and nothing has been generated then.
         """
         for request in requests:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
             return
-        self._calls += 1
-        call = self._calls
         session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
-        for b in range(self.batch):  # whoever asked last may have left in the middle
-            session.round.sequences.end(b)
+        self._kept = None  # another call in the meantime gets a session of its own
+        try:
+            yield from self._serve(session, requests, end)
+        finally:
+            if self.compiled:
+                self._kept = session
+
+    def _serve(
+        self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
+    ) -> Iterator[tuple[int, Generation]]:
+        for b in range(self.batch):  # the last caller may have left in the middle
+            session.round.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
         answers: list[_Answer | None] = [None] * self.batch
         device, last = self.target.device, time.perf_counter()
@@ -101,50 +101,39 @@ class PlainDecoder:
                     new.ids = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
-                        session.round.sequences.end(b)
+                        session.round.end(b)
                         yield new.number, new.generation()
-                        last = self._resumed(call)
+                        last = time.perf_counter()
                     else:
                         answers[b] = new
             running = [answer for answer in answers if answer]
             if not running:
                 continue
             # a round: draft, then verify, accept and commit
-            begun = _mark(device)
+            start = _mark(device)
             tree = session.draft()
             drafted = _mark(device)
             report = session.verify(tree)
             verified = _mark(device)
             # read what was committed: the only wait for the device
             rows = report.tolist()
-            draft_ms, verify_ms = _ms(begun, drafted), _ms(drafted, verified)
+            draft_ms, verify_ms = _ms(start, drafted), _ms(drafted, verified)
             for b, (count, *fresh, depth) in enumerate(rows):
                 if answer := answers[b]:
                     answer.commit(fresh[:count], draft_ms, verify_ms, depth)
                     if answer.done:
                         answers[b] = None
-                        session.round.sequences.end(b)
+                        session.round.end(b)
             last = _charge(running, last)
             for answer in running:
                 if answer.done:
                     yield answer.number, answer.generation()
-                    last = self._resumed(call)
+                    last = time.perf_counter()
 
     def prepare(self, longest: int) -> None:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
         if self.compiled:
             self._session(longest)
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that a pass verifies, the root included, at most."""
-        return PlainRound.nodes
-
-    def _resumed(self, call: int) -> float:
-        """Now; if nobody else has used the session in the meantime."""
-        if self.compiled and call != self._calls:
-            raise ValueError("this decoder was asked for other texts before these were done: take one for each")
-        return time.perf_counter()
 
     def _new_round(self, longest: int) -> PlainRound:
         return PlainRound(self.target, self.sampling, longest, self.batch)
@@ -184,11 +173,7 @@ class SpeculativeDecoder(PlainDecoder):
         shape.check(drafter.config.draft_vocab_size)
         shape.check_rule(sampling.acceptance)
         super().__init__(target, sampling, batch=batch, compiled=compiled)
-        self.drafter, self.shape = drafter, shape
-
-    @property
-    def nodes(self) -> int:
-        return self.shape.nodes_drafted + 1
+        self.drafter, self.shape, self.nodes = drafter, shape, shape.nodes_drafted + 1
 
     def _new_round(self, longest: int) -> PlainRound:
         return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
@@ -226,7 +211,7 @@ class _Answer:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
         self.seconds = 0.0
-        self.passes: list[tuple[int, int, float, float, int]] = []  # what Generation has per target pass
+        self.passes: list[tuple[int, float, float, int]] = []  # what Generation has per target pass
 
     @property
     def done(self) -> bool:
@@ -236,14 +221,13 @@ class _Answer:
         """Take what a target pass gave to a proposal of this depth, up to an end token."""
         if self.end:
             ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
-        self.passes.append((len(self.request.prompt) + len(self.ids), len(ids) - 1, draft_ms, verify_ms, depth))
+        self.passes.append((len(ids) - 1, draft_ms, verify_ms, depth))
         self.ids += ids
 
     def generation(self) -> Generation:
-        """What came of it."""
-        context, accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 5
+        accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 4
         ids = self.ids[: self.request.max_new_tokens]
-        return Generation(ids, accepted, self.seconds, context, draft_ms, verify_ms, drafted)
+        return Generation(ids, accepted, self.seconds, draft_ms, verify_ms, drafted)
 
 
 def _charge(answers: Sequence[_Answer], last: float) -> float:
@@ -255,7 +239,7 @@ def _charge(answers: Sequence[_Answer], last: float) -> float:
 
 
 def _mark(device: torch.device) -> Any:
-    """Now; on a GPU, when it has done what was asked of it before, which nobody waits for."""
+    """Now; on a GPU, an event that the device passes when it has done all before, and nobody waits for."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -264,7 +248,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _ms(start: Any, end: Any) -> float:
-    """Milliseconds between two marks that the device has come to."""
+    """Milliseconds between two marks that the device has passed."""
     return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
@@ -288,11 +272,8 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     """Whether the drafter was trained for this very target; warns if it was not, or does not say for which.
 
     Args:
-        refuse: do not let through a drafter that says it was trained for another target of the same shape, except
+        refuse: raise ValueError for a drafter that says it was trained for another target of the same shape, except
             where the target is in float16, which has a fingerprint of its own.
-
-    Raises:
-        ValueError: it is refused.
     """
     trained_for, given = drafter.config.target, target.identity
     which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")

@@ -1,21 +1,21 @@
-"""The drafter at work: its cache, the two ways rows enter it, and the base of the shapes that a proposal may have.
+"""The drafter at work: its cache, the two ways rows enter it, and how a chain and EAGLE-2's dynamic tree grow from it.
 
-Legend: B sequences, M newly committed tokens, N aux layers, K frontier nodes, Q drafted nodes, H hidden, D draft
-vocabulary.
+Legend: B sequences, M newly committed tokens, N aux layers, K frontier nodes, Q drafted nodes so far, C candidates, H
+hidden, D draft vocabulary; of a tree, N its nodes with the root.
 """
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Rule
-from specdec.decoding.sampling import LIKELIEST, ChildSampling
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import DraftTree, Rule
+from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
 from specdec.drafter import Drafter, DraftVocab, Step
+from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import View
 
@@ -26,14 +26,33 @@ class Frontier(NamedTuple):
     h_BKH: Tensor
     logits_BKD: Tensor  # float32 at least
 
-    @property
-    def log_probs_BKD(self) -> Tensor:  # noqa: N802  shapes are part of names
-        """The next token's log-probabilities."""
-        return self.logits_BKD.log_softmax(-1)
-
 
 Expand = Callable[[Tensor, Tensor, Tensor, Tensor], Frontier]
 """(ids_BK, h_BKH, seen_BKQ, depth_BQ) -> Frontier: one level of drafting; see View.append for the last two."""
+
+
+class ChildSampling(NamedTuple):
+    """Finds the children of tree nodes as an acceptance rule wants them: the most likely ones, or drawn at random."""
+
+    rule: Rule  # children are drawn if it is ``sampled``; the rest is read only then
+    temperature: float  # of the drafter
+    seed_B: Tensor  # int64, of each sequence's noise
+    place_B: Tensor  # int64, where the root stands in each text
+
+    def find(self, logits_BKD: Tensor, width: int, level: int) -> tuple[Tensor, Tensor | None]:
+        """The children of nodes at a level of the tree (the root's is 0), in order, (B, K, width) draft ids; and what
+        they were drawn from, (B, K, D), if they were."""
+        if not self.rule.sampled:
+            return likeliest(logits_BKD, width)[1], None
+        q_BKD = (logits_BKD / self.temperature).softmax(-1)
+        noise_B1X = exponential(self.seed_B, (self.place_B + level)[:, None], DRAFT, q_BKD[0].numel())
+        return draw_distinct(q_BKD, noise_B1X.view_as(q_BKD), width), q_BKD
+
+
+def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The greatest scores in order, and their tokens, (..., count) each; of one alone, the first of its equals."""
+    values, tokens = scores_V.max(-1, keepdim=True) if count == 1 else scores_V.topk(count)
+    return values, tokens
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,8 @@ class DraftShape:
 
     def describe(self) -> dict[str, Any]:
         """Its parameters, for reports."""
-        return {"class": type(self).__name__, **asdict(self)}
+        parameters = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
+        return {"class": type(self).__name__, **parameters}
 
     def check(self, draft_vocab_size: int) -> None:
         """Raise ValueError when the drafter cannot propose so."""
@@ -82,6 +102,123 @@ class DraftShape:
     ) -> DraftTree:
         """The proposal after ``root_B``, given what the drafter says there, with K = 1."""
         raise TypeError(f"{type(self).__name__} must grow")
+
+
+@dataclass(frozen=True)
+class Chain(DraftShape):
+    """One token after another; ``depth`` draft tokens."""
+
+    in_order: ClassVar[bool] = True
+
+    @property
+    def nodes_drafted(self) -> int:
+        return self.depth
+
+    @property
+    def slots(self) -> int:
+        return self.depth - 1
+
+    @property
+    def name(self) -> str:
+        return f"chain of {self.depth}"
+
+    def grow(
+        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+    ) -> DraftTree:
+        order_N = torch.arange(self.depth + 1, device=root_B.device)
+        tokens, drawn, frontier = [root_B], [], start
+        for level in range(self.depth):
+            if level:  # a draft sees all before it
+                seen_1Q = torch.ones(1, level, dtype=torch.bool, device=root_B.device)
+                frontier = expand(tokens[-1][:, None], frontier.h_BKH, seen_1Q, order_N[:level])
+            draft_B11, q_B1D = children.find(frontier.logits_BKD, 1, level)
+            tokens.append(vocab.to_target(draft_B11[:, 0, 0]))
+            if q_B1D is not None:
+                drawn.append(q_B1D)
+        tokens_BN, parents_BN = torch.stack(tokens, 1), (order_N - 1).clamp(min=0).expand(len(root_B), -1)
+        if not drawn:
+            return DraftTree(tokens_BN, parents_BN)
+        return DraftTree(tokens_BN, parents_BN, torch.cat([*drawn, torch.zeros_like(drawn[0])], 1), vocab.target_ids_D)
+
+
+@dataclass(frozen=True)
+class DynamicTree(DraftShape):
+    """EAGLE-2's context-dependent tree (https://arxiv.org/abs/2406.16858).
+
+    Every level expands the ``top_k`` nodes of highest value, the product of the drafter's probabilities along the
+    path; at the end the ``nodes`` best candidates of all levels are kept. There, ties go to the shallower node, then to
+    the earlier candidate, so that a kept node's parent is always kept. The published tree of 60 tokens, depth 6, top-10
+    is ``nodes=59, depth=6, top_k=10``.
+    """
+
+    top_k: int = 4
+    nodes: int = 12
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.top_k < 1 or not 1 <= self.nodes <= most:
+            raise ValueError(
+                f"shape: depth {self.depth} and top_k {self.top_k} make 1 to {most} candidates, not {self.nodes}"
+            )
+
+    @property
+    def nodes_drafted(self) -> int:
+        return self.nodes
+
+    @property
+    def slots(self) -> int:
+        return self.top_k * (self.depth - 1)
+
+    @property
+    def name(self) -> str:
+        return f"tree of {self.nodes} (depth {self.depth}, top {self.top_k})"
+
+    def check(self, draft_vocab_size: int) -> None:
+        if self.top_k > draft_vocab_size:
+            raise ValueError(f"shape: top_k {self.top_k} is more than the draft vocabulary of {draft_vocab_size}")
+
+    def check_rule(self, rule: Rule) -> None:
+        if rule.sampled:
+            raise ValueError(
+                f"shape: {self.name} keeps the drafts it likes best, which no rule for drawn drafts allows: "
+                "use a chain or a static tree, or the rule one_hot"
+            )
+
+    def grow(
+        self, root_B: Tensor, start: Frontier, expand: Expand, vocab: DraftVocab, children: ChildSampling
+    ) -> DraftTree:
+        k, device = self.top_k, root_B.device
+        value_BK, best_BK = likeliest(start.logits_BKD[:, 0].log_softmax(-1), k)
+        ids_BK, h_BKH = vocab.to_target(best_BK), start.h_BKH.expand(-1, k, -1)
+        candidate_BK = torch.arange(k, device=device).expand_as(ids_BK)  # the frontier's places among all candidates
+        eye_BKK = torch.eye(k, dtype=torch.bool, device=device).expand(len(root_B), k, k)
+        seen_BKQ = eye_BKK
+        tokens, values, parents = [ids_BK], [value_BK], [torch.full_like(ids_BK, -1)]
+        for level in range(self.depth - 1):
+            # the drafter reads the frontier; each of its nodes brings k candidates, valued by their path
+            depth_Q = torch.arange(k * (level + 1), device=device) // k
+            frontier = expand(ids_BK, h_BKH, seen_BKQ, depth_Q)
+            own_BKL, best_BKL = likeliest(frontier.logits_BKD.log_softmax(-1), k)
+            value_BC = (own_BKL + value_BK[..., None]).flatten(1)
+            ids_BC = vocab.to_target(best_BKL).flatten(1)
+            tokens.append(ids_BC)
+            values.append(value_BC)
+            parents.append(candidate_BK[..., None].expand(-1, -1, k).flatten(1))
+            # the k best of this level's candidates are the next frontier; each sees itself and what its parent saw
+            value_BK, chosen_BK = value_BC.topk(k)
+            parent_BK = chosen_BK // k
+            ids_BK, candidate_BK = ids_BC.gather(1, chosen_BK), k + level * k * k + chosen_BK
+            h_BKH = frontier.h_BKH.take_along_dim(parent_BK[..., None], dim=1)
+            seen_BKQ = torch.cat([seen_BKQ.take_along_dim(parent_BK[..., None], dim=1), eye_BKK], dim=2)
+        # the best of all: candidates stand in level order, so a stable sort breaks ties as documented
+        order_BC = torch.cat(values, 1).sort(dim=-1, descending=True, stable=True).indices
+        kept_BN = order_BC[:, : self.nodes].sort(dim=-1).values
+        parent_BN = torch.searchsorted(kept_BN, torch.cat(parents, 1).gather(1, kept_BN)) + 1
+        parent_BN = torch.where(kept_BN < k, 0, parent_BN)
+        tokens_BN = torch.cat(tokens, 1).gather(1, kept_BN)
+        zero_B1 = torch.zeros_like(root_B)[:, None]
+        return DraftTree(torch.cat([root_B[:, None], tokens_BN], 1), torch.cat([zero_B1, parent_BN], 1))
 
 
 class Proposer:
@@ -125,9 +262,7 @@ class Proposer:
         view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=last_B1)
         return self._frontier(self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view))
 
-    def propose(
-        self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling = LIKELIEST
-    ) -> DraftTree:
+    def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.
 
         Args:
@@ -143,4 +278,4 @@ class Proposer:
 
     def _frontier(self, step: Step) -> Frontier:
         logits_BKD = self.drafter.logits(step.normed_BTH)
-        return Frontier(step.h_BTH, logits_BKD.to(torch.promote_types(logits_BKD.dtype, torch.float32)))
+        return Frontier(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))

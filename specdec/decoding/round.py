@@ -4,80 +4,21 @@ Legend: B sequences, N tree nodes with the root, P path nodes at most, L aux lay
 H hidden, T tokens, V vocabulary.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
-from specdec.decoding.proposal import DraftShape, Proposer
-from specdec.decoding.sampling import SamplerState, Sampling
-from specdec.decoding.tree import DraftTree, ancestors, nodes_in_order
+from specdec.decoding.accept import DraftTree, Greedy, Sampling, ancestors, nodes_in_order
+from specdec.decoding.proposal import ChildSampling, DraftShape, Proposer
+from specdec.decoding.sampling import NO_NOISE, acceptance_noise
 from specdec.drafter import Drafter
 from specdec.nn.view import View
-from specdec.target import Target, TargetCache
-
-
-class Sequences(NamedTuple):
-    """What is known of B sequences that are decoded side by side, on the device; all updated in place.
-
-    A sequence that is not live takes part in the arithmetic, for the shapes' sake, and in nothing else.
-    """
-
-    cache: TargetCache
-    sampler: SamplerState
-    live_B: Tensor  # bool
-    length_B: Tensor  # int64, tokens in the target's cache
-    root_B: Tensor  # int64, the last committed token, which is in no cache yet
-    fresh_BP: Tensor  # int64, the tokens that the last pass committed, the root last; what follows is padding
-    count_B: Tensor  # int64, how many they are; 0 if not live
-    aux_BPLH: Tensor  # the target's states before each of them
-
-    @classmethod
-    def empty(
-        cls, target: Target, sampling: Sampling, capacity: int, batch: int = 1, path: int = 1, layers: int = 0
-    ) -> "Sequences":
-        """None of them live.
-
-        Args:
-            capacity: of the target's cache.
-            path: P.
-            layers: L.
-        """
-        zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
-        seen_BV = zero_B.new_zeros(batch, target.vocab_size if sampling.needs_seen else 0, dtype=torch.bool)
-        return cls(
-            cache=target.new_cache(capacity, batch),
-            sampler=SamplerState(sampling, zero_B.clone(), seen_BV),
-            live_B=zero_B.bool(),
-            length_B=zero_B.clone(),
-            root_B=zero_B.clone(),
-            fresh_BP=zero_B[:, None].repeat(1, path),
-            count_B=zero_B.clone(),
-            aux_BPLH=torch.zeros(batch, path, layers, target.hidden_size, dtype=target.dtype, device=target.device),
-        )
-
-    def begin(self, b: int, length: int, root_1: Tensor, aux_1LH: Tensor) -> None:
-        """Sequence ``b`` has been prefilled with ``length`` tokens, the last of them with these states."""
-        self.live_B[b], self.length_B[b], self.count_B[b] = True, length, 1
-        self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
-        self.aux_BPLH[b, :1] = aux_1LH
-
-    def end(self, b: int) -> None:
-        """Sequence ``b`` is done; its slots are free."""
-        self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
-
-    def advance(self, count_B: Tensor, fresh_BP: Tensor, aux_BPLH: Tensor) -> None:
-        """A pass has committed ``count_B`` nodes of its paths, with these states, and these tokens after them."""
-        self.sampler.see(fresh_BP)
-        self.length_B.add_(count_B)
-        self.count_B.copy_(count_B)
-        self.fresh_BP.copy_(fresh_BP)
-        self.root_B.copy_(fresh_BP.take_along_dim((count_B - 1).clamp_min(0)[:, None], 1)[:, 0])
-        self.aux_BPLH.copy_(aux_BPLH)
+from specdec.target import Target
 
 
 class PlainRound(nn.Module):
-    """A target pass for each token: a tree of the root alone.
+    """A target pass for each token: a tree of the root alone; and the state of B sequences, updated in place.
+
+    A sequence that is not live takes part in the arithmetic, for the shapes' sake, and in nothing else.
 
     A module, because a compiled graph takes what it reaches through one for tensors that stay where they are, so that
     CUDA graphs may write to them.
@@ -93,30 +34,44 @@ class PlainRound(nn.Module):
 
     def __init__(self, target: Target, sampling: Sampling, longest: int, batch: int = 1) -> None:
         super().__init__()
-        self.target = target
+        self.target, self.sampling, self.rule = target, sampling, sampling.acceptance
         self.capacity = longest + self.nodes
-        self.sequences = Sequences.empty(target, sampling, self.capacity, batch, self.path, len(self.layers))
+        self.cache = target.new_cache(self.capacity, batch)
+        zero_B = torch.zeros(batch, dtype=torch.int64, device=target.device)
+        self.live_B = zero_B.bool()
+        self.seed_B = zero_B.clone()
+        self.length_B = zero_B.clone()  # tokens in the target's cache
+        self.root_B = zero_B.clone()  # the last committed token, which is in no cache yet
+        # the tokens that the last pass committed, the root last; what follows is padding
+        self.fresh_BP = zero_B[:, None].repeat(1, self.path)
+        self.count_B = zero_B.clone()  # how many they are; 0 if not live
+        # the target's states before each of them
+        self.aux_BPLH = zero_B.new_zeros(batch, self.path, len(self.layers), target.hidden_size, dtype=target.dtype)
 
     def prefill(self, b: int, prompt: list[int], seed: int) -> Tensor:
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
-        sampler = self.sequences.sampler.row(b)
         ids_1T = torch.tensor([prompt], device=self.target.device)
         zero_1 = ids_1T.new_zeros(1)
-        view = View.chain(zero_1, len(prompt), self.capacity, self.sequences.cache.row(b))
+        view = View.chain(zero_1, len(prompt), self.capacity, self.cache.row(b))
         out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
-        sampler.begin(prompt, seed)
-        root_1 = sampler.draw(self.target.logits(out.final_BTH[:, -1:])[:, 0], zero_1 + len(prompt))
-        sampler.see(root_1[None])
-        self.sequences.begin(b, len(prompt), root_1, out.aux_BTNH[0, -1:])
+        logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
+        self.live_B[b], self.length_B[b], self.count_B[b], self.seed_B[b] = True, len(prompt), 1, seed
+        root_1 = self.sampling.draw(logits_1V, self.seed_B[b : b + 1], zero_1 + len(prompt))
+        self.root_B[b : b + 1] = self.fresh_BP[b, :1] = root_1
+        self.aux_BPLH[b, :1] = out.aux_BTNH[0, -1:]
         return root_1
 
     def prefill_drafter(self, b: int, ids_1T: Tensor, aux_1TLH: Tensor) -> None:
         """The same for the drafter, of which plain decoding has none."""
 
+    def end(self, b: int) -> None:
+        """Sequence ``b`` is done; its slots are free."""
+        self.live_B[b], self.length_B[b], self.count_B[b] = False, 0, 0
+
     def draft(self) -> DraftTree:
-        """What to verify."""
-        return DraftTree.of_roots(self.sequences.root_B.clone())  # the roots change while the tree is verified
+        """What to verify: here the roots alone, copied, since they change while the tree is verified."""
+        return DraftTree(self.root_B[:, None].clone(), torch.zeros_like(self.root_B)[:, None])
 
     def verify(self, tree: DraftTree) -> Tensor:
         """Verify, accept and commit; the target is asked once about all nodes.
@@ -125,26 +80,34 @@ class PlainRound(nn.Module):
             (B, P + 2) int64, all that the host must know: how many tokens are committed, the tokens, how deep the
             proposal was.
         """
-        sequences, length_B, tokens_BN = self.sequences, self.sequences.length_B, tree.tokens_BN
+        length_B, tokens_BN = self.length_B, tree.tokens_BN
         # verify: every node sees the committed prefix and its own ancestors
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # 0 of padding
-        view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, sequences.cache)
+        view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
+        p_BNV, noise = self.target.logits(out.final_BTH), NO_NOISE  # logits will do where the likeliest token counts
+        if not isinstance(self.rule, Greedy):
+            p_BNV = self.sampling.probs(p_BNV)
+            noise = acceptance_noise(self.seed_B, length_B, tokens_BN.shape[1], self.path, p_BNV.shape[-1])
         # accept: a path from the root, and the target's own token after it
-        logits_BNV = self.target.logits(out.final_BTH)
-        accepted = sequences.sampler.judge(tree, ancestors_BNN, self.path, logits_BNV, length_B)
+        accepted = self.rule.accept(tree, p_BNV, noise)
         nodes_BP = nodes_in_order(accepted.path_BN, self.path)
         taken_B = accepted.path_BN.sum(-1)
-        # commit: the tokens after each node of the path, which are the drafts on it and then the target's own
+        # the tokens after each node of the path, which are the drafts on it and then the target's own
         order_P = torch.arange(self.path, device=tokens_BN.device)
         next_B1 = accepted.next_B[:, None]
         shifted_BP = torch.cat([tokens_BN.gather(1, nodes_BP)[:, 1:], next_B1], 1)
         fresh_BP = torch.where(order_P < taken_B[:, None] - 1, shifted_BP, next_B1)
-        count_B = taken_B * sequences.live_B
-        if not self.in_order:  # the path's keys move to where the next pass looks for them
-            sequences.cache.commit(length_B, nodes_BP)
-        sequences.advance(count_B, fresh_BP, out.aux_BTNH.take_along_dim(nodes_BP[..., None, None], 1))
+        count_B = taken_B * self.live_B
+        # commit: the path's keys move to where the next pass looks for them
+        if not self.in_order:
+            self.cache.commit(length_B, nodes_BP)
+        self.length_B.add_(count_B)
+        self.count_B.copy_(count_B)
+        self.fresh_BP.copy_(fresh_BP)
+        self.root_B.copy_(fresh_BP.take_along_dim((count_B - 1).clamp_min(0)[:, None], 1)[:, 0])
+        self.aux_BPLH.copy_(out.aux_BTNH.take_along_dim(nodes_BP[..., None, None], 1))
         return torch.cat([count_B[:, None], fresh_BP, depth_BN.amax(1, keepdim=True)], 1)
 
 
@@ -165,11 +128,9 @@ class SpeculativeRound(PlainRound):
             self.proposer.prefill(b, ids_1T[:, 1:], aux_1TLH[:, :-1])
 
     def draft(self) -> DraftTree:
-        sequences, length_B, count_B = self.sequences, self.sequences.length_B, self.sequences.count_B
         # the drafter reads what was committed last, with the target's true features ...
-        start = self.proposer.extend(length_B - count_B, sequences.fresh_BP, sequences.aux_BPLH, count_B)
+        start = self.proposer.extend(self.length_B - self.count_B, self.fresh_BP, self.aux_BPLH, self.count_B)
         # ... and proposes what may follow
-        sampler = sequences.sampler
-        return self.proposer.propose(
-            length_B, sequences.root_B, start, sampler.sampling.children(sampler.seed_B, length_B)
-        )
+        temperature = self.sampling.draft_temperature or self.sampling.temperature or 1.0
+        children = ChildSampling(self.rule, temperature, self.seed_B, self.length_B)
+        return self.proposer.propose(self.length_B, self.root_B, start, children)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.decoding.accept import DraftTree
 from specdec.decoding.round import PlainRound
-from specdec.decoding.tree import DraftTree
 from specdec.target import Target
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class DecodeSession:
             return compile_(function, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options)
 
         round_.prefill(0, [0, 0], 0)  # makes the target's key buffers; a second token for the drafter
-        round_.sequences.end(0)
+        round_.end(0)
         propose = graph(round_.draft) if round_.nodes > 1 else round_.draft
 
         def draft() -> DraftTree:
@@ -67,7 +67,7 @@ class DecodeSession:
             return propose()
 
         self.draft, self.verify = draft, graph(round_.verify)
-        what = f"decoding of {len(round_.sequences.live_B)} x {round_.capacity} tokens"
+        what = f"decoding of {len(round_.live_B)} x {round_.capacity} tokens"
         log.info("compiling %s, which may take a minute", what)
         begin = time.perf_counter()
         try:

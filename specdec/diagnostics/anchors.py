@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding import Chain, Proposer
+from specdec.decoding import Chain, PlainDecoder, Proposer, Request
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import greedy_answers
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 
@@ -47,8 +46,11 @@ def answered_texts(
     """
     batch = max(1, min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
     end = target.eos_token_ids if to_end else ()
-    asked = [ids for _, ids in prompts]
-    answers = greedy_answers(target, asked, max_new_tokens, end=end, batch=batch, on_answer=on_answer)
+    requests = [Request(ids, max_new_tokens) for _, ids in prompts]
+    answers: dict[int, list[int]] = {}
+    for number, made in PlainDecoder(target, batch=batch).generate_all(requests, end):
+        answers[number] = made.ids
+        on_answer()
     return [AnsweredText(name, [*ids, *answers[n]], len(ids)) for n, (name, ids) in enumerate(prompts)]
 
 
@@ -134,7 +136,7 @@ class AnchoredText:
             frontier = self._proposer.expand(prefix_1, ids_1A, feature_1AH, seen, depth_Q[None])
             feature_1AH = frontier.h_BKH
             features.append(feature_1AH[0])
-            log_probs.append(frontier.log_probs_BKD[0])
+            log_probs.append(frontier.logits_BKD[0].log_softmax(-1))
             tokens.append(self.drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
             if level + 1 < self.depth:
                 ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]

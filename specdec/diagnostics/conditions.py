@@ -17,7 +17,7 @@ import yaml
 from torch import Tensor, nn
 
 from specdec.decoding import Sampling
-from specdec.decoding.noise import coins
+from specdec.decoding.sampling import uniform
 from specdec.drafter import Drafter, Step
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import corpus
@@ -253,7 +253,7 @@ def gaussian(seed: int, ids_BT: Tensor, place_BT: Tensor, stream: int, width: in
     Neither the batch matters nor which pass comes to a place; texts that have the same token at a place share it.
     """
     seeds_N = (ids_BT + (seed << 32)).flatten()
-    uniform_N1H = coins(seeds_N, place_BT.flatten()[:, None], stream, width).double() + 2**-25
+    uniform_N1H = uniform(seeds_N, place_BT.flatten()[:, None], stream, width).double() + 2**-25
     return torch.special.ndtri(uniform_N1H).view(*ids_BT.shape, width)
 
 

@@ -240,8 +240,8 @@ def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
     """Decode with a chain as deep as the unroll: drafts accepted, and refused though the drafter knows the token."""
     K = setup.objective.steps
     made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(sample.prompt, ANSWER)
-    refused = 0
-    for place, count in zip(made.context, made.accepted, strict=True):
-        at = place - len(sample.prompt) + count
+    refused = at = 0
+    for count in made.accepted:
+        at += count + 1  # the target's own token of this pass
         refused += count < K and at < len(sample.known) and sample.known[at]
     return sum(made.accepted), refused

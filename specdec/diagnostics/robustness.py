@@ -18,10 +18,9 @@ from matplotlib.figure import Figure
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.metrics import committed, passes
+from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.statistics import Array, measured, ratio
 from specdec.evaluation.style import (

@@ -1,6 +1,6 @@
 """Decode prompts plainly, with every draft shape and with every baseline, side by side in one process.
 
-Baselines are what others do without a drafter of ours: our eager plain decoding, and transformers' ways.
+Baselines are what others do without a drafter of ours: transformers' ways.
 """
 
 import contextlib
@@ -18,10 +18,9 @@ from specdec.decoding import (
     Sampling,
     SpeculativeDecoder,
     check_length,
-    check_pair,
 )
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer
+from specdec.evaluation.metrics import Answer
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
@@ -35,14 +34,6 @@ def cpu_matmul_backend(target: Target) -> contextlib.AbstractContextManager[obje
     return matmul_backend() if target.device.type == "cpu" else contextlib.nullcontext()
 
 
-class Baseline(NamedTuple):
-    """A way to decode that is no drafter of ours."""
-
-    name: str
-    decoder: Callable[[Target, Sampling, int], Any]
-    """Of target, sampling and batch makes what decodes so; raises ValueError where it cannot serve the target."""
-
-
 def benchmark(
     target: Target,
     drafter: Drafter,
@@ -53,7 +44,7 @@ def benchmark(
     sampling: Sampling = Sampling(),  # noqa: B008  frozen
     converse: Callable[[Prompt, Any], PromptConversation] = PromptConversation,
     plain: bool = True,
-    baselines: Sequence[Baseline] = (),
+    baselines: Sequence["Baseline"] = (),
     batch: int = 1,
     compiled: bool = False,
     on_prompt: Callable[[], None] = lambda: None,
@@ -69,140 +60,79 @@ def benchmark(
     Args:
         converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
         plain: decode plainly too, for speed-up and identity; False saves that time.
-        batch: sequences that our decoders decode side by side; 1 for latencies.
-        compiled: whether our decoders run as compiled graphs.
-        on_prompt: called as each prompt is done or left out.
-        on_skip: called for each that is left out.
+        batch, compiled: of our decoders.
+        on_prompt, on_skip: called as each prompt is done or left out, and for each that is left out.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
             ``converse``, or all are left out.
     """
-    check_pair(target, drafter)
     if not shapes:
         raise ValueError("no draft shape given: name at least one, as chain")
     ours: list[PlainDecoder] = [PlainDecoder(target, sampling, batch=batch, compiled=compiled)] if plain else []
     ours += [SpeculativeDecoder(target, drafter, one, sampling, batch=batch, compiled=compiled) for one in shapes]
-    decoders: list[Any] = [*ours, *(one.decoder(target, sampling, batch) for one in baselines)]
+    decoders: list[Any] = [*ours, *(one.decoder(target, sampling) for one in baselines)]
     nodes = max(decoder.nodes for decoder in ours)
-    dialogues = [_Dialogue(number, converse(prompt, target.tokenizer)) for number, prompt in enumerate(prompts)]
-    for dialogue in dialogues:  # the first turns of all before anything is decoded in vain
-        dialogue.go_on(target, max_new_tokens, nodes)
-    longest = max((len(dialogue.ids) for dialogue in dialogues), default=0) + max_new_tokens
+    conversations = [converse(prompt, target.tokenizer) for prompt in prompts]
+    # the first turns of all before anything is decoded in vain
+    turns = [next_ids(one, target, max_new_tokens, nodes) for one in conversations]
+    made: list[list[list[Generation]]] = [[] for _ in conversations]  # of each turn, what every decoder made
+    longest = max((len(ids) for ids in turns if isinstance(ids, list)), default=0) + max_new_tokens
     # greedy text, and what a rule that repeats plain decoding draws, can be compared token by token
-    same = [sampling.repeatable] * len(shapes) + [sampling.temperature == 0] * len(baselines)
+    same = [not sampling.acceptance.sampled] * len(shapes) + [sampling.temperature == 0] * len(baselines)
     answers: list[list[Answer]] = [[] for _ in same]
     size = batch * WAVE if batch > 1 else 1
-    turns = 0
-    for start in range(0, len(dialogues), size):
-        wave = dialogues[start : start + size]
-        while live := [dialogue for dialogue in wave if dialogue.ids]:
+    first = 0  # the decoder that begins; it moves on
+    for start in range(0, len(conversations), size):
+        wave = range(start, min(start + size, len(conversations)))
+        while live := {n: ids for n in wave if isinstance(ids := turns[n], list)}:
             requests = [
-                Request(one.ids, max_new_tokens, sampling.seed + (one.number << 44) + (len(one.made) << 32))
-                for one in live
+                Request(ids, max_new_tokens, sampling.seed + (n << 44) + (len(made[n]) << 32))
+                for n, ids in live.items()
             ]
             try:
                 with cpu_matmul_backend(target):
                     for decoder in ours:
-                        decoder.prepare(max(longest, *(len(one.prompt) + max_new_tokens for one in requests)))
-                    if not turns:
+                        decoder.prepare(max(longest, *(len(ids) + max_new_tokens for ids in live.values())))
+                    if not first:
                         short = [Request(requests[0].prompt, min(WARM_UP_TOKENS, max_new_tokens))]
                         for one in decoders:
                             list(one.generate_all(short, target.eos_token_ids))
                     found: list[dict[int, Generation]] = [{} for _ in decoders]
-                    for number in range(turns, turns + len(decoders)):  # the first moves on
+                    for number in range(first, first + len(decoders)):
                         which = number % len(decoders)
                         found[which] = dict(decoders[which].generate_all(requests, target.eos_token_ids))
             except ValueError as error:
-                names = ", ".join(dialogue.conversation.prompt.prompt_id for dialogue in live)
-                raise ValueError(f"prompt {names}: {error}") from error
-            turns += 1
-            for number, dialogue in enumerate(live):
-                dialogue.made.append([made[number] for made in found])
-                dialogue.conversation.add_answer(found[0][number].ids)
-                dialogue.go_on(target, max_new_tokens, nodes)
-        for dialogue in wave:
+                raise ValueError(f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}") from error
+            first += 1
+            for number, n in enumerate(live):
+                made[n].append([generations[number] for generations in found])
+                conversations[n].add_answer(found[0][number].ids)
+                turns[n] = next_ids(conversations[n], target, max_new_tokens, nodes)
+        for n in wave:
             on_prompt()
-            if dialogue.skipped:
-                on_skip(dialogue.skipped)
+            if isinstance(left_out := turns[n], Skipped):
+                on_skip(left_out)
                 continue
-            for generations in dialogue.made:
+            for generations in made[n]:
                 reference, others = (generations[0], generations[1:]) if plain else (None, generations)
-                for out, made, alike in zip(answers, others, same, strict=True):
-                    out.append(_answer(dialogue.conversation.prompt, made, reference, alike))
-    check_skipped([dialogue.skipped for dialogue in dialogues if dialogue.skipped], len(prompts))
+                for out, own, alike in zip(answers, others, same, strict=True):
+                    out.append(Answer(
+                        prompts[n].prompt_id, prompts[n].category, len(own.ids), own.accepted, own.drafted, own.seconds,
+                        plain_seconds=reference.seconds if reference else 0.0,
+                        plain_tokens=len(reference.ids) if reference else 0,
+                        identical=own.ids == reference.ids if reference and alike else None,
+                        draft_ms=own.draft_ms, verify_ms=own.verify_ms,
+                    ))  # fmt: skip
+    check_skipped([one for one in turns if isinstance(one, Skipped)], len(prompts))
     return answers
-
-
-class _Dialogue:
-    """A conversation on its way."""
-
-    def __init__(self, number: int, conversation: PromptConversation) -> None:
-        self.number, self.conversation = number, conversation
-        self.ids: list[int] = []  # the next turn's; none after the last, or where one cannot be decoded
-        self.skipped: Skipped | None = None  # why not
-        self.made: list[list[Generation]] = []  # of each turn, what every decoder made
-
-    def go_on(self, target: Target, max_new_tokens: int, nodes: int) -> None:
-        """Make the next turn's ids."""
-        found = next_ids(self.conversation, target, max_new_tokens, nodes)
-        self.ids, self.skipped = ([], found) if isinstance(found, Skipped) else (found or [], None)
-
-
-def _answer(prompt: Prompt, made: Generation, plain: Generation | None, repeatable: bool) -> Answer:
-    return Answer(
-        prompt.prompt_id, prompt.category, len(made.ids), made.accepted, made.drafted, made.seconds,
-        plain_seconds=plain.seconds if plain else 0.0,
-        plain_tokens=len(plain.ids) if plain else 0,
-        identical=made.ids == plain.ids if plain and repeatable else None,
-        context=made.context, draft_ms=made.draft_ms, verify_ms=made.verify_ms,
-    )  # fmt: skip
-
-
-def parse_baseline(text: str) -> Baseline:
-    """``plain_eager``, ``transformers``, ``prompt_lookup``, ``prompt_lookup:tokens=5`` or ``assisted:DIR_OR_HUB_ID``.
-
-    Prompt lookup copies drafts from where the last tokens stood in the text before; an assistant is a smaller model
-    with the target's tokenizer.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if text == "plain_eager":
-        return Baseline("plain, eager", lambda target, sampling, batch: PlainDecoder(target, sampling, batch=batch))
-    kind, _, rest = text.partition(":")
-    tokens = rest.removeprefix("tokens=") if rest else "3"
-    if text == "transformers":
-        name = "transformers"
-    elif kind == "prompt_lookup" and rest in ("", f"tokens={tokens}") and tokens.isdecimal() and int(tokens):
-        name = f"transformers, prompt lookup of {tokens}"
-    elif kind == "assisted" and rest:
-        name = f"transformers, assisted by {rest}"
-    else:
-        known = "plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5 or assisted:DIR"
-        raise ValueError(f"baseline {text!r}: expected {known}")
-
-    def decoder(target: Target, sampling: Sampling, batch: int) -> TransformersDecoder:
-        how: dict[str, Any] = {"prompt_lookup_num_tokens": int(tokens)} if kind == "prompt_lookup" else {}
-        if kind == "assisted":
-            how["assistant_model"] = _assistant(rest, target)
-        return TransformersDecoder(target, sampling, **how)
-
-    return Baseline(f"{name}, one at a time", decoder)
-
-
-def _assistant(source: str, target: Target) -> Any:
-    assistant = Target.load(source, dtype=str(target.dtype).removeprefix("torch."), device=str(target.device))
-    if assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        raise ValueError(f"baseline assisted: {source} has another tokenizer than the target")
-    return assistant.model
 
 
 class TransformersDecoder:
     """``generate`` of Hugging Face transformers, with its dynamic cache; one prompt at a time."""
 
     def __init__(self, target: Target, sampling: Sampling, **how: Any) -> None:
-        self.target, self.how = target, {**how, "repetition_penalty": sampling.repetition_penalty, "do_sample": False}
+        self.target, self.how = target, {**how, "repetition_penalty": 1.0, "do_sample": False}
         if sampling.temperature > 0:
             names = ("temperature", "top_p", "top_k", "min_p")
             self.how |= {"do_sample": True, **{name: getattr(sampling, name) for name in names}}
@@ -221,3 +151,37 @@ class TransformersDecoder:
                 )  # fmt: skip
             ids = out_1T[0, len(request.prompt) :].tolist()
             yield number, Generation(ids, (), time.perf_counter() - begin)
+
+
+class Baseline(NamedTuple):
+    """A way to decode that is no drafter of ours: transformers' own, plainly or with drafts from elsewhere."""
+
+    name: str
+    lookup: bool = False
+    """Copy three drafts from where the last tokens stood in the text before."""
+    assistant: str = ""
+    """Directory or Hub id of a smaller model with the target's tokenizer, which drafts."""
+
+    def decoder(self, target: Target, sampling: Sampling) -> TransformersDecoder:
+        """What decodes so; ValueError where it cannot serve the target."""
+        if self.lookup:
+            return TransformersDecoder(target, sampling, prompt_lookup_num_tokens=3)
+        if not self.assistant:
+            return TransformersDecoder(target, sampling)
+        dtype, device = str(target.dtype).removeprefix("torch."), str(target.device)
+        smaller = Target.load(self.assistant, dtype=dtype, device=device)
+        if smaller.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+            raise ValueError(f"baseline assisted: {self.assistant} has another tokenizer than the target")
+        return TransformersDecoder(target, sampling, assistant_model=smaller.model)
+
+
+def parse_baseline(text: str) -> Baseline:
+    """``transformers``, ``prompt_lookup`` or ``assisted:DIR_OR_HUB_ID``; ValueError if it is none of these."""
+    kind, _, assistant = text.partition(":")
+    if text == "transformers":
+        return Baseline("transformers, one at a time")
+    if text == "prompt_lookup":
+        return Baseline("transformers, prompt lookup of 3, one at a time", lookup=True)
+    if kind == "assisted" and assistant:
+        return Baseline(f"transformers, assisted by {assistant}, one at a time", assistant=assistant)
+    raise ValueError(f"baseline {text!r}: expected transformers, prompt_lookup or assisted:DIR")

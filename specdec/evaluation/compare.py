@@ -3,23 +3,18 @@
 Legend: P prompts; R relabellings, in which A and B are swapped on some of the prompts.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.decoding import parse_shape
-from specdec.evaluation.answers import Answer, read_answers
-from specdec.evaluation.metrics import committed, passes, per_prompt
-from specdec.evaluation.statistics import ALPHA, HOW, POWER, RESAMPLES, SEED, Array, Interval, interval, ratio
+from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, read_answers
+from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
 from specdec.utils.files import read_json
 
-FEWEST = 6  # prompts: of fewer, even the rarest relabelling and its mirror image are not below ALPHA together
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
@@ -33,39 +28,37 @@ class SavedEvaluation(NamedTuple):
     name: str
     target: str
     settings: dict[str, Any]
-    answers: dict[str, list[Answer]]
-    """By the draft shape's name."""
+    answers: dict[str, list[Answer]]  # by the draft shape's name
 
 
-def compare(a: Path, b: Path, *, shape: list[str] = [], detect: float = 0.1) -> None:  # noqa: B006
-    """Compare the acceptance lengths of two evaluations, prompt by prompt.
+def compare(a: Path, b: Path) -> None:
+    """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
-    Tells their difference and ratio with intervals, the p-value of a paired permutation test, and how many prompts
-    would show a difference of a given size.
+    Tells their difference and ratio with intervals, and the p-value of a paired permutation test.
 
-    Example: specdec compare runs/one runs/other --detect 0.05
+    Example: specdec compare runs/one runs/other
 
     Args:
         a: directory of an evaluation.
-        b: another of the same prompts and target; or the same, for two draft shapes.
-        shape: one of both, or one of A and one of B; by default all that both have.
-        detect: difference in acceptance length to plan for.
+        b: another of the same prompts and target.
 
     Raises:
         ValueError: an evaluation cannot be read, or the two are not of the same prompts, target and settings.
     """
     one, two = read_evaluation(a), read_evaluation(b)
     check_comparable(one, two)
+    shapes = [name for name in one.answers if name in two.answers]
+    if not shapes:
+        has = " and ".join(", ".join(run.answers) for run in (one, two))
+        raise ValueError(f"{one.name} and {two.name} share no draft shape ({has})")
     texts = [f"A  {a}\nB  {b}"]
-    for x, y in _pairs(one, two, shape):
-        row = compare_answers(one.answers[x], two.answers[y])
+    for name in shapes:
+        row = compare_answers(one.answers[name], two.answers[name])
         texts.append(
-            f"{x if x == y else f'{x} against {y}'}, {row.prompts} prompts\n"
+            f"{name}, {row.prompts} prompts\n"
             f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
             f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
-            f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}\n"
-            f"  prompts needed     {row.prompts_needed(detect)} to see a difference of {detect:g} "
-            f"(power {POWER}, alpha {ALPHA})"
+            f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
         )
     sys.stdout.write("\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n")
 
@@ -76,25 +69,9 @@ class Comparison(NamedTuple):
     prompts: int
     a: float
     b: float
-    difference: Interval
-    """B less A."""
-    ratio: Interval
-    """B over A."""
-    p_value: float
-    """Probability of a difference at least so large if A and B were exchangeable on every prompt."""
-    deviation: float
-    """Standard deviation over prompts of what one adds to the difference."""
-
-    def prompts_needed(self, detect: float) -> int:
-        """Prompts like these with which a true difference of ``detect`` is seen in 80 of 100 evaluations (p < 0.05).
-
-        ``n = (z(1 - α/2) + z(power))² deviation² / detect² + z(1 - α/2)² / 2``, the last term being Guenther's for a
-        variance that is estimated (The American Statistician 35, 1981). ValueError unless ``detect`` is above zero.
-        """
-        if not 0 < detect < math.inf:
-            raise ValueError(f"detect is {detect}: it must be a difference above 0, in tokens per target pass")
-        level, power = NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)
-        return max(FEWEST, math.ceil(((level + power) * self.deviation / detect) ** 2 + level**2 / 2))
+    difference: Interval  # B less A
+    ratio: Interval  # B over A
+    p_value: float  # probability of a difference at least so large if A and B were exchangeable on every prompt
 
 
 def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
@@ -113,11 +90,7 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]))
     assert difference is not None and relative is not None
     of_a, of_b = float(ratio(total_4[:2])), float(ratio(total_4[2:]))
-    # what each prompt adds to the difference, to first order: the passes of A and B weigh it as they weigh the ratios
-    added_P = (sums_P4[:, 2] - of_b * sums_P4[:, 3]) / total_4[3] - (sums_P4[:, 0] - of_a * sums_P4[:, 1]) / total_4[1]
-    return Comparison(
-        prompts, of_a, of_b, difference, relative, _p_value(sums_P4), float(prompts * added_P.std(ddof=1))
-    )
+    return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
 
 
 def _difference(sums: Array) -> Array:
@@ -171,24 +144,3 @@ def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
         values = a.settings.get(name), b.settings.get(name)
         if values[0] != values[1]:
             raise ValueError(f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like")
-
-
-def _pairs(a: SavedEvaluation, b: SavedEvaluation, shapes: list[str]) -> list[tuple[str, str]]:
-    """The draft shapes of A and of B to compare."""
-    if len(shapes) > 2:
-        raise ValueError(f"--shape takes one name, or one for each evaluation, not {len(shapes)}")
-    if shapes:
-        return [(_named(a, shapes[0]), _named(b, shapes[-1]))]
-    shared = [name for name in a.answers if name in b.answers]
-    if not shared:
-        has = " and ".join(", ".join(run.answers) for run in (a, b))
-        raise ValueError(f"{a.name} and {b.name} share no draft shape ({has}): name one of each with --shape")
-    return [(name, name) for name in shared]
-
-
-def _named(run: SavedEvaluation, shape: str) -> str:
-    """A shape by its name in the report, or as it is given to ``specdec evaluate``."""
-    name = shape if shape in run.answers else parse_shape(shape).name
-    if name not in run.answers:
-        raise ValueError(f"{run.name} was not evaluated with {name}; it has {', '.join(run.answers)}")
-    return name

@@ -81,49 +81,27 @@ class Pair(NamedTuple):
 def load_pair(
     source: TargetSource, drafter_directory: Path | str, device: str = "cpu", other_target: bool = False
 ) -> Pair:
-    """:func:`load_pairs` of one drafter."""
-    (pair,) = load_pairs(source, [drafter_directory], device, other_target)
-    return pair
-
-
-def load_pairs(
-    source: TargetSource, drafter_directories: Sequence[Path | str], device: str = "cpu", other_target: bool = False
-) -> list[Pair]:
-    """Load drafters, and the target of them all, which proves itself.
+    """Load a drafter, and its target, which proves itself.
 
     Args:
-        other_target: whether a drafter may be one that was trained for another target of the same shape.
+        other_target: whether the drafter may be one that was trained for another target of the same shape.
 
     Raises:
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
     """
-    drafters = [load(directory) for directory in drafter_directories]
-    target = source.load(device)
+    drafter, target = load(drafter_directory), source.load(device)
     target.prove()
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
         log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
-    pairs = []
-    for drafter in drafters:
-        drafter.to(device=target.device, dtype=target.dtype)
-        check_pair(target, drafter)
-        pairs.append(Pair(target, drafter, warn_unless_made_for(target, drafter, refuse=not other_target)))
-    return pairs
+    drafter.to(device=target.device, dtype=target.dtype)
+    check_pair(target, drafter)
+    return Pair(target, drafter, warn_unless_made_for(target, drafter, refuse=not other_target))
 
 
-def labelled(directories: Sequence[str]) -> list[str]:
-    """A name for every drafter: the shortest ends of their directories that differ; ValueError if one comes twice."""
-    parts = [Path(directory).resolve().parts[1:] for directory in directories]
-    for length in range(1, max(map(len, parts)) + 1):
-        ends = ["-".join(one[-length:]) for one in parts]
-        if len(set(ends)) == len(ends):
-            return ends
-    raise ValueError("--drafter: one directory is given twice")
-
-
-def drafter_facts(directory: Path | str, pair: Pair, label: str = "") -> dict[str, Any]:
+def drafter_facts(directory: Path | str, pair: Pair) -> dict[str, Any]:
     """Which drafter a result is of, JSON-ready."""
     return {
-        "label": label or Path(directory).name,
+        "label": Path(directory).name,
         "directory": str(directory),
         "weights_sha256": read_json(Path(directory) / "config.json")["weights_sha256"],
         "made_for_this_target": pair.made_for_each_other,

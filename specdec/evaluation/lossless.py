@@ -110,9 +110,8 @@ def check_greedy(
 ) -> dict[str, Any]:  # fmt: skip
     """Decode every prompt greedily, without an end token, and judge all tokens.
 
-    Returns:
-        JSON-ready: ``fault``, None or what else than rounding made a difference; the tokens that are ``wrong``, the
-        ``near_ties``, and how many tokens, accepted drafts and passes there were.
+    JSON-ready: ``fault``, None or what else than rounding made a difference; the tokens that are ``wrong``, the
+    ``near_ties``, and how many tokens, accepted drafts and passes there were.
     """
     decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
     made = dict(decoder.generate_all([Request(prompt, max_new_tokens) for prompt in prompts]))
@@ -145,9 +144,8 @@ def check_sampled(
 ) -> dict[str, Any]:
     """Draw ``runs`` continuations from seeds of their own, under a top-k so small that all of them can be listed.
 
-    Returns:
-        JSON-ready: ``fault``, None or why the draws cannot be the target's, or are too few to tell; Pearson's
-        chi-square with its degrees of freedom and p-value; how many draws were such as the target never makes.
+    JSON-ready: ``fault``, None or why the draws cannot be the target's, or are too few to tell; Pearson's chi-square
+    with its degrees of freedom and p-value; how many draws were such as the target never makes.
     """
     sampling = replace(sampling, top_k=TOP_K)
     decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER))
@@ -210,10 +208,7 @@ def _continuations(target: Target, sampling: Sampling, prompt: list[int]) -> dic
     for _ in range(LENGTH):
         paths = list(found)
         ids_BT = torch.tensor([[*prompt, *path] for path in paths])
-        seen_BV = None
-        if sampling.needs_seen:
-            seen_BV = torch.zeros(len(paths), target.vocab_size, dtype=torch.bool).scatter(1, ids_BT, True)
-        probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu(), seen_BV).double()
+        probs_BV = sampling.probs(_logits(target, ids_BT)[:, 0].cpu()).double()
         longer: dict[tuple[int, ...], float] = {}
         for row, path in enumerate(paths):
             for token in probs_BV[row].nonzero().flatten().tolist():

@@ -1,4 +1,4 @@
-"""What decoded answers say: every figure of ``metrics.json``, which ``docs/evaluate.md`` defines.
+"""Decoded answers and what they say: every figure of ``metrics.json``, which ``docs/evaluate.md`` defines.
 
 A figure is a function of answers. Where it has an interval it is a statistic of sums over prompts, in an order that
 depends on the prompts' ids alone; times are summed in whole nanoseconds, so that the order of answers changes nothing.
@@ -8,14 +8,68 @@ Legend: P prompts, F sums of each.
 
 import hashlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.evaluation.answers import Answer
+from specdec.data.rows import read_text
 from specdec.evaluation.statistics import Array, Interval, interval
+from specdec.utils.files import write_text
+
+
+class Answer(NamedTuple):
+    """One turn of one prompt, decoded with one draft shape and, for comparison, plainly.
+
+    Each target pass commits ``accepted + 1`` tokens: the accepted drafts and the target's own (bonus) token. The
+    last pass may commit more than was kept, so ``tokens`` can be smaller than the sum over the passes.
+    """
+
+    prompt_id: str
+    category: str | None
+    tokens: int  # new ones, kept
+    accepted: tuple[int, ...]  # drafts per target pass, the bonus token excluded
+    drafted: tuple[int, ...]  # longest path of what was proposed, per target pass
+    seconds: float
+    plain_seconds: float  # 0 where plain decoding was not measured
+    plain_tokens: int
+    identical: bool | None  # whether both outputs are the same tokens; None where that was not compared
+    draft_ms: tuple[float, ...] = ()  # milliseconds of drafting for each target pass; empty where not recorded
+    verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
+
+
+def write_answers(path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
+    """Write the answers of every draft shape, one a line, whole or not at all."""
+    rows = [
+        {"result": index, "shape": shape, **answer._asdict()}
+        for index, (shape, own) in enumerate(zip(shapes, answers, strict=True))
+        for answer in own
+    ]
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+
+def read_answers(path: Path | str, shapes: int) -> list[list[Answer]]:
+    """What :func:`write_answers` wrote: the answers of each of so many shapes, in their order.
+
+    Raises:
+        ValueError: the file cannot be read, or a line of it is no answer; the message names the line.
+    """
+    out: list[list[Answer]] = [[] for _ in range(shapes)]
+    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
+        if not line:
+            continue
+        try:
+            row = json.loads(line)
+            result = out[row.pop("result")]
+            columns: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            columns.pop("shape", None)
+            result.append(Answer(**columns))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not an answer of specdec evaluate: {error!r}") from error
+    return out
 
 
 def per_prompt(answers: Sequence[Answer], *of: Callable[[Answer], float], prompts: Collection[str] = ()) -> Array:

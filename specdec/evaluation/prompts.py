@@ -25,12 +25,9 @@ class Prompt(NamedTuple):
 
     prompt_id: str
     category: str | None
-    turns: list[str] | None
-    """User turns of a conversation whose answers the target gives (MT-bench)."""
-    messages: list[dict[str, str]] | None
-    """A conversation that ends with a user turn; each message has ``role`` and ``content``."""
-    text: str | None
-    """Raw text, used as it is; the empty string if the prompt or a part of it is blank, so that it cannot be asked."""
+    turns: list[str] | None  # user turns of a conversation whose answers the target gives (MT-bench)
+    messages: list[dict[str, str]] | None  # a conversation that ends with a user turn: role and content of each
+    text: str | None  # raw text, used as it is; empty if the prompt or a part of it is blank, which cannot be asked
 
 
 def load_prompts(sources: Sequence[str | Path], limit: int | None = None, layouts: Sequence[str] = ()) -> list[Prompt]:
@@ -119,11 +116,10 @@ class PromptConversation:
         if prompt.text == "":
             return  # next_ids will say so
         wrong = None
-        if prompt.text is not None:
-            if system is not None or thinking is not None:
-                what = "thinking" if system is None else "system prompt"
-                wrong = f"raw text takes no {what}, which is a chat's; use a `turns` or `messages` row"
-        elif tokenizer.chat_template is None:
+        if prompt.text is not None and (system is not None or thinking is not None):
+            what = "thinking" if system is None else "system prompt"
+            wrong = f"raw text takes no {what}, which is a chat's; use a `turns` or `messages` row"
+        elif prompt.text is None and tokenizer.chat_template is None:
             wrong = (
                 "the tokenizer has no chat template, which a conversation needs; `prompt` rows, plain text files and "
                 "--layouts prompt do without"

@@ -7,36 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from specdec.decoding import Sampling, parse_shape
-from specdec.evaluation.answers import write_answers
 from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
-from specdec.evaluation.metrics import baseline_summary, summary
+from specdec.evaluation.metrics import baseline_summary, summary, write_answers
 from specdec.evaluation.prompts import PromptConversation, Skipped
-from specdec.evaluation.style import (
-    GREY,
-    ReportTable,
-    few_prompts,
-    label,
-    print_report,
-    save_figure,
-    shown,
-    style,
-    write_report,
-)
+from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.config import new_run
 from specdec.utils.files import staged, write_json
 from specdec.utils.progress import progress
 
-METRICS, REPORT, PLOT = "metrics.json", "report.md", "report.png"
-ANSWERS, CERTIFICATE = "answers.jsonl", "certificate.json"
-FILES = (METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE)
+METRICS, REPORT, ANSWERS, CERTIFICATE = FILES = ("metrics.json", "report.md", "answers.jsonl", "certificate.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +30,12 @@ class EvaluationConfig(MeasurementConfig):
     Args:
         drafter: the drafter's directory.
         shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
-            tree:depth=6,top_k=10,nodes=59, static:file=PATH.
+            tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
         thinking: the chat template's enable_thinking; the template's own choice if not given.
         sampling: how tokens are drawn; greedy by default.
         plain: decode plainly too, for speed-up and identity.
-        baselines: others to decode with: plain_eager, transformers, prompt_lookup, prompt_lookup:tokens=5,
-            assisted:DIR.
+        baselines: others to decode with: transformers, prompt_lookup, assisted:DIR (a smaller model).
         certify: write a certificate of losslessness, with so many draws for each sampled check; 0 writes none.
         batch_size: sequences decoded side by side; 1 measures latency.
         compile: run rounds as compiled graphs, which take a minute to build.
@@ -74,8 +57,8 @@ class EvaluationConfig(MeasurementConfig):
 def evaluate_command(config: EvaluationConfig) -> int:
     """Decode prompts with a saved drafter: acceptance length, acceptance by position, speed-up over plain decoding.
 
-    Writes metrics.json, report.md, report.png and every answer's counts and times, answers.jsonl. The exit status is 1
-    if a certificate was asked for and does not hold.
+    Writes metrics.json, report.md and every answer's counts and times, answers.jsonl. The exit status is 1 if a
+    certificate was asked for and does not hold.
 
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
@@ -102,7 +85,7 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
     target, drafter, _ = pair
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
-    with _whole(out):
+    with _whole(out) as place:
         with progress("evaluating", "prompts", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
@@ -119,10 +102,9 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
             **config.context(target, prompts),
         }
         write_answers(out / ANSWERS, [shape.name for shape in shapes], answers)
-        plot(metrics, out / PLOT)
         context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
-        write_report(out / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
-        write_json(out / METRICS, metrics)  # last: where it stands, the evaluation is whole
+        write_report(out / REPORT, "Evaluation", notes(metrics), "", report_tables(metrics), context)
+        write_json(place, metrics)  # last: where it stands, the evaluation is whole
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {one.prompt_id for one in skipped}
         asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
@@ -139,13 +121,11 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _whole(out: Path) -> Iterator[None]:
-    """Refuse a place that cannot be written before anything is decoded, and leave nothing half-done in it."""
+def _whole(out: Path) -> Iterator[Path]:
+    """Where to write the metrics; a place that cannot be written is refused at once, and nothing half-done is left."""
     try:
-        with staged(out / METRICS) as probe:
-            probe.write_text("{}")
-        (out / METRICS).unlink()
-        yield
+        with staged(out / METRICS) as place:
+            yield place
     except BaseException:
         for name in FILES:
             (out / name).unlink(missing_ok=True)
@@ -205,36 +185,3 @@ def _speedup(part: dict[str, Any]) -> str:
     if part["speedup"] is None:
         return "-"
     return shown({"mean": part["speedup"], **part["speedup_interval"]}, "{:.2f}".format, "x")
-
-
-def plot(metrics: dict[str, Any], path: Path) -> None:
-    """Draw acceptance by position and speed as a PNG at ``path``, whole or not at all."""
-    results = metrics["results"]
-    figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
-    positions, speeds = figure.subplots(1, 2)
-    names = []
-    for row, result in enumerate(results):
-        names.append(f"{label(result['shape'], 24)}\n{result['acceptance_length']['mean']:.2f} tokens per pass")
-        look, joint = style(row), result["accepted_per_position"]["joint"]
-        if joint:  # the layout engine goes astray over an empty line
-            positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
-        own, plain = result["tokens_per_second"].values()
-        speedup = "" if result["speedup"] is None else f"  ({result['speedup']:.2f}x)"
-        _bar(speeds, row - 0.19, own, f"{own:,.1f}{speedup}", look["color"])
-        _bar(speeds, row + 0.19, plain, "plain not measured" if plain is None else f"{plain:,.1f} plain", GREY)
-    positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
-    positions.set_ylabel("share of passes with at least k accepted")
-    positions.xaxis.set_major_locator(MaxNLocator(integer=True))
-    speeds.set(title="Speed", xlabel="tokens per second (x: times plain decoding)", ylim=(len(names) - 0.4, -0.6))
-    speeds.set_xlim(0, max(1e-9, speeds.get_xlim()[1]) * 1.35)  # room for the numbers at the ends
-    speeds.set_yticks(range(len(names)), names)
-    for axes in (positions, speeds):
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
-
-
-def _bar(axes: Axes, row: float, rate: float | None, text: str, colour: str) -> None:
-    axes.barh(row, rate or 0, height=0.34, color=colour)
-    axes.annotate(text, (rate or 0, row), (4, 0), textcoords="offset points", va="center")

@@ -16,8 +16,7 @@ from scipy.stats import bootstrap
 
 RESAMPLES = 10_000
 SEED = 0
-METHOD = "95 % BCa bootstrap over prompts"
-HOW = f"{METHOD}, {RESAMPLES} resamples, seed {SEED}"
+HOW = f"95 % BCa bootstrap over prompts, {RESAMPLES} resamples, seed {SEED}"
 ALPHA, POWER = 0.05, 0.8  # of tests
 _DRAWS_AT_ONCE = 2_000_000  # bounds the memory of the bootstrap, whatever the number of prompts
 

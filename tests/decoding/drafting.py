@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree, Proposer
 from specdec.decoding.proposal import Frontier
-from specdec.decoding.sampling import LIKELIEST
 from specdec.drafter import Drafter
+from tests.decoding.trees import LIKELIEST
 
 
 class Drafting(Proposer):

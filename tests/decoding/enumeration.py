@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, OneHot, Rule
-from specdec.decoding.noise import AcceptanceNoise
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import Accepted, DraftTree, OneHot, Rule
+from specdec.decoding.sampling import AcceptanceNoise
 from tests.decoding.trees import path_to
 
 CHAIN = [0, 0, 1]

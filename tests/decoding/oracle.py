@@ -10,21 +10,19 @@ from torch import Tensor
 
 from specdec.decoding import ChildSampling, DraftShape, DraftTree
 from specdec.decoding.proposal import Frontier
-from specdec.decoding.sampling import LIKELIEST
 from specdec.drafter import DraftVocab
-from tests.decoding.trees import path_to
+from tests.decoding.trees import LIKELIEST, path_to
 
 Path = tuple[int, ...]  # target ids after the root
 Law = Callable[[Path], Tensor]
 ROOT = 7  # of the first sequence; one more for each of the next
 
 
-class Said(Frontier):
+class LogProbs(Tensor):
     """Logarithms that need not be those of a law."""
 
-    @property
-    def log_probs_BKD(self) -> Tensor:  # noqa: N802
-        return self.logits_BKD
+    def log_softmax(self, dim: int) -> Tensor:  # type: ignore[override]
+        return self.as_subclass(Tensor)
 
 
 class Oracle:
@@ -51,7 +49,7 @@ class Oracle:
         self.paths += [path for own in paths for path in own]
         numbers = torch.arange(first, len(self.paths), dtype=torch.float64).view(len(paths), -1, 1)
         said = [torch.stack([law(path) for path in own]) for law, own in zip(self.laws, paths, strict=True)]
-        return Said(numbers, torch.stack(said))
+        return Frontier(numbers, torch.stack(said).as_subclass(LogProbs))
 
     def __call__(self, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
         B, (K, Q) = len(self.laws), seen_BKQ.shape[-2:]

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Greedy, OneHot, Rule, WithoutReplacement
-from specdec.decoding.noise import AcceptanceNoise
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import DraftTree, Greedy, OneHot, Rule, WithoutReplacement
+from specdec.decoding.sampling import AcceptanceNoise
 from tests.decoding.enumeration import ids, random_law
 
 
@@ -34,7 +33,7 @@ def some(
     drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise, rows: list[int]
 ) -> tuple[DraftTree, Tensor, AcceptanceNoise]:
     few = DraftTree(drafts.tokens_BN[rows], drafts.parents_BN[rows], drafts.q_BND[rows], drafts.ids_D)
-    return few, p_BNV[rows], AcceptanceNoise(noise.coin_BN[rows], noise.race_BLV[rows])
+    return few, p_BNV[rows], AcceptanceNoise(noise.uniform_BN[rows], noise.exponential_BLV[rows])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=ids)
@@ -67,7 +66,7 @@ def test_padding_and_rows_without_children_are_not_looked_at(rule: Rule) -> None
         torch.cat([q_BND, nan_B2D], 1),
         drafts.ids_D,
     )
-    coin_BN = torch.cat([noise.coin_BN, torch.zeros(300, 2)], 1)
-    after = rule.accept(padded, torch.cat([p_BNV, nan_B2V], 1), noise._replace(coin_BN=coin_BN))
+    uniform_BN = torch.cat([noise.uniform_BN, torch.zeros(300, 2)], 1)
+    after = rule.accept(padded, torch.cat([p_BNV, nan_B2V], 1), noise._replace(uniform_BN=uniform_BN))
     assert torch.equal(after.path_BN[:, :6], before.path_BN) and not after.path_BN[:, 6:].any()
     assert torch.equal(after.next_B, before.next_B)

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.decoding.accept import Greedy
-from specdec.decoding.noise import AcceptanceNoise
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import DraftTree, Greedy
+from specdec.decoding.sampling import AcceptanceNoise
 from tests.decoding.trees import parent_lists, path_to
 
 VOCAB = 4

@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, OneHot, Rule, WithoutReplacement
-from specdec.decoding.noise import AcceptanceNoise
-from specdec.decoding.sampling import LogitsProcessor
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import Accepted, DraftTree, OneHot, Rule, WithoutReplacement
+from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor
 from tests.decoding.enumeration import CHAIN, PAIRS, SHAPES, THREE, World, error, ids, lossless, random_world
 
 LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely"), (OneHot(), "distinct")]
@@ -39,12 +37,10 @@ def hard_worlds() -> dict[str, World]:
     return {
         "the same": whole._replace(q=whole.p),
         "the same but for rounding": whole._replace(q=[(p.sqrt() * p.sqrt()) / 3 * 3 for p in whole.p]),
-        "the target warped": world._replace(p=[cut.probs(p.log(), None) for p in world.p]),
-        "both warped": whole._replace(
-            p=[cut.probs(p.log(), None) for p in whole.p], q=[cut.probs(q.log(), None) for q in whole.q]
-        ),
+        "the target warped": world._replace(p=[cut.probs(p.log()) for p in world.p]),
+        "both warped": whole._replace(p=[cut.probs(p.log()) for p in whole.p], q=[cut.probs(q.log()) for q in whole.q]),
         "the drafter certain": world._replace(q=one_hot),
-        "the target greedy": world._replace(p=[LogitsProcessor().probs(p, None) for p in world.p]),
+        "the target greedy": world._replace(p=[LogitsProcessor().probs(p) for p in world.p]),
         "nothing in common": whole._replace(
             p=[p * (1 - in_common) / (p * (1 - in_common)).sum(-1, keepdim=True) for p in whole.p],
             q=[q * in_common / (q * in_common).sum(-1, keepdim=True) for q in whole.q],
@@ -69,7 +65,7 @@ class DrafterCut(WithoutReplacement):
     """Is told a q that was cut to its two most likely tokens after drawing."""
 
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        q_BND = LogitsProcessor(temperature=1.0, top_k=2).probs(drafts.q_BND.log(), None)
+        q_BND = LogitsProcessor(temperature=1.0, top_k=2).probs(drafts.q_BND.log())
         return super().accept(drafts._replace(q_BND=q_BND), p_BNV, noise)
 
 

@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.decoding.accept import Greedy, OneHot
-from specdec.decoding.noise import AcceptanceNoise, draw
-from specdec.decoding.sampling import LogitsProcessor
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import DraftTree, Greedy, OneHot
+from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor, draw
 from tests.decoding.enumeration import SHAPES, depths, random_law
 from tests.decoding.trees import parent_lists, path_to
 
@@ -88,7 +86,7 @@ def test_one_hot_walks_any_tree_as_a_loop_does_and_as_greedy_does_without_chance
         by_context.setdefault(tuple(tokens[i] for i in path_to(node, parents)), random_law((V,), generator))
     p_NV = torch.stack([by_context[tuple(tokens[i] for i in path_to(node, parents))] for node in range(N)])
     if certain:
-        p_NV = LogitsProcessor().probs(p_NV, None)
+        p_NV = LogitsProcessor().probs(p_NV)
     race_LV = torch.empty(L, V, dtype=torch.float64).exponential_(generator=generator)
     drafts = DraftTree(torch.tensor([tokens]), torch.tensor([parents]))
     noise = AcceptanceNoise(torch.zeros(1, N), race_LV[None])

@@ -7,10 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, OneHot, Rule, WithoutReplacement, at
-from specdec.decoding.noise import AcceptanceNoise, draw
-from specdec.decoding.sampling import LogitsProcessor
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import Accepted, DraftTree, OneHot, Rule, WithoutReplacement, at
+from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor, draw
 from tests.decoding.enumeration import CHAIN, PAIRS, errors, ids, lossless
 
 
@@ -19,22 +17,22 @@ def _sum_one(law: Tensor) -> Tensor:
 
 
 class UpsideDown(WithoutReplacement):
-    def takes(self, coin_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
-        return coin_B * r_x_B < q_x_B
+    def takes(self, uniform_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
+        return uniform_B * r_x_B < q_x_B
 
 
 class WithoutTheDrafter(WithoutReplacement):
     """Accepts with p(x), as if the draft were certain, but it was drawn."""
 
-    def takes(self, coin_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
-        return coin_B < r_x_B
+    def takes(self, uniform_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
+        return uniform_B < r_x_B
 
 
 class TakesHalfAgain(WithoutReplacement):
     """A lenient threshold."""
 
-    def takes(self, coin_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
-        return coin_B * q_x_B < 1.5 * r_x_B
+    def takes(self, uniform_B: Tensor, r_x_B: Tensor, q_x_B: Tensor) -> Tensor:
+        return uniform_B * q_x_B < 1.5 * r_x_B
 
 
 class NoResidual(WithoutReplacement):
@@ -79,7 +77,7 @@ class DrafterColderHere(WithoutReplacement):
 
 class TopPHere(WithoutReplacement):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
-        return super().accept(drafts, LogitsProcessor(temperature=1.0, top_p=0.8).probs(p_BNV.log(), None), noise)
+        return super().accept(drafts, LogitsProcessor(temperature=1.0, top_p=0.8).probs(p_BNV.log()), noise)
 
 
 class DrafterOfTheNextNode(WithoutReplacement):
@@ -95,7 +93,7 @@ class TargetOfTheNodeBefore(WithoutReplacement):
 class BonusOfTheRoot(WithoutReplacement):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         path_BN, next_B = super().accept(drafts, p_BNV, noise)
-        return Accepted(path_BN, torch.where(path_BN[:, -1], draw(p_BNV[:, 0], noise.race_BLV[:, -1]), next_B))
+        return Accepted(path_BN, torch.where(path_BN[:, -1], draw(p_BNV[:, 0], noise.exponential_BLV[:, -1]), next_B))
 
 
 class BonusOfTheParent(WithoutReplacement):
@@ -103,7 +101,7 @@ class BonusOfTheParent(WithoutReplacement):
 
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         path_BN, next_B = super().accept(drafts, p_BNV, noise)
-        wrong_B = draw(at(p_BNV, drafts.parents_BN[:, -1]), noise.race_BLV[:, -1])
+        wrong_B = draw(at(p_BNV, drafts.parents_BN[:, -1]), noise.exponential_BLV[:, -1])
         return Accepted(path_BN, torch.where(path_BN[:, -1], wrong_B, next_B))
 
 
@@ -111,7 +109,7 @@ class CorrectionWithoutResidual(WithoutReplacement):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         path_BN = super().accept(drafts, p_BNV, noise).path_BN
         last_B = (path_BN * torch.arange(1, path_BN.shape[1] + 1)).argmax(1)
-        return Accepted(path_BN, draw(at(p_BNV, last_B), noise.race_BLV[:, 0]))
+        return Accepted(path_BN, draw(at(p_BNV, last_B), noise.exponential_BLV[:, 0]))
 
 
 class SiblingsByToken(WithoutReplacement):
@@ -139,7 +137,7 @@ class OneHotDrawsAgain(OneHot):
     def accept(self, drafts: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         path_BN = super().accept(drafts, p_BNV, noise).path_BN
         last_B = (path_BN * torch.arange(1, path_BN.shape[1] + 1)).argmax(1)
-        return Accepted(path_BN, draw(at(p_BNV, last_B), noise.race_BLV[:, -1]))
+        return Accepted(path_BN, draw(at(p_BNV, last_B), noise.exponential_BLV[:, -1]))
 
 
 class OneHotOfTheRoot(OneHot):

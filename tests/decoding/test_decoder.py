@@ -54,7 +54,7 @@ def test_plain_decoding_is_the_argmax_of_the_whole_text_each_time() -> None:
             ids.append(int(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     made = PlainDecoder(target).generate(PROMPT, 12)
     assert made.ids == ids[3:] and made.seconds > 0
-    assert made.accepted == (0,) * 11 and made.context == tuple(range(4, 15))  # the prefill gave the first
+    assert made.accepted == (0,) * 11  # the prefill gave the first
     assert len(set(made.ids)) > 3
 
 

@@ -1,11 +1,11 @@
-"""Draws have the laws they should, and races are exact.
+"""Draws have the laws they should, and the noise makes them exact.
 
 Legend: V vocabulary, M draws.
 """
 
 import torch
 
-from specdec.decoding.noise import draw, draw_distinct
+from specdec.decoding.sampling import draw, draw_distinct
 
 LAW = torch.tensor([0.05, 0.4, 0.0, 0.3, 0.25])
 M = 400_000
@@ -21,18 +21,18 @@ def p_value(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.special.gammaincc(freedom / 2, statistic / 2))
 
 
-def race(*shape: int, seed: int = 0) -> torch.Tensor:
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.empty(shape).exponential_(generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_draw_has_the_law() -> None:
-    counts = torch.bincount(draw(LAW, race(M, 5)), minlength=5)
+    counts = torch.bincount(draw(LAW, noise(M, 5)), minlength=5)
     assert counts[2] == 0 and p_value(counts.double(), M * LAW.double()) > 1e-6
-    assert torch.equal(draw(7 * LAW, race(9, 5)), draw(LAW, race(9, 5)))
+    assert torch.equal(draw(7 * LAW, noise(9, 5)), draw(LAW, noise(9, 5)))
 
 
 def test_distinct_draws_are_sequential_draws_from_what_is_left() -> None:
-    pairs = draw_distinct(LAW, race(M, 5), 2)
+    pairs = draw_distinct(LAW, noise(M, 5), 2)
     law = LAW.double()
     wanted = law[:, None] * law / (1 - law)[:, None]
     wanted.fill_diagonal_(0)

@@ -7,18 +7,17 @@ import math
 
 import torch
 
-from specdec.decoding.accept import OneHot
-from specdec.decoding.noise import (
-    COIN,
+from specdec.decoding.accept import DraftTree, OneHot
+from specdec.decoding.sampling import (
+    ACCEPTANCE,
     TOKEN,
     acceptance_noise,
-    coins,
     draw,
+    exponential,
     philox,
-    races,
-    token_races,
+    token_noise,
+    uniform,
 )
-from specdec.decoding.tree import DraftTree
 
 V = 50
 
@@ -33,14 +32,14 @@ def test_philox_gives_the_known_answers() -> None:
         assert tuple(int(word) for word in words) == answer
 
 
-def test_coins_are_uniform_and_races_exponential() -> None:
+def test_noise_is_uniform_and_exponential() -> None:
     seed_B, place_BP = torch.tensor([5, -7]), torch.arange(2000).expand(2, -1)
-    coin = coins(seed_B, place_BP, COIN, 101).flatten().double()
-    time = races(seed_B, place_BP, TOKEN, 101).flatten().double()
-    for uniform in (coin, 1 - torch.exp(-time)):
-        assert uniform.min() >= 0 and coin.max() < 1 and time.min() > 0 and time.isfinite().all()
-        bins = torch.histc(uniform, 1000, 0, 1)
-        each = len(uniform) / 1000
+    coin = uniform(seed_B, place_BP, ACCEPTANCE, 101).flatten().double()
+    time = exponential(seed_B, place_BP, TOKEN, 101).flatten().double()
+    for found in (coin, 1 - torch.exp(-time)):
+        assert found.min() >= 0 and coin.max() < 1 and time.min() > 0 and time.isfinite().all()
+        bins = torch.histc(found, 1000, 0, 1)
+        each = len(found) / 1000
         statistic = ((bins - each) ** 2 / each).sum()
         assert torch.special.gammaincc(torch.tensor(499.5).double(), statistic / 2) > 1e-6
 
@@ -48,7 +47,7 @@ def test_coins_are_uniform_and_races_exponential() -> None:
 def test_every_seed_place_stream_and_lane_has_noise_of_its_own() -> None:
     seed_B = torch.tensor([0, 1, 2**32, -1, 2**40 + 1])
     place_BP = torch.tensor([0, 1, 2, 70_000, 2**33]).expand(5, -1)
-    everything = torch.cat([races(seed_B, place_BP, stream, 40).flatten() for stream in range(3)])
+    everything = torch.cat([exponential(seed_B, place_BP, stream, 40).flatten() for stream in range(3)])
     assert len(everything.unique()) > 0.999 * len(everything)
     halves = everything.view(2, -1)
     correlation = torch.corrcoef(halves)[0, 1]
@@ -63,7 +62,7 @@ def test_one_hot_passes_draw_the_very_tokens_of_a_plain_decode() -> None:
     plain = [0]
     while len(plain) < length:
         place = torch.tensor([[len(plain)]])
-        plain.append(int(draw(p_VV[plain[-1]], token_races(seed, place, V)[0, 0])))
+        plain.append(int(draw(p_VV[plain[-1]], token_noise(seed, place, V)[0, 0])))
     text, passes = [0], 0
     while len(text) < length:
         hopes = (plain + [0] * 4)[len(text) : len(text) + 3]

@@ -101,7 +101,7 @@ def test_each_sequence_of_a_ragged_batch_is_as_alone(name: str, growth: DraftSha
             ids_BP[b, :count] = ids[b, first + 1 : first + count + 1]
             aux_BPNH[b, :count] = aux[b, first : first + count]
         start = proposer.commit(ids_BP, aux_BPNH, count_B)
-        assert start.h_BKH.shape[:2] == start.log_probs_BKD.shape[:2] == (B, 1)
+        assert start.h_BKH.shape[:2] == start.logits_BKD.shape[:2] == (B, 1)
         tree = proposer.draft(ids.gather(1, proposer.length_B[:, None])[:, 0], start)
         assert tree.tokens_BN.shape == (B, growth.nodes_drafted + 1)
         for b, until in enumerate(proposer.length_B.tolist()):
@@ -111,7 +111,7 @@ def test_each_sequence_of_a_ragged_batch_is_as_alone(name: str, growth: DraftSha
             alone = Drafting(drafter, growth, LENGTH)
             wanted = extend(alone, ids[b : b + 1], aux[b : b + 1], until)
             torch.testing.assert_close(start.h_BKH[b], wanted.h_BKH[0], rtol=0, atol=1e-11)
-            torch.testing.assert_close(start.log_probs_BKD[b], wanted.log_probs_BKD[0], rtol=0, atol=1e-11)
+            torch.testing.assert_close(start.logits_BKD[b], wanted.logits_BKD[0], rtol=0, atol=1e-11)
             torch.testing.assert_close(proposer.rows(b), alone.rows(), rtol=0, atol=1e-11)
             own = alone.draft(ids[b : b + 1, until], wanted)
             assert torch.equal(tree.tokens_BN[b], own.tokens_BN[0])
@@ -153,7 +153,7 @@ def test_a_dynamic_tree_is_grown_from_the_law_of_every_path(name: str) -> None:
             seen = torch.ones(1, depth + 1, dtype=torch.bool)
             node = tokens[path[depth : depth + 1]][None]
             frontier = proposer.expand(proposer.length_B, node, frontier.h_BKH, seen, torch.arange(depth + 1))
-        return frontier.log_probs_BKD[0, 0]
+        return frontier.logits_BKD.log_softmax(-1)[0, 0]
 
     laws = {parent: law(path_to(parent, parents)[1:]) for parent in set(parents)}
     for node in range(1, len(tokens)):

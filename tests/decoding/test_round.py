@@ -16,8 +16,8 @@ from specdec.decoding import (
     Sampling,
     SpeculativeDecoder,
 )  # fmt: skip
+from specdec.decoding.accept import nodes_in_order
 from specdec.decoding.round import PlainRound, SpeculativeRound
-from specdec.decoding.tree import nodes_in_order
 from specdec.drafter import Drafter
 from tests.decoding.trees import parent_lists, path_to
 from tests.tiny import presets, tiny_drafter, tiny_target
@@ -45,6 +45,11 @@ def begun(round_: PlainRound, only: tuple[int, ...] = (0, 1, 2)) -> None:
         assert round_.prefill(b, PROMPTS[b], 0).tolist() == ANSWERS[b][:1]
 
 
+def state(round_: PlainRound) -> list[Tensor]:
+    """What is known of each sequence, its states apart."""
+    return [round_.live_B, round_.length_B, round_.root_B, round_.fresh_BP, round_.count_B, round_.seed_B]
+
+
 def tree_of(texts: list[list[int]], right: list[int]) -> DraftTree:
     """Nodes 0, 3, 4 and 6 are a text of four tokens, as far as so many drafts may be right; all else is wrong."""
     tokens = []
@@ -61,17 +66,16 @@ def test_each_sequence_commits_what_the_target_says_and_hands_its_states_on() ->
     begun(round_)
     report = round_.verify(tree_of([own[:4] for own in ANSWERS], right))
     assert report.shape == (3, 1 + 4 + 1) and report.dtype == torch.int64
-    sequences = round_.sequences
     for b, ((count, *fresh, depth), drafts) in enumerate(zip(report.tolist(), right, strict=True)):
         assert count == drafts + 1 and fresh[:count] == ANSWERS[b][1 : count + 1] and depth == 3
         assert set(fresh[count:]) <= {fresh[count - 1]}  # padding
-        assert int(sequences.length_B[b]) == len(PROMPTS[b]) + count and int(sequences.count_B[b]) == count
-        assert int(sequences.root_B[b]) == ANSWERS[b][count]
+        assert int(round_.length_B[b]) == len(PROMPTS[b]) + count and int(round_.count_B[b]) == count
+        assert int(round_.root_B[b]) == ANSWERS[b][count]
         ids = [*PROMPTS[b], *ANSWERS[b][:count]]
         whole = SpeculativeRound(TARGET, round_.proposer.drafter, Chain(1), GREEDY, 40)
         assert whole.prefill(0, ids, 0).tolist() == [ANSWERS[b][count]]
-        torch.testing.assert_close(sequences.aux_BPLH[b, count - 1], whole.sequences.aux_BPLH[0, 0], rtol=0, atol=1e-10)
-    again = round_.verify(DraftTree.of_roots(sequences.root_B)).tolist()
+        torch.testing.assert_close(round_.aux_BPLH[b, count - 1], whole.aux_BPLH[0, 0], rtol=0, atol=1e-10)
+    again = round_.verify(DraftTree(round_.root_B[:, None].clone(), torch.zeros(3, 1, dtype=torch.int64))).tolist()
     assert [[*row[:2], row[-1]] for row in again] == [[1, ANSWERS[b][drafts + 2], 0] for b, drafts in enumerate(right)]
 
 
@@ -84,9 +88,8 @@ def test_one_that_is_not_live_takes_part_in_nothing() -> None:
         tree = round_.draft()
         report, wanted = round_.verify(tree), full.verify(full.draft())
         assert torch.equal(report[[0, 2]], wanted[[0, 2]]) and int(report[1, 0]) == 0 < int(wanted[1, 0])
-        sequences = round_.sequences
-        assert (bool(sequences.live_B[1]), int(sequences.length_B[1]), int(sequences.count_B[1])) == (False, 0, 0)
-        assert bool(sequences.aux_BPLH.isfinite().all())
+        assert (bool(round_.live_B[1]), int(round_.length_B[1]), int(round_.count_B[1])) == (False, 0, 0)
+        assert bool(round_.aux_BPLH.isfinite().all())
 
 
 def test_one_begins_while_others_are_under_way() -> None:
@@ -97,10 +100,10 @@ def test_one_begins_while_others_are_under_way() -> None:
     for each in (round_, undisturbed):
         for _ in range(4):
             each.verify(each.draft())
-    round_.sequences.end(1)
-    before = [x[[0, 2]].clone() for x in round_.sequences[1:-1] if isinstance(x, Tensor)]
+    round_.end(1)
+    before = [x[[0, 2]].clone() for x in state(round_)]
     assert round_.prefill(1, PROMPTS[0], 0).tolist() == ANSWERS[0][:1]
-    after = [x[[0, 2]] for x in round_.sequences[1:-1] if isinstance(x, Tensor)]
+    after = [x[[0, 2]] for x in state(round_)]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     alone, got, wanted = new_round(), [], []
     begun(alone, (0,))

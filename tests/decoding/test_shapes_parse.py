@@ -1,8 +1,5 @@
 """Growths by their names."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from specdec.decoding import Chain, DraftShape, DynamicTree, StaticTree, parse_shape
@@ -35,19 +32,11 @@ def test_text_names_a_growth(text: str, growth: DraftShape) -> None:
         ("tree:depth=2.5", "is not one of depth=NUMBER, top_k=NUMBER, nodes=NUMBER"),
         ("chain:depth=0", "depth must be at least 1"),
         ("tree:nodes=1000", "candidates, not 1000"),
-        ("static:", "'static:': a static tree has one parameter, file=PATH"),
-        ("static:depth=3", "one parameter, file=PATH"),
-        ("static:file=nowhere.yaml", "nowhere.yaml: no such file"),
+        ("static:", "'static:': static is EAGLE-1's tree and takes no parameters"),
+        ("static:depth=3", "takes no parameters"),
     ],
 )
 def test_text_that_names_none_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse_shape(text)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["tree.json", "my tree, one: of=two.json"])
-def test_text_names_the_file_of_a_tree(tmp_path: Path, name: str) -> None:
-    paths = ((0,), (2,), (2, 1))
-    (tmp_path / name).write_text(json.dumps(paths))
-    assert parse_shape(f"static:file={tmp_path / name}") == StaticTree(paths)

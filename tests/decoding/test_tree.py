@@ -4,8 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.decoding import DraftTree
-from specdec.decoding.tree import ancestors
+from specdec.decoding.accept import ancestors
 from tests.decoding.trees import parent_lists, path_to
 
 
@@ -23,9 +22,3 @@ def test_ancestors_are_the_transitive_closure_of_any_trees(parents: list[list[in
     """The smaller ones of a batch are padded."""
     most = max(map(len, parents))
     assert_closure([own + list(range(len(own), most)) for own in parents])
-
-
-def test_roots_alone() -> None:
-    tree = DraftTree.of_roots(torch.tensor([7, 4]))
-    assert tree.tokens_BN.tolist() == [[7], [4]] and tree.parents_BN.tolist() == [[0], [0]] and tree.q_BND is None
-    assert tree.tokens_BN.dtype == tree.parents_BN.dtype == torch.int64

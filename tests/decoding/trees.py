@@ -1,6 +1,12 @@
 """Random draft trees, and the plain loops they are checked against."""
 
+import torch
 from hypothesis import strategies as st
+
+from specdec.decoding import ChildSampling
+from specdec.decoding.accept import Greedy
+
+LIKELIEST = ChildSampling(Greedy(), 1.0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
 
 
 @st.composite

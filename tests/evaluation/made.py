@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specdec.decoding import Generation, Request, SpeculativeDecoder
 from specdec.drafter import Drafter
-from specdec.evaluation.answers import Answer
+from specdec.evaluation.metrics import Answer
 from specdec.target import Target
 from tests.perfect import markov_target, perfect_drafter
 from tests.tiny import presets

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -118,18 +117,13 @@ def test_every_second_validation(base: list[str], tmp_path: Path) -> None:
     assert len(column(out, "val/loss")) == 2 and len(column(out, "val/acceptance_length")) == 1
 
 
-def test_several_shapes_are_told_apart(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
-    out = tmp_path / "run"
-    shapes = ["chain:depth=2", "tree:depth=3,top_k=2,nodes=6"]
-    more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.shapes", str(shapes), "--out", str(out)]
+def test_nothing_is_decoded_at_the_sanity_check(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
+    out, shape = tmp_path / "run", "tree:depth=3,top_k=2,nodes=6"
+    more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.shape", shape, "--out", str(out)]
     assert run("fit", [*base, *more]) == 0
-    for name, shape in zip(("chain_depth_2", "tree_depth_3_top_k_2_nodes_6"), shapes, strict=True):
-        wanted = measured(out, easy, text_file, shape)
-        logged = column(out, f"val/acceptance_length_{name}")
-        assert len(logged) == len(column(out, "val/loss"))  # none at the sanity check
-        assert logged[-1] == pytest.approx(wanted["acceptance_length"])
-        assert column(out, f"val/accepted_at_2_{name}")
-    assert not column(out, "val/acceptance_length") and not column(out, "val/accepted_at_3_chain_depth_2")
+    logged = column(out, "val/acceptance_length")
+    assert len(logged) == len(column(out, "val/loss"))
+    assert logged[-1] == pytest.approx(measured(out, easy, text_file, shape)["acceptance_length"])
 
 
 def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
@@ -148,48 +142,19 @@ def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Pa
     )
 
 
-def test_prompts_may_come_from_a_file(
-    base: list[str], tmp_path: Path, easy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[list[int]] = []
-    generate = SpeculativeDecoder.generate
-
-    def spy(self: SpeculativeDecoder, prompt: list[int], *args: Any) -> Any:
-        seen.append(prompt)
-        return generate(self, prompt, *args)
-
-    monkeypatch.setattr(SpeculativeDecoder, "generate", spy)
-    lines = [f"def add_{n}(a, b):" for n in range(5)]
-    (tmp_path / "prompts.txt").write_text("\n".join(lines))
-    prompts = ["--acceptance.prompts", str(tmp_path / "prompts.txt")]
-    prompts += ["--trainer.num_sanity_val_steps", "1"]
-    assert run("fit", [*base, *prompts, "--trainer.max_steps", "3", "--out", str(tmp_path / "run")]) == 0
-    assert len(seen) == 3 * len(column(tmp_path / "run", "val/acceptance_length"))  # the sanity check decodes nothing
-    tokenizer = Target.load(easy).tokenizer
-    assert seen[:3] == [tokenizer.encode(line) for line in lines[:3]]
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["--acceptance.shapes", "bush"], "shape 'bush'"),
-        (["--acceptance.shapes", "[chain, chain]"], "each once"),
-        (["--acceptance.shapes", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
+        (["--acceptance.shape", "bush"], "shape 'bush'"),
+        (["--acceptance.shape", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
         (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
         (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
-        (["--acceptance.prompts", "LONG"], "prompt line-1: a prompt of"),
-        (["--acceptance.prompts", "BLANK"], "acceptance.prompts: prompt void: it is empty"),
-        (["--acceptance.prompts", "/nowhere.txt"], "/nowhere.txt"),
         (["--acceptance.max_new_tokens", "250"], "no validation document can be made a prompt"),
     ],
 )
 def test_wrong_input_is_told_before_training(
     base: list[str], tmp_path: Path, override: list[str], message: str
 ) -> None:
-    (tmp_path / "long.txt").write_text("word " * 300)
-    (tmp_path / "blank.jsonl").write_text(json.dumps({"prompt_id": "void", "prompt": " "}))
-    files = {"LONG": str(tmp_path / "long.txt"), "BLANK": str(tmp_path / "blank.jsonl")}
-    override = [files.get(word, word) for word in override]
     with pytest.raises(ValueError, match=message) as error:
         run("fit", [*base, *override, "--out", str(tmp_path / "run")])
     assert "\n" not in str(error.value)
@@ -245,7 +210,7 @@ def test_a_conversation_is_cut_where_its_first_answer_begins() -> None:
 )
 def test_no_prompt_is_one_clear_line(documents: list[Document]) -> None:
     rows = pack_stream(documents, 64)
-    with pytest.raises(ValueError, match=r"begins within 49 tokens.*acceptance.prompts") as error:
+    with pytest.raises(ValueError, match=r"begins within 49 tokens.*acceptance.max_new_tokens") as error:
         document_prompts(rows, 8, 20, 49)
     assert "\n" not in str(error.value)
 

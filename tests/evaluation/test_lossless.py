@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from specdec.decoding import Chain, DraftShape, DynamicTree, Request, Sampling, SpeculativeDecoder, StaticTree
-from specdec.decoding.accept import Accepted, Rule, WithoutReplacement
-from specdec.decoding.noise import AcceptanceNoise
-from specdec.decoding.tree import DraftTree
+from specdec.decoding.accept import Accepted, DraftTree, Rule, WithoutReplacement
+from specdec.decoding.sampling import AcceptanceNoise
 from specdec.evaluation.lossless import certify, check_greedy, check_sampled, most_open
 from specdec.target import Target
 from tests.evaluation.made import alter, soft_target
@@ -79,7 +78,7 @@ class AcceptsAll(WithoutReplacement):
 def test_a_biased_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = soft_target()
     rules: dict[str, Rule] = {"without_replacement": AcceptsAll()}
-    monkeypatch.setattr("specdec.decoding.sampling.RULES", rules)
+    monkeypatch.setattr("specdec.decoding.accept.RULES", rules)
     sampling = Sampling(temperature=0.9, rule="without_replacement", draft_temperature=3.0)
     found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 300)
     assert found["fault"] and found["p_value"] < 1e-12
@@ -114,7 +113,7 @@ def test_draws_follow_the_prompt_after_which_they_tell_most(monkeypatch: pytest.
 
 def test_the_statement_covers_every_shape_and_rule() -> None:
     target, drafter = soft_target()
-    asked = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.2, seed=5)
+    asked = Sampling(temperature=0.7, top_p=0.95, seed=5)
     shapes = [Chain(2), DynamicTree(depth=2, top_k=2, nodes=4)]
     found = certify(target, drafter, shapes, PROMPTS[:2], max_new_tokens=6, runs=100, sampling=asked)
     assert found["holds"] and found["seed"] == 5 and json.loads(json.dumps(found)) == found

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from specdec.evaluation import metrics
-from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import passes, per_prompt
+from specdec.evaluation.metrics import Answer, passes, per_prompt
 from tests.evaluation.made import answer, answer_lists
 
 

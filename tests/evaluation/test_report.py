@@ -1,18 +1,13 @@
-"""The table, the Markdown report and the picture of what ``metrics.json`` holds."""
+"""The table and the Markdown report of what ``metrics.json`` holds."""
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
 
-from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import summary
-from specdec.evaluation.run import notes, plot, print_results, report_tables
+from specdec.evaluation.metrics import Answer, summary
+from specdec.evaluation.run import notes, print_results, report_tables
 from specdec.evaluation.style import write_report
 
 FOUND = [
@@ -24,7 +19,7 @@ FOUND = [
 
 def reported(folder: Path, metrics: dict[str, Any]) -> str:
     context = {name: metrics[name] for name in ("target", "provenance") if name in metrics}
-    write_report(folder / "report.md", "Evaluation", notes(metrics), "report.png", report_tables(metrics), context)
+    write_report(folder / "report.md", "Evaluation", notes(metrics), "", report_tables(metrics), context)
     return (folder / "report.md").read_text()
 
 
@@ -78,7 +73,7 @@ def test_the_report_says_it_all(tmp_path: Path, result: dict[str, Any]) -> None:
         f"| tree[b\\|$] | 2 | 2.00 [{low:.2f}, {high:.2f}] | 4.0 | 2.3 | {fast} | 1 of 2 |",
         "| tree[b\\|$] | 3 | 0.250 | 1.000 |",
         "| tree[b\\|$] | math | 1 | 2.33 | 2.00x |", "Intervals from 2 prompts are too narrow",
-        "![Evaluation](report.png)", "| target | tiny |", "specdec evaluate --x y",
+        "| target | tiny |", "specdec evaluate --x y",
         "## Prompts left out\n\n| Prompt | Reason |\n| --- | --- |\n| a\\|b | too long |\n",
     ):  # fmt: skip
         assert part in text, part
@@ -99,70 +94,3 @@ def test_the_table_on_the_terminal(result: dict[str, Any]) -> None:
     shown = capture.get()
     assert "tree[b|$]" in shown  # not swallowed as markup
     assert all(part in shown for part in ("2.00 [", "1.75x", "1 of 2", "too narrow"))
-
-
-def results(count: int, prompts: int = 12, plain: float = 2.0, depth: int = 5) -> list[dict[str, Any]]:
-    generator, found = np.random.default_rng(0), []
-    for index in range(count):
-        answers = []
-        for prompt in range(prompts):
-            accepted = tuple(generator.integers(0, depth + 1, size=20).tolist())
-            tokens, drafted = sum(accepted) + 20, (depth,) * 20
-            answers.append(Answer(str(prompt), None, tokens, accepted, drafted, 1.0, plain, tokens * (plain > 0), None))
-        found.append(summary(f"shape number {index} of the table", {}, answers))
-    return found
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved, so that a test can look at them."""
-    kept: list[Figure] = []
-    save = Figure.savefig
-
-    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
-        kept.append(figure)
-        save(figure, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return kept
-
-
-def test_a_picture_with_something_on_it(tmp_path: Path, drawn: list[Figure]) -> None:
-    found = results(3)
-    plot({"results": found}, tmp_path / "new" / "acceptance.png")
-    pixels = matplotlib.image.imread(tmp_path / "new" / "acceptance.png")
-    assert pixels.shape[0] >= 500 and pixels.shape[1] == 1440
-    assert 0.005 < (pixels[..., :3].min(-1) < 0.9).mean() < 0.6  # neither blank nor black
-    joint, speed = drawn[0].axes
-    wanted = [result["accepted_per_position"]["joint"] for result in found]
-    assert [line.get_ydata().tolist() for line in joint.lines] == wanted
-    assert len(speed.get_yticks()) == 3 and len(speed.patches) == 6
-
-
-def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: list[Figure]) -> None:
-    found = results(6)
-    found[0]["shape"] = "a_very_long_name_without_any_space_" * 4
-    found[1]["shape"] = "a long name of many words, " * 6
-    plot({"results": found}, tmp_path / "acceptance.png")
-    figure = drawn[0]
-    renderer, page, boxes = FigureCanvasAgg(figure).get_renderer(), figure.bbox, []
-    for axes in figure.axes:
-        texts = [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            ticks = [tick for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-            texts += [tick.label1 for tick in ticks if tick.label1.get_visible()]
-        boxes += [(text, text.get_window_extent(renderer)) for text in texts if text.get_text().strip()]
-    for index, (text, box) in enumerate(boxes):
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text
-        for other, other_box in boxes[index + 1 :]:
-            assert not box.overlaps(other_box), (text, other)
-
-
-def test_what_was_not_measured_is_said_and_strange_names_can_be_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
-    found = results(2, prompts=1, plain=0.0, depth=0)
-    found[0]["shape"], found[1]["shape"] = "_cost $x^2 and $y_", ""
-    plot({"results": found}, tmp_path / "acceptance.png")
-    _, speed = drawn[0].axes
-    assert "plain not measured" in [text.get_text() for text in speed.texts]
-    assert speed.get_yticklabels()[0].get_text().strip().startswith(r"_cost \$x^2 and \$y_")

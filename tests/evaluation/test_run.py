@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation.answers import read_answers
-from specdec.evaluation.metrics import summary
+from specdec.evaluation.metrics import read_answers, summary
 from specdec.evaluation.run import FILES
 
 
@@ -37,10 +36,10 @@ def sums(folder: Path) -> Path:
     return path
 
 
-def test_it_writes_metrics_report_and_picture(arguments: list[str], tmp_path: Path) -> None:
+def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "answers.jsonl"}
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["drafter"]["made_for_this_target"] is True
@@ -80,7 +79,7 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
         (["--system", "Be brief."], "system"),
         (["--limit", "0"], "limit"),
         (["--sampling.temperature", "-0.5"], "temperature"),
-        (["--shape", "static:file=TREE"], "lacks its parent"),
+        (["--shape", "static:depth=3"], "takes no parameters"),
         (["--baselines", "assisted"], "assisted:DIR"),
         (["--thinking", "true"], "thinking"),
         (["--thinking", "maybe"], "thinking"),
@@ -93,8 +92,7 @@ def test_wrong_input_leaves_nothing(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], message: str
 ) -> None:
     out = tmp_path / "out"
-    (tmp_path / "tree.yaml").write_text("[[0], [1, 0]]")
-    extra = [word.replace("SUMS", str(sums(tmp_path))).replace("TREE", str(tmp_path / "tree.yaml")) for word in extra]
+    extra = [word.replace("SUMS", str(sums(tmp_path))) for word in extra]
     assert main([*arguments, *extra, "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1

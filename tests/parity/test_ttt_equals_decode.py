@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.shapes import Chain
+from specdec.decoding import Chain
 from specdec.drafter import Drafter, DrafterSpec
 from specdec.training.ttt import ttt_unroll
 from tests.decoding.drafting import Drafting
@@ -50,7 +50,7 @@ def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> fl
         frontier = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
         for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
-            gap = max(gap, float((frontier.log_probs_BKD[0, 0] - want).abs().max()))
+            gap = max(gap, float((frontier.logits_BKD[0, 0].log_softmax(-1) - want).abs().max()))
             token = anchor + 2 + k
             if token >= length or documents[token] != documents[anchor]:
                 break

@@ -29,7 +29,7 @@ SHAPES: dict[str, DraftShape] = {
     "static": StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0))),
     "dynamic": DynamicTree(depth=3, top_k=3, nodes=8),
 }
-SAMPLINGS = {"greedy": Sampling(), "one_hot": Sampling(temperature=0.8), "penalised": Sampling(repetition_penalty=1.4)}
+SAMPLINGS = {"greedy": Sampling(), "one_hot": Sampling(temperature=0.8)}
 REQUESTS = [Request([7], 14, 3), Request([3, 4, 5, 6, 7, 8], 9, 4), Request(list(range(30)), 11, 5)]
 TARGET, DRAFTER = tiny_target(), tiny_drafter(presets()["eagle3_1"])
 OFTEN = markov_target(context=0.45)  # whose drafter would often be right
@@ -80,10 +80,10 @@ class Opposite(Sampling):
 
     known_D: Tensor
 
-    def probs(self, logits_BNV: Tensor, seen_BNV: Tensor | None = None) -> Tensor:
+    def probs(self, logits_BNV: Tensor) -> Tensor:
         struck = logits_BNV.clone()
         struck[..., self.known_D] = float("-inf")
-        return super().probs(struck, seen_BNV)
+        return super().probs(struck)
 
 
 @pytest.mark.parametrize("rule", ["one_hot", "without_replacement"])

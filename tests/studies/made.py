@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from specdec.evaluation.answers import Answer, write_answers
+from specdec.evaluation.metrics import Answer, write_answers
 from specdec.utils.journal import Journal
 
 AXES = {"norm": ["off", "on"], "K": ["1", "4"]}
