@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from specdec.drafter.axes import Entered, EntryModule, NormTable
 from specdec.drafter.config import DrafterConfig
-from specdec.drafter.entry import Entered, EntryModule
-from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
 from specdec.nn.layers import Attention, RMSNorm, SwiGLU
 from specdec.nn.rope import Rope
@@ -205,13 +204,9 @@ class DraftVocab(nn.Module):
         ids_D, size_V = self.target_ids_D, self.draft_ids_V.shape[0]
         if len(ids_D) == 0 or bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= size_V:
             raise ValueError(f"draft vocabulary: the target ids must increase strictly inside 0..{size_V - 1}")
+        self.complete = len(ids_D) == size_V  # whether it is the target's whole vocabulary
         self.draft_ids_V.fill_(-1)
         self.draft_ids_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it is the target's whole vocabulary."""
-        return len(self.target_ids_D) == len(self.draft_ids_V)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Target ids of draft ids, any shape."""

@@ -26,7 +26,7 @@ from specdec.drafter import (
     Wide,
     dry_run,
 )
-from specdec.drafter.entry import WideEntry
+from specdec.drafter.axes import WideEntry
 from specdec.drafter.parts import part_flops
 from tests.tiny import HIDDEN, VOCAB, all_specs, presets, tiny_config, tiny_drafter
 
