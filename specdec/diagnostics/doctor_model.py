@@ -22,8 +22,8 @@ from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import Drafter, DrafterConfig, Norms, PostNorm, PreNorm
+from specdec.nn.layers import rope_parameters
 from specdec.nn.optimizers import AdamW
-from specdec.nn.rope import rope_parameters
 from specdec.nn.view import View
 from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs

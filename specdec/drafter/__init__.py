@@ -1,8 +1,20 @@
 """The drafter and its axes."""
 
 from specdec.drafter.axes import (
-    Concat, Entered, Entry, EntryModule, Fusion, LastLayer, Narrow, Norm, Norms, PostNorm, PreNorm, Recurrence,
-    ScalarMix, Wide,
+    Concat,
+    Entered,
+    Entry,
+    EntryModule,
+    Fusion,
+    LastLayer,
+    Narrow,
+    Norm,
+    Norms,
+    PostNorm,
+    PreNorm,
+    Recurrence,
+    ScalarMix,
+    Wide,
 )  # fmt: skip
 from specdec.drafter.config import DrafterConfig, DrafterSpec
 from specdec.drafter.io import load, save

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from specdec.drafter.axes import Concat, Entry, Fusion, Norm, Norms, PostNorm, Recurrence, Wide
 from specdec.drafter.parts import Part, describe, revive
-from specdec.nn.rope import frequencies, rope_parameters
+from specdec.nn.layers import frequencies, rope_parameters
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
@@ -94,7 +94,7 @@ class DrafterConfig:
     Args:
         aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
         attention_window: positions back that a node attends to, itself included, or ``full``.
-        rope: the target's rope block, verbatim; see :func:`specdec.nn.rope.rope_parameters`.
+        rope: the target's rope block, verbatim; see :func:`specdec.nn.layers.rope_parameters`.
         target: the identity of the target it was built for.
 
     Raises:

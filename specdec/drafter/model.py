@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from specdec.drafter.axes import Entered, EntryModule, NormTable
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.parts import built
-from specdec.nn.layers import Attention, RMSNorm, SwiGLU
-from specdec.nn.rope import Rope
+from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
 
 

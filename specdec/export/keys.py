@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.drafter import Concat, DrafterConfig, PostNorm
-from specdec.nn.rope import rope_parameters
+from specdec.nn.layers import rope_parameters
 
 log = logging.getLogger(__name__)
 

@@ -129,7 +129,7 @@ def attend_pieces(
     out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
     for b, rows, keys, causal in pieces.pieces:
         one = slice(b, b + 1)
-        mask_11RK = None if causal else pieces.spans.row(b).part(rows, keys)
+        mask_11RK = None if causal else pieces.spans.part(rows, keys, one)
         got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], mask_11RK)
         out[one, :, rows] = got[..., :narrow]
     return out

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, PreNorm
 from specdec.drafter.parts import part_flops
-from specdec.nn.blocked import kept_bytes
+from specdec.nn.unroll import kept_bytes
 from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
 from specdec.training.ttt import supervised

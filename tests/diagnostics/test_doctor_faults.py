@@ -18,7 +18,7 @@ from specdec.drafter import Drafter, save
 from specdec.drafter.axes import FeedNormed
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
-from specdec.nn.rope import rope_parameters
+from specdec.nn.layers import rope_parameters
 from specdec.nn.view import View
 from specdec.target import TargetOutput
 from specdec.training import step as step_module

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.nn import cache as nn_cache
-from specdec.nn.blocked import Blocked
 from specdec.nn.cache import FEW, Pieces, StaticCache, additive, attend, attend_few, attend_pieces
-from specdec.nn.unroll import Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import Pairs, Spans, View
 from tests.nn.trees import Tree, seen_by, trees
 from tests.nn.visibilities import packed_visibilities
@@ -283,7 +282,7 @@ def test_any_packed_visibility(visible: Spans, rows: int, causal: bool) -> None:
 
 def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
     documents = [0] * 600 + [1] * 20 + [2] * 30 + [3] * 700 + [-1] * 10
-    found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility.spans()).pieces
+    found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility).pieces
     spans = [(p.sequence, p.rows.start, p.rows.stop, p.keys.start, p.keys.stop, p.causal) for p in found]
     assert spans == [
         (0, 0, 600, 0, 600, True),
@@ -295,7 +294,7 @@ def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
 
 
 def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
-    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility.spans()).pieces for prefix in (0, 100))
+    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility).pieces for prefix in (0, 100))
     assert [(p.keys, p.causal) for p in whole] == [(slice(0, 600), True)]
     assert [(p.rows, p.keys, p.causal) for p in later] == [
         (slice(0, 512), slice(0, 612), False),

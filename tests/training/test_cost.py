@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, LastLayer, Norms
-from specdec.nn.blocked import Blocked, kept_bytes
+from specdec.nn.unroll import Blocked, kept_bytes
 from specdec.nn.view import View
 from specdec.training import throughput as module
 from specdec.training.cost import (
