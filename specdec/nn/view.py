@@ -53,16 +53,13 @@ class Pairs(NamedTuple):
     """Any visibility at all, pair by pair: that of a draft tree. Its methods are those of :class:`Spans`."""
 
     mask_B1TS: Tensor  # bool, True where the node sees the key
-
-    @property
-    def columns(self) -> int:
-        return self.mask_B1TS.shape[-1]
+    columns: int  # S
 
     def of(self, nodes_BM: Tensor) -> Self:
         return self._replace(mask_B1TS=self.mask_B1TS.take_along_dim(nodes_BM[:, None, :, None], dim=2))
 
     def cut(self, columns: int) -> Self:
-        return self._replace(mask_B1TS=self.mask_B1TS[..., :columns])
+        return self._replace(mask_B1TS=self.mask_B1TS[..., :columns], columns=columns)
 
     def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
         distance_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :]
@@ -148,7 +145,7 @@ class View(NamedTuple):
         positions_BQ = first_B1 + depth_BQ
         key_positions_BS = torch.where(is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S)
         positions_BT, slots_BT = (x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT))
-        return cls(positions_BT, Pairs(mask_BTS[:, None]), key_positions_BS, slots_BT, cache)
+        return cls(positions_BT, Pairs(mask_BTS[:, None], capacity), key_positions_BS, slots_BT, cache)
 
     @classmethod
     def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:

@@ -40,7 +40,7 @@ def row(view: View, b: int) -> View:
     assert view.slots_BT is not None
     assert len(view.positions_BT) == len(view.mask_B1TS) == len(view.key_positions_BS) == len(view.slots_BT) > b
     one = slice(b, b + 1)
-    visible = Pairs(view.mask_B1TS[one])
+    visible = Pairs(view.mask_B1TS[one], view.visibility.columns)
     return View(view.positions_BT[one], visible, view.key_positions_BS[one], view.slots_BT[one])
 
 
@@ -156,7 +156,7 @@ def test_within_only_narrows_in_a_cache(tree: Tree, prefix: int, spare: int, win
 def test_every_answer_is_the_masks(visible: Spans, data: st.DataObject) -> None:
     mask = visible.mask_B1TS
     B, _, T, S = mask.shape
-    pairs = Pairs(mask)
+    pairs = Pairs(mask, S)
     a, i = data.draw(st.integers(0, T - 1)), data.draw(st.integers(0, S - 1))
     rows, keys = slice(a, data.draw(st.integers(a + 1, T))), slice(i, data.draw(st.integers(i + 1, S)))
     nodes = torch.tensor(
@@ -174,8 +174,8 @@ def test_every_answer_is_the_masks(visible: Spans, data: st.DataObject) -> None:
 def test_a_window_narrows_spans_as_it_narrows_pairs(documents: list[int], window: int, step: int) -> None:
     view = View.packed(torch.tensor([documents]))
     view = view._replace(positions_BT=view.positions_BT + step)
-    by_pairs = view._replace(visibility=Pairs(view.mask_B1TS))
+    by_pairs = view._replace(visibility=Pairs(view.mask_B1TS, view.visibility.columns))
     assert torch.equal(view.within(window).mask_B1TS, by_pairs.within(window).mask_B1TS)
     chain = View.chain(torch.tensor([3, 0]), len(documents), len(documents) + 5)
-    by_pairs = chain._replace(visibility=Pairs(chain.mask_B1TS))
+    by_pairs = chain._replace(visibility=Pairs(chain.mask_B1TS, chain.visibility.columns))
     assert torch.equal(chain.within(window).mask_B1TS, by_pairs.within(window).mask_B1TS)
