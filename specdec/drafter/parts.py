@@ -86,17 +86,12 @@ def _find(base: type[Kind], name: str) -> type[Kind] | None:
 
 
 def built(axis: str, config: Any, kind: type[Built]) -> Built:
-    """The module of one of a config's axes.
-
-    Raises:
-        ValueError: it builds something else.
-    """
+    """The module of one of a config's axes; ``ValueError`` if its part builds something else."""
     part = getattr(config, axis)
     module = part.build(config)
     if not isinstance(module, kind):
-        made = "None" if module is None else f"a {type(module).__name__}"
-        wanted = f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"{axis} {class_name(type(part))}: its build returned {made}, wanted an instance of {wanted}")
+        name, made, wanted = class_name(type(part)), type(module).__name__, f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(f"{axis} {name}: its build returned a {made}, wanted an instance of {wanted}")
     return module
 
 

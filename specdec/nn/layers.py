@@ -278,14 +278,11 @@ class SwiGLU(nn.Module):
             return self.down_proj(_gate(both))
         product = _Lean.apply(_gate, _gate_backward, 0, (), both)
         # the product is as wide as the rest of the layer, and cheap to make again: its shape is kept instead, and a
-        # node that holds its factors as any operator does, so that gradient checkpointing can let go of them
+        # node that holds its factors as any operator does, so that gradient checkpointing can let go of them; the
+        # hooks live as long as the graph, so they must not know the product itself
         held, place = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both).grad_fn, product.data_ptr()
-
-        def pack(kept: Tensor) -> Any:  # lives as long as the graph, so it must not know the product itself
-            return kept.shape if kept.data_ptr() == place else kept
-
-        def unpack(packed: Any) -> Tensor:
-            return packed if isinstance(packed, Tensor) else _gate(*held.saved_tensors).view(packed)
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda kept: kept.shape if kept.data_ptr() == place else kept,
+            lambda kept: kept if isinstance(kept, Tensor) else _gate(*held.saved_tensors).view(kept),
+        ):
             return self.down_proj(product)

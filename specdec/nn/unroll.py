@@ -15,6 +15,7 @@ tile's part.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -39,12 +40,12 @@ class UnrollKernel(Protocol):
         ...
 
 
+@dataclass
 class UnrollCache:
-    """Differentiable keys of the unroll, by layer and by step; see the head of this file for who attends to which."""
+    """Differentiable keys of the unroll; see the head of this file for who attends to which."""
 
-    def __init__(self, kernel: UnrollKernel) -> None:
-        self.kernel = kernel
-        self.layers: list[list[Keys]] = []  # by layer, then by step
+    kernel: UnrollKernel
+    layers: list[list[Keys]] = field(default_factory=list)  # by layer, then by step
 
     def attend(
         self,
@@ -64,9 +65,7 @@ class UnrollCache:
 
     def copy(self) -> Self:
         """One with the same keys, which goes on by itself."""
-        cache = type(self)(self.kernel)
-        cache.layers = [list(steps) for steps in self.layers]
-        return cache
+        return replace(self, layers=[list(steps) for steps in self.layers])
 
 
 def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
@@ -75,14 +74,14 @@ def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
     Raises:
         ValueError: there is no such kernel, or not on this device.
     """
-    chosen = ("flex" if device.type == "cuda" else "blocked") if name == "auto" else name
-    if chosen == "flex" and device.type != "cuda":
+    kernels, cuda = {"dense": Dense, "blocked": Blocked, "flex": Flex}, device.type == "cuda"
+    chosen = ("flex" if cuda else "blocked") if name == "auto" else name
+    if chosen not in kernels:
+        raise ValueError(f"model.attention must be auto or one of {', '.join(kernels)}, not {name!r}")
+    if chosen == "flex" and not cuda:
         raise ValueError(
             f"model.attention=flex needs CUDA: torch has no backward pass for it on {device.type}; use auto"
         )
-    kernels = {"dense": Dense, "blocked": Blocked, "flex": Flex}
-    if chosen not in kernels:
-        raise ValueError(f"model.attention must be auto or one of {', '.join(kernels)}, not {name!r}")
     return chosen, kernels[chosen]()
 
 
@@ -107,14 +106,10 @@ class Dense:
 
 
 class Merged:
-    """Any attention with a differentiable log-sum-exp for the causal block, and the columns beside it.
-
-    Args:
-        block: output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which of them.
-    """
+    """Any attention with a differentiable log-sum-exp for the causal block, and the columns beside it."""
 
     def __init__(self, block: Callable[[Tensor, Tensor, Tensor, Spans], tuple[Tensor, Tensor]]) -> None:
-        self.block = block
+        self.block = block  # output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which
 
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
         B, h, T, d = q_BhTd.shape
@@ -193,8 +188,8 @@ def kept_bytes(B: int, T: int) -> int:
 class Tiling:
     """The causal block of one visibility in tiles of nodes, each with the keys that any of them sees in parts.
 
-    A part that every node sees whole needs no bias. The others' are kept where they are few, as those of short rows
-    are, and else made anew at each use: to keep them takes as many numbers as there are pairs.
+    A part that every node sees whole needs no bias. The others' take as many numbers as there are pairs: they are kept
+    where they are few, as those of short rows are, and else made anew at each use.
     """
 
     def __init__(self, spans: Spans, rows: int = ROWS, keys: int = KEYS) -> None:
