@@ -54,7 +54,7 @@ class AdamW(torch.optim.AdamW):
 
 @torch.no_grad()
 def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
-    """A matrix with its singular values moved close to one: five steps of Newton and Schulz, in products of ``dtype``."""
+    """A matrix with its singular values moved close to one by five steps of Newton and Schulz, taken in ``dtype``."""
     a, b, c = 3.4445, -4.7750, 2.0315  # Muon's quintic
     tall = update.shape[0] > update.shape[1]
     x = update.to(dtype)
