@@ -67,16 +67,6 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
-@torch.no_grad()
-def init_normal(weight: Tensor, seed: int, name: str) -> None:
-    """Normal weights, by their module's name and a seed: drafters of two designs begin alike in all that they share."""
-    if weight.is_meta:  # it has a shape and nothing else
-        return
-    keyed = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
-    generator = torch.Generator().manual_seed(keyed)
-    weight.copy_(torch.empty(weight.shape, dtype=weight.dtype, device="cpu").normal_(0, 0.02, generator=generator))
-
-
 class Drafter(nn.Module):
     """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
@@ -103,8 +93,11 @@ class Drafter(nn.Module):
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                init_normal(module.weight, seed, name)
+            if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
+                # by module's name and seed: drafters of two designs begin alike in all that they share
+                key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
+                generator, drawn = torch.Generator().manual_seed(key), torch.empty_like(module.weight, device="cpu")
+                module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 

@@ -169,21 +169,15 @@ class StaticCache:
         return one
 
     def attend(
-        self,
-        layer: int,
-        q_BhTd: Tensor,
-        k_BgTd: Tensor,
-        v_BgTd: Tensor,
-        visibility: Visibility,
-        slots_BT: Tensor | None,
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
     ) -> Tensor:
         """Write the new keys into ``slots_BT`` and attend to every visible slot."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
         write(self.keys_BgSd[layer], k_BgTd, slots_BT)
         write(self.values_BgSd[layer], v_BgTd, slots_BT)
-        columns = visibility.columns
+        columns = visible.columns
         keys_BgSd, values_BgSd = (x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd))
         if q_BhTd.shape[2] > FEW or q_BhTd.device.type != "cpu" or q_BhTd.requires_grad:
-            return attend(q_BhTd, keys_BgSd, values_BgSd, visibility)
-        bias_B1TS = additive(visibility.mask_B1TS, q_BhTd.dtype)
+            return attend(q_BhTd, keys_BgSd, values_BgSd, visible)
+        bias_B1TS = additive(visible.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)

@@ -48,20 +48,14 @@ class UnrollCache:
     layers: list[list[Keys]] = field(default_factory=list)  # by layer, then by step
 
     def attend(
-        self,
-        layer: int,
-        q_BhTd: Tensor,
-        k_BgTd: Tensor,
-        v_BgTd: Tensor,
-        visibility: Visibility,
-        slots_BT: Tensor | None,
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
     ) -> Tensor:
         """Append this step's keys and attend to the causal block and the node's own diagonal columns."""
-        assert isinstance(visibility, Spans)
+        assert isinstance(visible, Spans)
         if layer == len(self.layers):
             self.layers.append([])
         self.layers[layer].append(Keys(k_BgTd, v_BgTd))
-        return self.kernel(q_BhTd, self.layers[layer], visibility)
+        return self.kernel(q_BhTd, self.layers[layer], visible)
 
     def copy(self) -> Self:
         """One with the same keys, which goes on by itself."""

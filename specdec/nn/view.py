@@ -74,13 +74,7 @@ class KVCache(Protocol):
     """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
 
     def attend(
-        self,
-        layer: int,
-        q_BhTd: Tensor,
-        k_BgTd: Tensor,
-        v_BgTd: Tensor,
-        visibility: Visibility,
-        slots_BT: Tensor | None,
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
     ) -> Tensor:
         """Attention output of the new nodes, shape (B, h, T, d)."""
         ...

@@ -29,14 +29,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def load_model(
-    source: str,
-    revision: str | None,
-    dtype: str,
-    device: str,
-    trust_remote_code: bool,
-    device_map: str | None = None,
+    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool, device_map: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load in evaluation form; see :meth:`specdec.target.target.Target.load`."""
+    """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
     try:

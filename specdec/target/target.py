@@ -65,27 +65,9 @@ class Target:
         self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
 
     @classmethod
-    def load(
-        cls,
-        source: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
-        trust_remote_code: bool = False,
-        device_map: str | None = None,
-    ) -> Self:
-        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
-
-        Args:
-            device_map: ``auto`` or another plan of transformers' that spreads the layers over several devices; None
-                puts all of them on ``device``.
-
-        Raises:
-            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
-        """
-        model, tokenizer = load_model(str(source), revision, dtype, device, trust_remote_code, device_map)
-        return cls(model, tokenizer, str(source), revision)
+    def load(cls, source: str | Path, device: str = "cpu", **options: Any) -> "Target":
+        """Load model and tokenizer; see :class:`TargetSource` for the options."""
+        return TargetSource(str(source), **options).load(device)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -164,11 +146,14 @@ class Target:
                 f"to {self.num_layers} (before the final norm)"
             )
         cache, columns, last = view.cache, view.visibility.columns, self.num_layers
-        if cache is None:
-            self._check_length(columns)
-        elif isinstance(cache, TargetCache):
+        if self.most_slots is not None and columns > self.most_slots:
+            raise ValueError(
+                f"{columns} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
+                "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
+            )
+        if isinstance(cache, TargetCache):
             columns = cache.place(view)
-        else:
+        elif cache is not None:
             raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
         config = self.config  # its window is read anew each time, since a proof narrows it
         windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
@@ -217,7 +202,6 @@ class Target:
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences."""
-        self._check_length(capacity)
         return TargetCache(capacity, batch)
 
     def prove(self) -> None:
@@ -227,13 +211,6 @@ class Target:
             ValueError: something does not; the message says what, and by how much.
         """
         prove(self)
-
-    def _check_length(self, length: int) -> None:
-        if self.most_slots is not None and length > self.most_slots:
-            raise ValueError(
-                f"{length} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
-                "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
-            )
 
 
 class _Instead:
@@ -274,11 +251,7 @@ class TargetSource:
     device_map: str | None = None
 
     def load_tokenizer(self) -> Any:
-        """The target's tokenizer alone.
-
-        Raises:
-            ValueError: there is none, or it cannot be read.
-        """
+        """The target's tokenizer alone; ``ValueError`` if there is none or it cannot be read."""
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
 
     def directory(self) -> str:
@@ -290,14 +263,11 @@ class TargetSource:
         return str(embedded_target())
 
     def load(self, device: str = "cpu") -> Target:
-        """The target."""
-        target = Target.load(
-            self.directory(),
-            revision=self.revision,
-            dtype=self.dtype,
-            device=device,
-            trust_remote_code=self.trust_remote_code,
-            device_map=self.device_map,
-        )
-        target.source = self.source  # the name, not where this machine caches it
-        return target
+        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
+
+        Raises:
+            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
+        """
+        place, trusted = self.directory(), self.trust_remote_code
+        loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+        return Target(*loaded, self.source, self.revision)
