@@ -27,10 +27,7 @@ def pointwise(function: Function) -> Function:
 
     It is compiled for the shapes of its first call, which takes seconds; torch keeps the result in its cache on disk.
     """
-
-    @functools.cache
-    def compiled() -> Callable:
-        return torch.compile(function)
+    compiled = functools.cache(lambda: torch.compile(function))
 
     @functools.wraps(function)
     def call(*args):  # type: ignore[no-untyped-def]

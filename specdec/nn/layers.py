@@ -75,25 +75,16 @@ class RMSNorm(nn.Module):
         return _norm(x, self.weight, self.eps)
 
 
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
 def rope_parameters(hf_config: Any) -> dict[str, Any]:
-    """The rope block of a transformers config, flat, as one JSON-able dict.
-
-    Understands ``rope_parameters`` (transformers 5), nested per layer type (Gemma 3: the full-attention block is
-    taken, since a drafter attends to everything), and the older ``rope_theta`` with ``rope_scaling``.
+    """The rope block of a transformers config, flat, as one JSON-able dict; of one nested per layer type (Gemma 3) the
+    full-attention block, since a drafter attends to everything.
 
     Raises:
         ValueError: the config names no rope at all (ALiBi, learned positions).
     """
-    block = getattr(hf_config, "rope_parameters", None)
-    if block and not any(name in block for name in LAYER_TYPES):
-        flat = dict(block)
-    elif block:
-        flat = dict(block.get("full_attention") or block["sliding_attention"])
-    else:
-        flat = dict(getattr(hf_config, "rope_scaling", None) or {})
+    block = getattr(hf_config, "rope_parameters", None)  # transformers 5; else rope_theta, with rope_scaling
+    block = block or getattr(hf_config, "rope_scaling", None) or {}
+    flat = dict(block.get("full_attention") or block.get("sliding_attention") or block)
     kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
     flat.setdefault("rope_type", kind or "default")
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))

@@ -90,11 +90,6 @@ class View(NamedTuple):
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
     wanted_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
-    @property
-    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
-        """bool, True where the node may attend to the key; as many numbers as there are pairs."""
-        return self.visibility.mask_B1TS
-
     @classmethod
     def packed(cls, documents_BT: Tensor) -> Self:
         """Causal attention inside each document, uncached; positions restart with every document.

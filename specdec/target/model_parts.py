@@ -38,29 +38,6 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     if not isinstance(decoder, nn.Module) or not hasattr(decoder, "config"):
         raise ValueError(f"{family}: no text decoder found; give the causal language model itself")
     config: Any = decoder.config
-    _refuse(model, family, decoder, config)
-    if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
-        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
-    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
-    if len(lists) != 1:
-        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
-    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
-    if len(norms) != 1:
-        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
-    parameters = list(inspect.signature(lists[0][0].forward).parameters)
-    if "attention_mask" not in parameters:
-        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
-    paths = [name for name, part in model.named_modules() if part is decoder]
-    heads = [name for name, part in model.named_children() if part is head]
-    if len(paths) != 1 or len(heads) != 1 or paths == [""]:
-        raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
-    return ModelParts(
-        config, decoder, lists[0], norms[0], head, paths[0].split("."), heads[0], _sliding(family, config),
-        parameters.index("attention_mask"),
-    )  # fmt: skip
-
-
-def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any) -> None:
     reasons = {
         "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
         "its layers carry a recurrent state, which a draft tree cannot branch": getattr(model, "_is_stateful", False),
@@ -84,6 +61,23 @@ def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any
             f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
             "load it with attn_implementation='eager'"
         )
+    if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
+        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
+    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
+    if len(lists) != 1:
+        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
+    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
+    if len(norms) != 1:
+        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
+    arguments = list(inspect.signature(lists[0][0].forward).parameters)
+    if "attention_mask" not in arguments:
+        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
+    paths = [name.split(".") for name, part in model.named_modules() if part is decoder and name]
+    heads = [name for name, part in model.named_children() if part is head]
+    if len(paths) != 1 or len(heads) != 1:
+        raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
+    sliding, mask_argument = _sliding(family, config), arguments.index("attention_mask")
+    return ModelParts(config, decoder, lists[0], norms[0], head, paths[0], heads[0], sliding, mask_argument)
 
 
 def _sliding(family: str, config: Any) -> tuple[bool, ...]:

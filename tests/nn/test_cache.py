@@ -139,7 +139,7 @@ def test_few_and_many_queries_meet_keys_alike() -> None:
     few = whole.attend(0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT)
     torch.testing.assert_close(few, many[:, :, :FEW], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
-    torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(many, slow_attend(q, keys, values, view.visibility.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
@@ -301,7 +301,7 @@ def test_gradients_come_through() -> None:
     T = 2100
     view = View.packed(torch.tensor([[0] * 1500 + [1] * 600]))
     found = []
-    for visible in (view.visibility, Pairs(view.mask_B1TS, T)):
+    for visible in (view.visibility, Pairs(view.visibility.mask_B1TS, T)):
         leaves = [random(1, heads, T, 4, seed=i).requires_grad_() for i, heads in enumerate((2, 1, 1))]
         out = attend(*leaves, visible)
         found.append([out, *torch.autograd.grad((out * random(1, 2, T, 4, seed=5)).sum(), leaves)])

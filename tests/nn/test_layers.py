@@ -48,7 +48,7 @@ def test_equals_llamas(heads: int, kv_heads: int, head_dim: int) -> None:
     ours, theirs, rope, their_rope = build(heads, kv_heads, head_dim)
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
     want, _ = theirs(x, their_rope(x, view.positions_BT), bias)
     assert want.std() > 0.1
     torch.testing.assert_close(ours(x, view, rope.tables(view.positions_BT)), want, rtol=1e-12, atol=1e-12)
@@ -172,7 +172,7 @@ def test_queries_and_keys_are_normed_per_head_before_they_are_rotated() -> None:
     ours.load_state_dict({names.get(name, name): value for name, value in joined(theirs).items()})
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
     want, _ = theirs(x, LlamaRotaryEmbedding(config)(x, view.positions_BT), bias)
     rope = Rope(rope_parameters(config), 12, config.max_position_embeddings).tables(view.positions_BT)
     torch.testing.assert_close(ours(x, view, rope), want, rtol=0, atol=1e-12)
