@@ -12,8 +12,7 @@ from specdec.nn.layers import frequencies, rope_parameters
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
 AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
-
-
+NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
 
 
@@ -208,15 +207,12 @@ class DrafterConfig:
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
         parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
         try:
-            norms = {site: _norm(value, f"{where}: norms.{site}") for site, value in data["norms"].items()}
+            norms: dict[str, Any] = {
+                site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
+                for site, value in data["norms"].items()
+            }
             if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
                 raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
             return cls(**{**data, **parts, "norms": Norms(**norms), "aux_layers": tuple(data["aux_layers"])})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
-
-
-def _norm(value: Any, where: str) -> Any:
-    """What stands at a site of the norms; what is no word for one of ours is a part of the user's own."""
-    plain = isinstance(value, bool) or value in ("none", "each", "concat", "raw", "normed")
-    return value if plain else revive(Norm, value, where)

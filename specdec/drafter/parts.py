@@ -64,11 +64,9 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
         raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r}")
     name, given = str(data["class_path"]), data["init_args"]
-    cls = _find(base, name)
-    if cls is None:
+    if _find(base, name) is None:
         ensure(name)
-        cls = _find(base, name)
-    if cls is None:
+    if (cls := _find(base, name)) is None:
         raise ValueError(
             f"{where}: {name!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
             f"or name it with {FLAG}"
@@ -149,20 +147,18 @@ class PartFlops(NamedTuple):
 @torch.no_grad()
 def part_flops(config: "DrafterConfig") -> PartFlops:
     """Count a design's operations as torch runs it, on the meta device: a user's own parts are counted as ours are."""
+
+    def per_token(run: Callable[..., Any], *inputs: Any) -> int:
+        with FlopCounterMode(display=False) as counter:
+            run(*inputs)
+        return counter.get_total_flops() // (B * T)
+
     with torch.device("meta"):
-        norms, fusion = config.norms.build(config), config.fusion.build(config)
-        entry: Any = config.entry.build(config)
+        norms, fusion, entry = (getattr(config, axis).build(config) for axis in ("norms", "fusion", "entry"))
         aux_BTNH = torch.empty(B, T, len(config.aux_layers), config.target_hidden_size)
         h_BTH = torch.empty(B, T, config.hidden_size)
-        read = entry.read(h_BTH)
-        return PartFlops(_flops(fusion, aux_BTNH), _flops(entry.read, h_BTH), _flops(entry, read, h_BTH, h_BTH, norms))
-
-
-def _flops(run: Callable[..., Any], *inputs: Any) -> int:
-    """Per token."""
-    with FlopCounterMode(display=False) as counter:
-        run(*inputs)
-    return counter.get_total_flops() // (B * T)
+        enter = per_token(entry, entry.read(h_BTH), h_BTH, h_BTH, norms)
+        return PartFlops(per_token(fusion, aux_BTNH), per_token(entry.read, h_BTH), enter)
 
 
 def _call(part: str, module: Callable[..., Any], *inputs: Any) -> Any:

@@ -136,7 +136,7 @@ class Flex(Merged):
 
         super().__init__(self._causal_block)
         self._attend, self._create = torch.compile(flex_attention), torch.compile(create_block_mask)
-        self._lse = AuxRequest(lse=True)
+        self._lse: Any = AuxRequest(lse=True)
         self._spans: Spans | None = None
         self._block_mask: Any = None
 

@@ -82,7 +82,8 @@ def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """(B, h, T, d), twice (B, g, S, d) and an additive (B, 1, T, S) or pieces, to (B, T, h, d)."""
-    eager = module.config._attn_implementation == OURS_EAGER
+    config: Any = module.config
+    eager = config._attn_implementation == OURS_EAGER
     own = sys.modules[type(module).__module__].eager_attention_forward if eager else sdpa_attention_forward
     if isinstance(attention_mask, Pieces):
 
