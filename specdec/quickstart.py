@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from specdec.embedded.build import RECORD, EmbeddedConfig, embedded_target, native_precision
+from specdec.embedded.build import EmbeddedConfig, embedded_target, native_precision
 from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit

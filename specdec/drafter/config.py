@@ -5,18 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from specdec.drafter.entry import Entry, Wide
-from specdec.drafter.fusion import Concat, Fusion
-from specdec.drafter.norms import Norm, Norms
+from specdec.drafter.axes import Concat, Entry, Fusion, Norm, Norms, PostNorm, Recurrence, Wide
 from specdec.drafter.parts import Part, describe, revive
-from specdec.drafter.recurrence import PostNorm, Recurrence
-from specdec.nn.rope import frequencies, rope_parameters
+from specdec.nn.layers import frequencies, rope_parameters
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
 AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
-
-
+NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
 SIZES = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
 
 
@@ -97,7 +93,7 @@ class DrafterConfig:
     Args:
         aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
         attention_window: positions back that a node attends to, itself included, or ``full``.
-        rope: the target's rope block, verbatim; see :func:`specdec.nn.rope.rope_parameters`.
+        rope: the target's rope block, verbatim; see :func:`specdec.nn.layers.rope_parameters`.
         target: the identity of the target it was built for.
 
     Raises:
@@ -211,15 +207,12 @@ class DrafterConfig:
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
         parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
         try:
-            norms = {site: _norm(value, f"{where}: norms.{site}") for site, value in data["norms"].items()}
+            norms: dict[str, Any] = {
+                site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
+                for site, value in data["norms"].items()
+            }
             if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
                 raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
             return cls(**{**data, **parts, "norms": Norms(**norms), "aux_layers": tuple(data["aux_layers"])})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
-
-
-def _norm(value: Any, where: str) -> Any:
-    """What stands at a site of the norms; what is no word for one of ours is a part of the user's own."""
-    plain = isinstance(value, bool) or value in ("none", "each", "concat", "raw", "normed")
-    return value if plain else revive(Norm, value, where)

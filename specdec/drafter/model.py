@@ -11,12 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from specdec.drafter.axes import Entered, EntryModule, NormTable
 from specdec.drafter.config import DrafterConfig
-from specdec.drafter.entry import Entered, EntryModule
-from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
-from specdec.nn.layers import Attention, RMSNorm, SwiGLU
-from specdec.nn.rope import Rope
+from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
 
 
@@ -69,16 +67,6 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
-@torch.no_grad()
-def init_normal(weight: Tensor, seed: int, name: str) -> None:
-    """Normal weights, by their module's name and a seed: drafters of two designs begin alike in all that they share."""
-    if weight.is_meta:  # it has a shape and nothing else
-        return
-    keyed = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
-    generator = torch.Generator().manual_seed(keyed)
-    weight.copy_(torch.empty(weight.shape, dtype=weight.dtype, device="cpu").normal_(0, 0.02, generator=generator))
-
-
 class Drafter(nn.Module):
     """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
@@ -105,8 +93,11 @@ class Drafter(nn.Module):
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                init_normal(module.weight, seed, name)
+            if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
+                # by module's name and seed: drafters of two designs begin alike in all that they share
+                key = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8])
+                generator, drawn = torch.Generator().manual_seed(key), torch.empty_like(module.weight, device="cpu")
+                module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 
@@ -205,13 +196,9 @@ class DraftVocab(nn.Module):
         ids_D, size_V = self.target_ids_D, self.draft_ids_V.shape[0]
         if len(ids_D) == 0 or bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= size_V:
             raise ValueError(f"draft vocabulary: the target ids must increase strictly inside 0..{size_V - 1}")
+        self.complete = len(ids_D) == size_V  # whether it is the target's whole vocabulary
         self.draft_ids_V.fill_(-1)
         self.draft_ids_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it is the target's whole vocabulary."""
-        return len(self.target_ids_D) == len(self.draft_ids_V)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Target ids of draft ids, any shape."""

@@ -63,11 +63,9 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
         raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r}")
     name, given = str(data["class_path"]), data["init_args"]
-    cls = _find(base, name)
-    if cls is None:
+    if _find(base, name) is None:
         ensure(name)
-        cls = _find(base, name)
-    if cls is None:
+    if (cls := _find(base, name)) is None:
         raise ValueError(
             f"{where}: {name!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
             f"or name it with {FLAG}"
@@ -85,17 +83,12 @@ def _find(base: type[Kind], name: str) -> type[Kind] | None:
 
 
 def built(axis: str, config: Any, kind: type[Built]) -> Built:
-    """The module of one of a config's axes.
-
-    Raises:
-        ValueError: it builds something else.
-    """
+    """The module of one of a config's axes; ``ValueError`` if its part builds something else."""
     part = getattr(config, axis)
     module = part.build(config)
     if not isinstance(module, kind):
-        made = "None" if module is None else f"a {type(module).__name__}"
-        wanted = f"{kind.__module__}.{kind.__qualname__}"
-        raise ValueError(f"{axis} {class_name(type(part))}: its build returned {made}, wanted an instance of {wanted}")
+        name, made, wanted = class_name(type(part)), type(module).__name__, f"{kind.__module__}.{kind.__qualname__}"
+        raise ValueError(f"{axis} {name}: its build returned a {made}, wanted an instance of {wanted}")
     return module
 
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import DrafterConfig, PostNorm
-from specdec.drafter.fusion import published_layers
-from specdec.nn.rope import rope_parameters
+from specdec.drafter import Concat, DrafterConfig, PostNorm
+from specdec.nn.layers import rope_parameters
 
 log = logging.getLogger(__name__)
 
@@ -205,13 +204,13 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...
         ours = outputs
     named = [list(ids) for ids in (top, layer_ids, ours) if ids]
     if not named:
-        return published_layers(num_target_layers)
+        return Concat().default_layers(num_target_layers)
     if any(sorted(ids) != sorted(named[0]) for ids in named):
         raise ValueError(
             f"{IDS} is {top} at the top and {outputs} in eagle_config: the second should be one less everywhere; "
             "say which boundaries were trained with --aux_layers"
         )
-    usual = list(published_layers(num_target_layers))
+    usual = list(Concat().default_layers(num_target_layers))
     alone = outputs if outputs and not top and not layer_ids else None
     # a list of one kind alone is taken for what its place says, unless it is EAGLE-3's own in the other's numbering
     if (top and not outputs and sorted(i + 1 for i in top) == usual) or (alone and sorted(alone) == usual):

@@ -27,10 +27,7 @@ def pointwise(function: Function) -> Function:
 
     It is compiled for the shapes of its first call, which takes seconds; torch keeps the result in its cache on disk.
     """
-
-    @functools.cache
-    def compiled() -> Callable:
-        return torch.compile(function)
+    compiled = functools.cache(lambda: torch.compile(function))
 
     @functools.wraps(function)
     def call(*args):  # type: ignore[no-untyped-def]
@@ -57,7 +54,9 @@ def matmul_backend() -> Iterator[str]:
     if before != "highest":  # the user has chosen, or this function further out
         yield f"torch's setting {before!r}"
         return
-    onednn = _onednn_is_better()
+    maker = _cpu_maker()
+    slow = torch.backends.mkl.is_available() and bool(maker) and "Intel" not in maker
+    onednn = slow and not multiplies_bfloat16()
     try:
         torch.set_float32_matmul_precision("medium" if onednn else before)
         yield "oneDNN" if onednn else "torch's default"
@@ -65,27 +64,17 @@ def matmul_backend() -> Iterator[str]:
         torch.set_float32_matmul_precision(before)
 
 
-def _onednn_is_better() -> bool:
-    """Whether MKL takes its slow path here, and oneDNN has no instructions to round to bfloat16 by."""
-    maker = _cpu_maker()
-    slow = torch.backends.mkl.is_available() and bool(maker) and "Intel" not in maker
-    return slow and not multiplies_bfloat16()
-
-
 def _cpu_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """``GenuineIntel``, ``AuthenticAMD``; nothing where the processor does not say."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-def keep_freed_memory(most: int = 2**31 - 1) -> bool:
-    """Let the process keep up to ``most`` bytes of freed memory, for good; whether it could be asked to.
+def keep_freed_memory() -> bool:
+    """Let the process keep up to 2 GiB of freed memory, for good; whether it could be asked to.
 
     glibc gives large blocks back to the system, which clears every page that it hands out again; a training step
     takes the same blocks each time. Other C libraries keep freed memory anyway: nothing is done there.
@@ -93,4 +82,4 @@ def keep_freed_memory(most: int = 2**31 - 1) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     libc = ctypes.CDLL(None)
-    return all(libc.mallopt(option, most) == 1 for option in (TRIM_THRESHOLD, MMAP_THRESHOLD))
+    return all(libc.mallopt(option, 2**31 - 1) == 1 for option in (TRIM_THRESHOLD, MMAP_THRESHOLD))

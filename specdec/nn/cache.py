@@ -4,7 +4,7 @@ Legend: B batch, h query heads, g key heads, T new nodes, S key slots, d head wi
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
@@ -23,18 +23,15 @@ def additive(allowed_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(allowed_B1TS, dtype=dtype).masked_fill(~allowed_B1TS, torch.finfo(dtype).min)
 
 
-def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor | None, scale: float) -> Tensor:
+def attend_few(q_BhTd: Tensor, k_BgSd: Tensor, v_BgSd: Tensor, bias_B1TS: Tensor, scale: float) -> Tensor:
     """Scaled dot-product attention by plain products, (B, h, T, d); values may be narrower than keys.
 
-    Args:
-        bias_B1TS: added to the scaled products.
+    The bias, as :func:`additive` makes it, is added to the scaled products.
     """
     B, h, T, d = q_BhTd.shape
     g = k_BgSd.shape[1]
     grouped = (q_BhTd * scale).reshape(B, g, h // g * T, d)  # the heads of a group share their keys' pass
-    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1)
-    if bias_B1TS is not None:
-        scores = scores + bias_B1TS[:, :, None]
+    scores = (grouped @ k_BgSd.transpose(-1, -2)).view(B, g, h // g, T, -1) + bias_B1TS[:, :, None]
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v_BgSd.dtype)
     return (weights.flatten(2, 3) @ v_BgSd).reshape(B, h, T, -1)
 
@@ -86,29 +83,27 @@ class Pieces(NamedTuple):
         Args:
             causal: whether there may be causal pieces.
         """
-        return cls(spans, [p for b in range(len(spans.first_BT)) for p in _pieces(b, spans, causal)])
-
-
-def _pieces(b: int, spans: Spans, causal: bool) -> Iterator[AttentionPiece]:
-    first_T, last_T = spans.first_BT[b].cpu(), spans.last_BT[b].cpu()
-    T = len(first_T)
-    goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
-    goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
-    starts = (~goes_on_T).nonzero()[:, 0]
-    lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
-    whole = (lengths >= ROWS) & (first_T[starts] == last_T[starts]) & causal
-    done = 0
-    for start, length in [*zip(starts[whole].tolist(), lengths[whole].tolist(), strict=True), (T, 0)]:
-        for a in range(done, start, ROWS):
-            rows = slice(a, min(a + ROWS, start))
-            first_R, last_R = first_T[rows], last_T[rows]
-            sees_R = first_R <= last_R
-            if sees_R.any():
-                keys = slice(int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1)
-                yield AttentionPiece(b, rows, keys, False)
-        if length:
-            first, done = int(first_T[start]), start + length
-            yield AttentionPiece(b, slice(start, done), slice(first, first + length), True)
+        found = []
+        for b, (first_T, last_T) in enumerate(zip(spans.first_BT.cpu(), spans.last_BT.cpu(), strict=True)):
+            T = len(first_T)
+            goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
+            goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
+            starts = (~goes_on_T).nonzero()[:, 0]
+            lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
+            long = (lengths >= ROWS) & (first_T[starts] == last_T[starts]) & causal
+            done = 0
+            for start, length in [*zip(starts[long].tolist(), lengths[long].tolist(), strict=True), (T, 0)]:
+                for a in range(done, start, ROWS):
+                    rows = slice(a, min(a + ROWS, start))
+                    first_R, last_R = first_T[rows], last_T[rows]
+                    sees_R = first_R <= last_R
+                    if sees_R.any():
+                        keys = slice(int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1)
+                        found.append(AttentionPiece(b, rows, keys, causal=False))
+                if length:
+                    first, done = int(first_T[start]), start + length
+                    found.append(AttentionPiece(b, slice(start, done), slice(first, first + length), causal=True))
+        return cls(spans, found)
 
 
 def attend_pieces(
@@ -129,7 +124,7 @@ def attend_pieces(
     out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
     for b, rows, keys, causal in pieces.pieces:
         one = slice(b, b + 1)
-        mask_11RK = None if causal else pieces.spans.row(b).part(rows, keys)
+        mask_11RK = None if causal else pieces.spans.part(rows, keys, one)
         got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], mask_11RK)
         out[one, :, rows] = got[..., :narrow]
     return out
@@ -139,20 +134,6 @@ def write(buffer_BgSd: Tensor, new_BgTd: Tensor, slots_BT: Tensor) -> None:
     """Put new keys or values into their slots, in place: in compiled code too, which would copy all for a scatter."""
     sequences_B, heads_g = (torch.arange(size, device=buffer_BgSd.device) for size in buffer_BgSd.shape[:2])
     buffer_BgSd.index_put_((sequences_B[:, None, None], heads_g[:, None], slots_BT[:, None]), new_BgTd)
-
-
-def last_slot(slots_BT: Tensor, columns: int) -> int | None:
-    """The last slot that new keys go to; None on other devices than a CPU and in compiled code, which it would stall.
-
-    Raises:
-        ValueError: the view has no column for it.
-    """
-    if slots_BT.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    last = int(slots_BT.max())
-    if last >= columns:
-        raise ValueError(f"slot {last} is beyond the view's {columns} key columns")
-    return last
 
 
 class StaticCache:
@@ -178,11 +159,6 @@ class StaticCache:
             for _ in range(2)
         )
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What it keeps."""
-        return [*self.keys_BgSd, *self.values_BgSd]
-
     def row(self, b: int) -> "StaticCache":
         """The cache of one sequence, in the same memory."""
         if len(self.keys_BgSd[0]) == 1:  # without a slice: compiled code would copy the buffer at every write
@@ -193,26 +169,15 @@ class StaticCache:
         return one
 
     def attend(
-        self,
-        layer: int,
-        q_BhTd: Tensor,
-        k_BgTd: Tensor,
-        v_BgTd: Tensor,
-        visibility: Visibility,
-        slots_BT: Tensor | None,
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
     ) -> Tensor:
-        """Write the new keys into ``slots_BT`` and attend to every visible slot.
-
-        Raises:
-            ValueError: the view has no column for a new key (on a CPU; compiled code does not look).
-        """
+        """Write the new keys into ``slots_BT`` and attend to every visible slot."""
         assert slots_BT is not None, "a static cache needs slots: make the view with View.append"
-        columns = visibility.columns
-        last_slot(slots_BT, columns)
         write(self.keys_BgSd[layer], k_BgTd, slots_BT)
         write(self.values_BgSd[layer], v_BgTd, slots_BT)
+        columns = visible.columns
         keys_BgSd, values_BgSd = (x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd))
         if q_BhTd.shape[2] > FEW or q_BhTd.device.type != "cpu" or q_BhTd.requires_grad:
-            return attend(q_BhTd, keys_BgSd, values_BgSd, visibility)
-        bias_B1TS = additive(visibility.mask_B1TS, q_BhTd.dtype)
+            return attend(q_BhTd, keys_BgSd, values_BgSd, visible)
+        bias_B1TS = additive(visible.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)

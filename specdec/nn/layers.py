@@ -1,12 +1,12 @@
-"""What a decoder layer is made of: attention that leaves masks and keys to the view, the gated feed-forward, RMSNorm.
+"""What a decoder layer is made of: attention that leaves masks and keys to the view, rotary positions, the gated
+feed-forward, RMSNorm.
 
 Each keeps of its forward pass only what its backward pass cannot make again cheaply: training memory depends on it.
 
 Legend: B batch, T nodes, H width, h query heads, g key heads, d head width, W = (h + 2g) d.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,27 @@ from torch.nn import functional as F
 
 from specdec.nn.backend import pointwise, wide
 from specdec.nn.cache import attend
-from specdec.nn.rope import apply_rope
 from specdec.nn.view import View
+
+
+class _Lean(torch.autograd.Function):
+    """A function whose gradient is written out, and for which only the inputs from ``first`` on are kept.
+
+    Args:
+        function: of inputs and options.
+        gradient: of the outputs' gradients, the kept inputs and the options: a gradient, or None, for each input.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable, gradient: Callable, first: int, options: tuple, *inputs: Tensor) -> Any:
+        ctx.gradient, ctx.options = gradient, options
+        ctx.save_for_backward(*inputs[first:])
+        return function(*inputs, *options)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, None, *ctx.gradient(*grads, *ctx.saved_tensors, *ctx.options)
 
 
 @pointwise
@@ -38,22 +57,6 @@ def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
     return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
 
 
-class _RMSNorm(torch.autograd.Function):
-    """Keeps its input alone; autograd's own formula would keep three more tensors of its size."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return _norm(x, weight, eps)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        return *_norm_backward(grad, x, weight, ctx.eps), None
-
-
 class RMSNorm(nn.Module):
     """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, computed in float32 at least.
 
@@ -68,8 +71,101 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x`` (..., width); the dtype is kept."""
         if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
-            return _RMSNorm.apply(x, self.weight, self.eps)
+            return _Lean.apply(_norm, _norm_backward, 0, (self.eps,), x, self.weight)
         return _norm(x, self.weight, self.eps)
+
+
+def rope_parameters(hf_config: Any) -> dict[str, Any]:
+    """The rope block of a transformers config, flat, as one JSON-able dict; of one nested per layer type (Gemma 3) the
+    full-attention block, since a drafter attends to everything.
+
+    Raises:
+        ValueError: the config names no rope at all (ALiBi, learned positions).
+    """
+    block = getattr(hf_config, "rope_parameters", None)  # transformers 5; else rope_theta, with rope_scaling
+    block = block or getattr(hf_config, "rope_scaling", None) or {}
+    flat = dict(block.get("full_attention") or block.get("sliding_attention") or block)
+    kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
+    flat.setdefault("rope_type", kind or "default")
+    theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
+    if theta is None:
+        raise ValueError(
+            f"the target's config ({type(hf_config).__name__}) has no rope_theta: EAGLE drafters need rotary positions"
+        )
+    flat["rope_theta"] = float(theta)
+    for key in ("partial_rotary_factor", "original_max_position_embeddings"):
+        value = flat.get(key, getattr(hf_config, key, None))
+        if value is not None:
+            flat[key] = value
+    return flat
+
+
+def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
+    """Inverse frequencies (rotated width / 2,) in float32 and the factor on cosine and sine.
+
+    Length-dependent kinds are frozen at ``max_positions``, as the serving engines do it: ``longrope`` takes its
+    long factors when the model is longer than it was originally, where transformers would take the short ones for
+    a short text; ``dynamic`` stays at the trained length.
+
+    Raises:
+        ValueError: an unknown ``rope_type``, or a block that lacks what its type needs.
+    """
+    if missing := {"rope_type", "rope_theta"} - set(rope):
+        raise ValueError(f"the rope block {dict(rope)} lacks {' and '.join(sorted(missing))}")
+    kind = rope["rope_type"]
+    if kind == "default":
+        width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+        return 1.0 / (rope["rope_theta"] ** exponents), 1.0
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if kind not in ROPE_INIT_FUNCTIONS:
+        raise ValueError(f"unknown rope_type {kind!r}; known: default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
+    try:
+        config = LlamaConfig(
+            head_dim=head_dim,
+            hidden_size=head_dim,
+            num_attention_heads=1,
+            max_position_embeddings=max_positions,
+            rope_parameters=dict(rope),
+            partial_rotary_factor=rope.get("partial_rotary_factor", 1.0),
+        )
+        inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=max_positions)
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"the rope block {dict(rope)} is not complete for rope_type {kind!r}: {error}") from error
+    return inverse, float(factor)
+
+
+class Rope(nn.Module):
+    """Rotates queries and keys by their positions (https://arxiv.org/abs/2104.09864), halves convention.
+
+    Legend: B batch, h heads, T nodes, d head width. Channels beyond the rotated width pass unchanged.
+    """
+
+    def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
+        super().__init__()
+        # no buffer: a module cast to bfloat16 would round its frequencies with it
+        with torch.device("cpu"):  # real numbers in a module on the meta device too
+            self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
+
+    def tables(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine, each (B, 1, T, rotated width), in float32."""
+        if self.inverse.device != positions_BT.device:
+            self.inverse = self.inverse.to(positions_BT.device)
+        angles = positions_BT[:, None, :, None].float() * self.inverse
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos() * self.factor, angles.sin() * self.factor
+
+
+def apply_rope(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first channels of ``x`` by the tables of :meth:`Rope.tables`; by ``-sin`` it is the gradient."""
+    cos, sin = cos.to(x_BhTd.dtype), sin.to(x_BhTd.dtype)
+    width = cos.shape[-1]
+    rotated, rest = x_BhTd[..., :width], x_BhTd[..., width:]
+    low, high = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos + torch.cat([-high, low], dim=-1) * sin
+    return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
 
 @pointwise
@@ -79,23 +175,11 @@ def _split_heads(qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int) -> 
 
 
 @pointwise
-def _join_heads(q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _join_heads(
+    q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int
+) -> tuple[Tensor, None, None]:
     heads = torch.cat([apply_rope(q_BhTd, cos, -sin), apply_rope(k_BgTd, cos, -sin), v_BgTd], dim=1)
-    return heads.transpose(1, 2).contiguous()
-
-
-class _SplitHeads(torch.autograd.Function):
-    """Queries, keys and values out of one projection, the first two rotated; nothing of it is kept."""
-
-    @staticmethod
-    def forward(ctx: Any, qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        return _split_heads(qkv_BTnd, cos, sin, h, g)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor) -> tuple[Tensor | None, ...]:
-        return _join_heads(q_BhTd, k_BgTd, v_BgTd, *ctx.saved_tensors), None, None, None, None
+    return heads.transpose(1, 2).contiguous(), None, None
 
 
 class NormHeads(nn.Module):
@@ -143,8 +227,10 @@ class Attention(nn.Module):
         if beside_BTW is not None:
             qkv_BTW = qkv_BTW + beside_BTW
         qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
-        split = _SplitHeads.apply if qkv_BTnd.requires_grad else _split_heads
-        q, k, v = split(qkv_BTnd, *rope, self.heads, self.kv_heads)
+        if qkv_BTnd.requires_grad:  # of the projection itself nothing is kept
+            q, k, v = _Lean.apply(_split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope)
+        else:
+            q, k, v = _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)
         visibility = view.visibility if view.wanted_BM is None else view.visibility.of(view.wanted_BM)
         q = view.wanted(q, 2)
         if view.cache is None:
@@ -154,42 +240,6 @@ class Attention(nn.Module):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-class _Held(torch.autograd.Function):
-    """A node that holds tensors as any operator does, so that gradient checkpointing can let go of them."""
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, *sources: Tensor) -> Tensor:
-        ctx.save_for_backward(*sources)
-        return torch.empty_like(anchor)
-
-
-@contextlib.contextmanager
-def recomputed(tensor: Tensor, make: Callable[..., Tensor], *sources: Tensor) -> Iterator[None]:
-    """Inside, operators that would keep ``tensor`` for their backward pass keep ``make`` and ``sources`` instead.
-
-    Args:
-        make: makes the same numbers again of ``sources``; called without gradient. A tensor that it holds itself
-            stays in memory under gradient checkpointing too.
-        sources: tensors that are kept anyway.
-    """
-    place, count, dtype, whole = tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.is_contiguous()
-    held = _Held.apply(torch.empty(0, requires_grad=True), *sources).grad_fn
-
-    def pack(kept: Tensor) -> Any:  # lives as long as the graph: it must not know ``tensor`` itself
-        same = kept.data_ptr() == place and kept.numel() == count and kept.dtype == dtype
-        in_order = whole and kept.is_contiguous()  # else it may be transposed
-        return kept.shape if same and in_order else kept
-
-    def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        with torch.no_grad():
-            return make(*held.saved_tensors).view(packed)
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
 @pointwise
 def _gate(both: Tensor) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
@@ -197,25 +247,11 @@ def _gate(both: Tensor) -> Tensor:
 
 
 @pointwise
-def _gate_backward(grad: Tensor, both: Tensor) -> Tensor:
+def _gate_backward(grad: Tensor, both: Tensor) -> tuple[Tensor]:
     gate, up = both.chunk(2, dim=-1)
     share = torch.sigmoid(gate)
     silu = gate * share
-    return torch.cat([grad * up * (share + silu * (1 - share)), grad * silu], dim=-1)
-
-
-class _Gate(torch.autograd.Function):
-    """``silu(gate) * up`` of ``[gate, up]``, which keeps its input and nothing else."""
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        ctx.save_for_backward(both)
-        return _gate(both)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _gate_backward(grad, *ctx.saved_tensors)
+    return (torch.cat([grad * up * (share + silu * (1 - share)), grad * silu], dim=-1),)
 
 
 class SwiGLU(nn.Module):
@@ -231,6 +267,13 @@ class SwiGLU(nn.Module):
         both = self.gate_up_proj(x)
         if not both.requires_grad:
             return self.down_proj(_gate(both))
-        product = _Gate.apply(both)
-        with recomputed(product, _gate, both):  # as wide as the rest of the layer, and cheap to make again
+        product = _Lean.apply(_gate, _gate_backward, 0, (), both)
+        # the product is as wide as the rest of the layer, and cheap to make again: its shape is kept instead, and a
+        # node that holds its factors as any operator does, so that gradient checkpointing can let go of them; the
+        # hooks live as long as the graph, so they must not know the product itself
+        held, place = _Lean.apply(lambda both: both.new_empty(0), None, 0, (), both).grad_fn, product.data_ptr()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda kept: kept.shape if kept.data_ptr() == place else kept,
+            lambda kept: kept if isinstance(kept, Tensor) else _gate(*held.saved_tensors).view(kept),
+        ):
             return self.down_proj(product)

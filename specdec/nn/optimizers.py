@@ -39,12 +39,11 @@ class AdamW(torch.optim.AdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        matrices: list[Any] = []
-        rest: list[Any] = []
+        split: tuple[list[Any], list[Any]] = [], []  # those with one axis, those with more
         for item in params:
             parameter = item[1] if isinstance(item, tuple) else item
-            (matrices if parameter.ndim > 1 else rest).append(item)
-        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": rest, "weight_decay": 0.0}]
+            split[parameter.ndim > 1].append(item)
+        groups: list[dict[str, Any]] = [{"params": split[1]}, {"params": split[0], "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
         # fused is three times as fast on a CPU as the next, and nine times as fast as torch's own choice there
         super().__init__(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
@@ -53,22 +52,15 @@ class AdamW(torch.optim.AdamW):
         self._step_supports_amp_scaling = False
 
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Muon's quintic
-
-
 @torch.no_grad()
-def orthogonal(update: Tensor, dtype: torch.dtype, steps: int = 5, eps: float = 1e-7) -> Tensor:
-    """An update, a matrix, with its singular values moved close to one by Newton and Schulz's iteration.
-
-    Args:
-        dtype: of the products.
-    """
-    a, b, c = NEWTON_SCHULZ
+def orthogonal(update: Tensor, dtype: torch.dtype) -> Tensor:
+    """A matrix with its singular values moved close to one by five steps of Newton and Schulz, taken in ``dtype``."""
+    a, b, c = 3.4445, -4.7750, 2.0315  # Muon's quintic
     tall = update.shape[0] > update.shape[1]
     x = update.to(dtype)
     x = x.T if tall else x
-    x = x / x.norm().clamp(min=eps)  # no singular value above one
-    for _ in range(steps):
+    x = x / x.norm().clamp(min=1e-7)  # no singular value above one
+    for _ in range(5):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
@@ -104,10 +96,9 @@ class MuonAdamW(torch.optim.Optimizer):
         named = list(params)
         if not all(isinstance(item, tuple) for item in named):
             raise ValueError("MuonAdamW tells embedding and head by their names: give it named_parameters()")
-        matrices = [item for item in named if hidden_matrix(*item)]
+        matrices, rest = ([item for item in named if hidden_matrix(*item) == hidden] for hidden in (True, False))
         if not matrices:
             raise ValueError("MuonAdamW finds no hidden matrix among the trainable parameters: use AdamW")
-        rest = [item for item in named if not hidden_matrix(*item)]
         muon = {"params": matrices, "lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         self._adamw = torch.optim.AdamW(rest, lr=lr_rest, betas=betas, weight_decay=0.0, fused=True) if rest else None
         super().__init__([muon, *(self._adamw.param_groups if self._adamw else [])], defaults={})
@@ -123,29 +114,24 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__setstate__(state)
         self._share()
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._muon_step(self.param_groups[0])
+        muon = self.param_groups[0]
+        for parameter in (parameter for parameter in muon["params"] if parameter.grad is not None):
+            grad, state = parameter.grad, self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
+            mean = state["momentum_buffer"].lerp_(grad, 1 - muon["momentum"])
+            # some CPUs have no instructions for bfloat16 and take some 70 times as long for its products
+            slow = parameter.device.type == "cpu" and not multiplies_bfloat16()
+            update = orthogonal(grad.lerp(mean, muon["momentum"]), torch.float32 if slow else torch.bfloat16)
+            parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
+            parameter.add_(update, alpha=-muon["lr"] * 0.2 * max(parameter.shape) ** 0.5)  # as large as AdamW's are
         if self._adamw is not None:
             self._adamw.step()
         return loss
-
-    @torch.no_grad()
-    def _muon_step(self, group: dict[str, Any]) -> None:
-        lr, momentum = group["lr"], group["momentum"]
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(parameter.grad, memory_format=torch.preserve_format)
-            mean = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-            # some CPUs have no instructions for bfloat16 and take some 70 times as long for its products
-            slow = parameter.device.type == "cpu" and not multiplies_bfloat16()
-            update = orthogonal(parameter.grad.lerp(mean, momentum), torch.float32 if slow else torch.bfloat16)
-            parameter.mul_(1 - lr * group["weight_decay"])
-            parameter.add_(update, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)  # as large as AdamW's updates are

@@ -1,8 +1,8 @@
 """Who sees whom: positions, and the visibility that attention masks are made from. Both are made here and nowhere else.
 
 Every forward in speculative decoding appends nodes that see the committed prefix and their own ancestors:
-a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree. A visibility says
-whom each sees without a mask: the mask is made where someone needs it, whole or tile by tile.
+a prompt is a chain, a level of drafting is ``top_k`` nodes, a verification is the whole draft tree. Runs of keys are
+kept as two numbers a node; a mask is made where someone needs it, whole or tile by tile.
 
 Legend: B batch, T new nodes, M some of them, Q drafted nodes (the last T of them are new), S key slots, h query heads,
 g key heads, d head width.
@@ -14,49 +14,8 @@ import torch
 from torch import Tensor
 
 
-class Visibility(Protocol):
-    """Which of S keys each of T nodes sees."""
-
-    @property
-    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
-        """bool, True where the node sees the key."""
-        ...
-
-    @property
-    def columns(self) -> int:
-        """S."""
-        ...
-
-    def part(self, rows: slice, keys: slice) -> Tensor:
-        """This part of the mask, (B, 1, rows, keys)."""
-        ...
-
-    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """Whether node t of sequence b sees key s; indices of any shapes that broadcast."""
-        ...
-
-    def spans(self) -> "Spans":
-        """For each node the shortest run of keys that holds all it sees."""
-        ...
-
-    def of(self, nodes_BM: Tensor) -> Self:
-        """That of some of the nodes, int64 (B, M)."""
-        ...
-
-    def cut(self, columns: int) -> Self:
-        """The first ``columns`` keys alone."""
-        ...
-
-    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
-        """Without the keys that stand ``window`` positions or more before the node."""
-        ...
-
-
 class Spans(NamedTuple):
-    """A run of keys for each node, at consecutive positions: of a document, or of a committed prefix.
-
-    Two numbers a node, however many the keys.
-    """
+    """Each node sees a run of keys at consecutive positions: those of a document, or of a committed prefix."""
 
     first_BT: Tensor  # int64, the first key seen
     last_BT: Tensor  # int64, the last one; one before the first or less where the node sees none
@@ -64,37 +23,25 @@ class Spans(NamedTuple):
 
     @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
-        """See :class:`Visibility`."""
+        """bool, True where the node sees the key."""
         return self.part(slice(None), slice(0, self.columns))
 
-    def part(self, rows: slice, keys: slice) -> Tensor:
-        """See :class:`Visibility`; ``keys`` from a number to a number."""
+    def part(self, rows: slice, keys: slice, sequences: slice = slice(None)) -> Tensor:
+        """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number."""
         keys_K = torch.arange(keys.start, keys.stop, device=self.first_BT.device)
-        first_BR1, last_BR1 = self.first_BT[:, rows, None], self.last_BT[:, rows, None]
+        first_BR1, last_BR1 = self.first_BT[sequences, rows, None], self.last_BT[sequences, rows, None]
         return ((keys_K >= first_BR1) & (keys_K <= last_BR1))[:, None]
 
-    def row(self, b: int) -> Self:
-        """That of one sequence."""
-        return self._replace(first_BT=self.first_BT[b : b + 1], last_BT=self.last_BT[b : b + 1])
-
-    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """See :class:`Visibility`."""
-        return (s >= self.first_BT[b, t]) & (s <= self.last_BT[b, t])
-
-    def spans(self) -> Self:
-        """Itself."""
-        return self
-
     def of(self, nodes_BM: Tensor) -> Self:
-        """See :class:`Visibility`."""
+        """That of some of the nodes, int64 (B, M)."""
         return self._replace(first_BT=self.first_BT.gather(1, nodes_BM), last_BT=self.last_BT.gather(1, nodes_BM))
 
     def cut(self, columns: int) -> Self:
-        """See :class:`Visibility`."""
+        """The first ``columns`` keys alone."""
         return self._replace(last_BT=self.last_BT.clamp(max=columns - 1), columns=columns)
 
     def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
-        """See :class:`Visibility`."""
+        """Without the keys that stand ``window`` positions or more before the node."""
         last_BT = self.last_BT.clamp(0, self.columns - 1)
         # no take_along_dim, with which torch compiles for a single number of keys
         last_position_BT = key_positions_BS.expand(len(last_BT), -1).gather(1, last_BT)
@@ -103,55 +50,31 @@ class Spans(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Any visibility at all, pair by pair: that of a draft tree."""
+    """Any visibility at all, pair by pair: that of a draft tree. Its methods are those of :class:`Spans`."""
 
     mask_B1TS: Tensor  # bool, True where the node sees the key
-
-    @property
-    def columns(self) -> int:
-        """See :class:`Visibility`."""
-        return self.mask_B1TS.shape[-1]
-
-    def part(self, rows: slice, keys: slice) -> Tensor:
-        """See :class:`Visibility`."""
-        return self.mask_B1TS[:, :, rows, keys]
-
-    def sees(self, b: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """See :class:`Visibility`."""
-        return self.mask_B1TS[b, 0, t, s]
-
-    def spans(self) -> Spans:
-        """See :class:`Visibility`."""
-        seen_BTS = self.mask_B1TS[:, 0].to(torch.uint8)
-        S = seen_BTS.shape[-1]
-        last_BT = S - 1 - seen_BTS.flip(-1).argmax(-1)
-        return Spans(seen_BTS.argmax(-1), torch.where(self.mask_B1TS.any(-1)[:, 0], last_BT, -1), S)
+    columns: int  # S
 
     def of(self, nodes_BM: Tensor) -> Self:
-        """See :class:`Visibility`."""
         return self._replace(mask_B1TS=self.mask_B1TS.take_along_dim(nodes_BM[:, None, :, None], dim=2))
 
     def cut(self, columns: int) -> Self:
-        """See :class:`Visibility`."""
-        return self._replace(mask_B1TS=self.mask_B1TS[..., :columns])
+        return self._replace(mask_B1TS=self.mask_B1TS[..., :columns], columns=columns)
 
     def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
-        """See :class:`Visibility`."""
         distance_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :]
         return self._replace(mask_B1TS=self.mask_B1TS & (distance_BTS < window)[:, None])
+
+
+Visibility = Spans | Pairs
+"""Which of S keys each of T nodes sees."""
 
 
 class KVCache(Protocol):
     """Stores the keys of new nodes and lets their queries attend to all the keys they may see."""
 
     def attend(
-        self,
-        layer: int,
-        q_BhTd: Tensor,
-        k_BgTd: Tensor,
-        v_BgTd: Tensor,
-        visibility: Visibility,
-        slots_BT: Tensor | None,
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
     ) -> Tensor:
         """Attention output of the new nodes, shape (B, h, T, d)."""
         ...
@@ -167,19 +90,13 @@ class View(NamedTuple):
     cache: KVCache | None = None  # None: attend to the nodes' own keys only
     wanted_BM: Tensor | None = None  # int64, the nodes whose last state is wanted; None for all
 
-    @property
-    def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
-        """bool, True where the node may attend to the key; as many numbers as there are pairs."""
-        return self.visibility.mask_B1TS
-
     @classmethod
-    def packed(cls, documents_BT: Tensor, cache: KVCache | None = None) -> Self:
+    def packed(cls, documents_BT: Tensor) -> Self:
         """Causal attention inside each document, uncached; positions restart with every document.
 
         Args:
             documents_BT: int64 document number of each token. Runs of equal numbers are one document; padding
                 carries ``-1`` and forms documents of its own, so that no row of the mask is empty.
-            cache: where the unroll keeps its keys; see :class:`specdec.nn.unroll.UnrollCache`.
         """
         T = documents_BT.shape[1]
         order_T = torch.arange(T, device=documents_BT.device)
@@ -187,16 +104,11 @@ class View(NamedTuple):
         starts_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
         first_BT = torch.where(starts_BT, order_T, 0).cummax(dim=1).values
         positions_BT = order_T - first_BT
-        return cls(positions_BT, Spans(first_BT, order_T.expand_as(first_BT), T), positions_BT, None, cache)
+        return cls(positions_BT, Spans(first_BT, order_T.expand_as(first_BT), T), positions_BT)
 
     @classmethod
     def append(
-        cls,
-        prefix: Tensor | int,
-        seen_BTQ: Tensor,
-        depth_BQ: Tensor,
-        capacity: int,
-        cache: KVCache | None = None,
+        cls, prefix: Tensor | int, seen_BTQ: Tensor, depth_BQ: Tensor, capacity: int, cache: KVCache | None = None
     ) -> Self:
         """Nodes appended after the committed prefixes in a static cache.
 
@@ -222,7 +134,7 @@ class View(NamedTuple):
         positions_BQ = first_B1 + depth_BQ
         key_positions_BS = torch.where(is_node_BS, positions_BQ.take_along_dim(node_BS, dim=1), columns_S)
         positions_BT, slots_BT = (x.expand(len(mask_BTS), new) for x in (positions_BQ[:, drafted - new :], slots_BT))
-        return cls(positions_BT, Pairs(mask_BTS[:, None]), key_positions_BS, slots_BT, cache)
+        return cls(positions_BT, Pairs(mask_BTS[:, None], capacity), key_positions_BS, slots_BT, cache)
 
     @classmethod
     def chain(cls, prefix: Tensor | int, length: int, capacity: int, cache: KVCache | None = None) -> Self:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
-from specdec.evaluation.answers import Answer
-from specdec.evaluation.metrics import committed, passes
+from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.statistics import Array
 from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.statistics import (

@@ -1,6 +1,6 @@
 """The frozen target: its features, its verification, its cache."""
 
-from specdec.target.cache import TargetCache
+from specdec.target.attention import TargetCache
 from specdec.target.loading import load_config
 from specdec.target.target import EMBEDDED, Target, TargetOutput, TargetSource
 

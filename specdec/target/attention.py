@@ -1,26 +1,28 @@
-"""What the target's layers get and give: a mask each, an attention that can do without, and the states kept of them.
+"""What the target's layers get and give: a mask each, an attention that can do without, their states and their keys.
 
 Layers attend as the family has it, except where a CPU meets few queries (``sdpa``), and by pieces where there are too
 many pairs of queries and keys for a mask. Boundary ``b`` is the residual stream after ``b`` layers: 0 the embeddings,
 L the last layer's output *before* the final norm. It is Hugging Face's index into ``hidden_states``, except that theirs
 is already normed at L.
 
-Legend: B batch, h query heads, g key heads, T new nodes, S key columns, H hidden, d head width.
+Legend: B batch, h query heads, g key heads, T new nodes, P path nodes, S key slots or columns, H hidden, d head width.
 """
 
 import contextlib
+import copy
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from specdec.nn.cache import FEW, Pieces, additive, attend_few, attend_pieces
+from specdec.nn.cache import FEW, Pieces, additive, attend_few, attend_pieces, write
 from specdec.nn.view import View
 from specdec.target.model_parts import OURS, OURS_EAGER, ModelParts
 
@@ -63,58 +65,42 @@ def use_own_attention(model: PreTrainedModel) -> None:
     Long rows and prompts come in pieces in place of the mask.
     """
     decoder = model.get_decoder()
-    config = decoder.config
-    if config._attn_implementation == "sdpa":
-        AttentionInterface.register(OURS, _attention)
-        AttentionMaskInterface.register(OURS, sdpa_mask)
-        model.set_attn_implementation(OURS)
-    upcast = getattr(config, "reorder_and_upcast_attn", False)  # GPT-2 does that for the name eager alone
-    family = sys.modules[type(decoder).__module__]
-    if config._attn_implementation == "eager" and not upcast and hasattr(family, "eager_attention_forward"):
-        AttentionInterface.register(OURS_EAGER, _eager)
-        AttentionMaskInterface.register(OURS_EAGER, eager_mask)
-        model.set_attn_implementation(OURS_EAGER)
-
-
-def _eager(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """The family's own, which weighs all pairs of queries and keys that it is given."""
-    own = sys.modules[type(module).__module__].eager_attention_forward
-    if not isinstance(attention_mask, Pieces):
-        return own(module, query, key, value, attention_mask, **kwargs)
-
-    def one(q_1hRd: Tensor, k_1gKd: Tensor, v_1gKd: Tensor, mask_11RK: Tensor | None) -> Tensor:
-        assert mask_11RK is not None
-        return own(module, q_1hRd, k_1gKd, v_1gKd, additive(mask_11RK, q_1hRd.dtype), **kwargs)[0].transpose(1, 2)
-
-    out = attend_pieces(one, query, key, value, Pieces.cut(attention_mask.spans, causal=False))
-    return out.transpose(1, 2).contiguous(), None
+    theirs, family = decoder.config._attn_implementation, sys.modules[type(decoder).__module__]
+    upcast = getattr(decoder.config, "reorder_and_upcast_attn", False)  # GPT-2 does that for the name eager alone
+    if theirs == "sdpa":
+        ours, mask = OURS, sdpa_mask
+    elif theirs == "eager" and not upcast and hasattr(family, "eager_attention_forward"):
+        ours, mask = OURS_EAGER, eager_mask
+    else:
+        return
+    AttentionInterface.register(ours, _attention)
+    AttentionMaskInterface.register(ours, mask)
+    model.set_attn_implementation(ours)
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Mask,
-    scaling: float | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """(B, h, T, d), twice (B, g, S, d) and an additive (B, 1, T, S) or pieces, to (B, T, h, d)."""
+    config: Any = module.config
+    eager = config._attn_implementation == OURS_EAGER
+    own = sys.modules[type(module).__module__].eager_attention_forward if eager else sdpa_attention_forward
     if isinstance(attention_mask, Pieces):
 
         def one(q_1hRd: Tensor, k_1gKd: Tensor, v_1gKd: Tensor, mask_11RK: Tensor | None) -> Tensor:
             bias_11RK = None if mask_11RK is None else additive(mask_11RK, q_1hRd.dtype)
-            own = {**kwargs, "scaling": scaling, "is_causal": mask_11RK is None}
-            return sdpa_attention_forward(module, q_1hRd, k_1gKd, v_1gKd, bias_11RK, **own)[0].transpose(1, 2)
+            more = kwargs if eager else {**kwargs, "is_causal": mask_11RK is None}
+            return own(module, q_1hRd, k_1gKd, v_1gKd, bias_11RK, **more)[0].transpose(1, 2)
 
-        return attend_pieces(one, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+        # eager attention weighs all pairs that it is given: no document goes to it as a whole
+        pieces = Pieces.cut(attention_mask.spans, causal=False) if eager else attention_mask
+        return attend_pieces(one, query, key, value, pieces).transpose(1, 2).contiguous(), None
     few = query.shape[2] <= FEW and query.device.type == "cpu" and not query.requires_grad
-    if few and attention_mask is not None and attention_mask.is_floating_point():
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if few and not eager and attention_mask is not None and attention_mask.is_floating_point():
+        scale = kwargs.get("scaling")
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
         return attend_few(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
-    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    return own(module, query, key, value, attention_mask, **kwargs)
 
 
 class Tape:
@@ -129,8 +115,8 @@ class Tape:
         self._boundaries: Collection[int] = ()
         self._states: dict[int, Tensor] = {}
         for i, layer in enumerate(parts.layers):
-            layer.register_forward_pre_hook(partial(self._enter_layer, i, parts.mask_argument), with_kwargs=True)
-        parts.final_norm.register_forward_pre_hook(partial(self._enter_norm, len(parts.layers)))
+            layer.register_forward_pre_hook(partial(self._enter, i, parts.mask_argument), with_kwargs=True)
+        parts.final_norm.register_forward_pre_hook(partial(self._enter, len(parts.layers), None), with_kwargs=True)
 
     @contextlib.contextmanager
     def running(self, masks: Sequence[Mask], boundaries: Collection[int]) -> Iterator[dict[int, Tensor]]:
@@ -141,18 +127,103 @@ class Tape:
         finally:
             self._masks, self._boundaries, self._states = (), (), {}
 
-    def _enter_layer(
-        self, boundary: int, mask_argument: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _enter(
+        self, boundary: int, place: int | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self._masks:
-            return None
-        if boundary in self._boundaries:
+        """Keep the state that comes in, and put the layer's mask at its place; the final norm (None) takes none."""
+        if (
+            boundary in self._boundaries
+        ):  # a family that norms its embeddings too comes to the norm twice: the last counts
             self._states[boundary] = args[0] if args else kwargs["hidden_states"]
+        if place is None or not self._masks:
+            return None
         mask = self._masks[boundary]
-        if len(args) > mask_argument:
-            return (*args[:mask_argument], mask, *args[mask_argument + 1 :]), kwargs
+        if len(args) > place:
+            return (*args[:place], mask, *args[place + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": mask}
 
-    def _enter_norm(self, boundary: int, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if boundary in self._boundaries:  # a family that also norms its embeddings comes by twice: the last counts
-            self._states[boundary] = args[0]
+
+class TargetCache(Cache):
+    """Fixed slots for every layer, sliding ones too: the window is in the mask, so a commit can move any slot.
+
+    Hugging Face's attention layers take it as ``past_key_values``. Buffers are made at a layer's first write,
+    since families differ in heads and widths from layer to layer.
+
+    Args:
+        capacity: S, slots per layer.
+        batch: B, sequences side by side.
+    """
+
+    def __init__(self, capacity: int, batch: int = 1) -> None:
+        if min(capacity, batch) < 1:
+            raise ValueError(f"a cache needs at least one slot and one sequence, not {capacity} and {batch}")
+        super().__init__(layers=[])
+        self.capacity, self.batch = capacity, batch
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of all sequences, also in a row of the cache
+        self._rows: slice | None = None  # all
+        self._slots_BT = torch.empty(0, dtype=torch.int64)
+        self._columns = capacity
+
+    def row(self, b: int) -> Self:
+        """The cache of one sequence, in the same memory."""
+        if self.batch == 1:  # without a slice: compiled code would copy the buffer at every write
+            return self
+        one = copy.copy(self)
+        one._rows = slice(b, b + 1)
+        return one
+
+    def place(self, view: View) -> int:
+        """Aim the next forward's keys at ``view.slots_BT``; returns how many key columns it has to look at.
+
+        A view sees nothing beyond its last slot, so on the CPU the empty rest is cut off. Elsewhere, and in compiled
+        code, knowing the last slot would stall the device: all columns of the view stay.
+
+        Raises:
+            ValueError: the view was made for a larger cache, without slots, or has no column for one of them (CPU).
+        """
+        columns = view.visibility.columns
+        if view.slots_BT is None or columns > self.capacity:
+            raise ValueError(
+                f"the view has {columns} key columns and the cache {self.capacity} slots: "
+                "make the view with View.append or View.chain and the cache's capacity, or less"
+            )
+        self._slots_BT, self._columns = view.slots_BT, columns
+        if view.slots_BT.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._columns = int(view.slots_BT.max()) + 1
+            if self._columns > columns:
+                raise ValueError(f"slot {self._columns - 1} is beyond the view's {columns} key columns")
+        return self._columns
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of T nodes, (B, g, T, d) each; returns the columns to attend to."""
+        if layer_idx not in self._buffers:
+            keys_BgSd, values_BgSd = (
+                x.new_zeros(self.batch, x.shape[1], self.capacity, x.shape[3]) for x in (key_states, value_states)
+            )
+            self._buffers[layer_idx] = keys_BgSd, values_BgSd
+        slots_BT = self._slots_BT.to(key_states.device)  # a layer may lie on another device
+        keys_BgSd, values_BgSd = self._buffers[layer_idx]
+        if self._rows is not None:
+            keys_BgSd, values_BgSd = keys_BgSd[self._rows], values_BgSd[self._rows]
+        write(keys_BgSd, key_states, slots_BT)
+        write(values_BgSd, value_states, slots_BT)
+        return keys_BgSd.narrow(2, 0, self._columns), values_BgSd.narrow(2, 0, self._columns)
+
+    def commit(self, prefix_B: Tensor, path_BP: Tensor) -> None:
+        """Move slot ``prefix + path[j]`` to slot ``prefix + j`` in every layer; what lies beyond is free again.
+
+        Args:
+            prefix_B: int64, number of committed slots before the tree.
+            path_BP: int64, the accepted nodes from the root on, as indices into the tree; any node where the path has
+                ended, best ``j`` at ``j``.
+        """
+        order_P = torch.arange(path_BP.shape[1], device=path_BP.device)
+        if path_BP.device.type == "cpu" and not torch.compiler.is_compiling() and bool((path_BP == order_P).all()):
+            return
+        from_BP, to_BP = path_BP + prefix_B[:, None], order_P + prefix_B[:, None]
+        for whole in (x for pair in self._buffers.values() for x in pair):
+            buffer = whole if self._rows is None else whole[self._rows]
+            here_BP, there_BP = from_BP.to(buffer.device), to_BP.to(buffer.device)
+            write(buffer, buffer.take_along_dim(here_BP[:, None, :, None], dim=2), there_BP)

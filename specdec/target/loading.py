@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,39 +27,36 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 def load_model(
-    source: str,
-    revision: str | None,
-    dtype: str,
-    device: str,
-    trust_remote_code: bool,
-    device_map: str | None = None,
+    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool, device_map: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load in evaluation form; see :meth:`specdec.target.target.Target.load`."""
+    """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    where = device_named(device)
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
-    local = _is_directory(source)
-    common = {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
-    with _told_in_one_line(source, local):
-        config = AutoConfig.from_pretrained(source, **common)
-        _check_architecture(source, config, trust_remote_code)
-        text = config.get_text_config(decoder=True)
-        capped = getattr(text, "attn_logit_softcapping", None) is not None  # sdpa would leave the cap out
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=DTYPES[dtype],
-            use_safetensors=True,
-            output_loading_info=True,
-            attn_implementation="eager" if capped else None,
-            device_map=device_map,
-            **common,
-        )
-        tokenizer = None
-        if not local or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
-            tokenizer = AutoTokenizer.from_pretrained(source, **common)
+    config = _read(AutoConfig, source, revision, trust_remote_code)
+    _check_architecture(source, config, trust_remote_code)
+    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    model, report = _read(
+        AutoModelForCausalLM,
+        source,
+        revision,
+        trust_remote_code,
+        config=config,
+        dtype=DTYPES[dtype],
+        use_safetensors=True,
+        output_loading_info=True,
+        attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
+        device_map=device_map,
+    )
+    tokenizer = None
+    if not _is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
+        tokenizer = load_tokenizer(source, revision, trust_remote_code)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{source}: {len(missing)} weights are missing from the checkpoint, {missing[0]} for one")
@@ -79,25 +77,13 @@ def spread(model: PreTrainedModel) -> set[Any]:
 
 
 def load_tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """A target's tokenizer, without its weights.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
-    local = _is_directory(source)
-    with _told_in_one_line(source, local):
-        return AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
-        )
+    """A target's tokenizer, without its weights; ``ValueError`` if there is none or it cannot be read."""
+    return _read(AutoTokenizer, source, revision, trust_remote_code)
 
 
 def load_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """The configuration of a target's text model, without its weights.
-
-    Raises:
-        ValueError: there is none, or it cannot be read.
-    """
-    return _read_config(source, revision, trust_remote_code).get_text_config(decoder=True)
+    """The configuration of a target's text model; ``ValueError`` if there is none or it cannot be read."""
+    return _read(AutoConfig, source, revision, trust_remote_code).get_text_config(decoder=True)
 
 
 def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
@@ -106,18 +92,17 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
     Raises:
         ValueError: there is none, it cannot be read, or the model is none that can be a target.
     """
-    config = _read_config(source, revision, trust_remote_code)
+    config = _read(AutoConfig, source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
-    with _told_in_one_line(source, local=False), torch.device("meta"):
+    with _failing_in_one_line(source), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
-def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
-    local = _is_directory(source)
-    with _told_in_one_line(source, local):
-        return AutoConfig.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_remote_code, local_files_only=local
-        )
+def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
+    """From a directory, without any network, or from the Hub."""
+    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_directory(source)}
+    with _failing_in_one_line(source):
+        return auto.from_pretrained(source, **more)
 
 
 def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
@@ -125,20 +110,6 @@ def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> No
         return
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
-
-
-def device_named(device: str) -> torch.device:
-    """A device that is there.
-
-    Raises:
-        ValueError: it is not.
-    """
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
-    return where
 
 
 def _is_directory(source: str) -> bool:
@@ -153,27 +124,24 @@ def _is_directory(source: str) -> bool:
 
 
 @contextlib.contextmanager
-def _told_in_one_line(source: str, local: bool) -> Iterator[None]:
+def _failing_in_one_line(source: str) -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
         reason = _one_line(error)
-        if reason.startswith(f"{source}: "):
-            raise
         if "ignore_mismatched_sizes" in reason:
             reason = "the weights have other shapes than config.json says; the report above lists them"
         elif "trust_remote_code" in str(error):
             reason = "it runs its own code: read that code, then allow it with trust_remote_code"
-        elif isinstance(error, OSError) and not local:
+        elif isinstance(error, OSError) and not Path(source).is_dir():
             reason = f"no such directory here, nor to be had from the Hugging Face Hub ({reason})"
         raise ValueError(f"{source}: {reason}") from error
 
 
-def _one_line(error: BaseException, limit: int = 240) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _one_line(error: BaseException) -> str:
+    return textwrap.shorten(str(error), 240, placeholder="…")
 
 
 SAMPLES = 1024  # values hashed per tensor
@@ -193,8 +161,9 @@ def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         if tensor.numel():
-            values = tensor.detach()
-            bits = _bits(values.to(torch.bfloat16) if values.is_floating_point() else values)
+            values = tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+            bits = values.contiguous().flatten().view(width)
             places = torch.linspace(0, bits.numel() - 1, min(SAMPLES, bits.numel()), dtype=torch.float64)
             sample = bits[places.long().to(bits.device)]
             digest.update(sample.cpu().numpy().tobytes())
@@ -202,16 +171,8 @@ def fingerprint(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    width = tensor.element_size()
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    return tensor.contiguous().flatten().view(integer)
-
-
 def _essence(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {str(k): _essence(v) for k, v in value.items()}
         return {k: v for k, v in kept.items() if k not in _INCIDENTAL and "attn_implementation" not in k}
-    if isinstance(value, list | tuple):
-        return [_essence(v) for v in value]
-    return value
+    return [_essence(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,15 +1,12 @@
-"""Where a causal language model keeps its layers, final norm and head; which families cannot be driven; its own head.
+"""Where a causal language model keeps its layers, final norm and head, and which families cannot be driven.
 
 What is refused here would give wrong numbers under a draft tree, whatever mask it is given.
-
-Legend: B batch, T nodes, H hidden, V vocabulary, D some rows of it.
 """
 
 import inspect
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 from transformers import PreTrainedModel
 
 OURS, OURS_EAGER = "specdec", "specdec_eager"  # what a config says in place of sdpa and eager
@@ -24,6 +21,8 @@ class ModelParts(NamedTuple):
     layers: nn.ModuleList
     final_norm: nn.Module
     head: nn.Linear
+    decoder_path: list[str]  # names from the model down to the decoder
+    head_name: str
     sliding: tuple[bool, ...]  # per layer
     mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
 
@@ -39,23 +38,6 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     if not isinstance(decoder, nn.Module) or not hasattr(decoder, "config"):
         raise ValueError(f"{family}: no text decoder found; give the causal language model itself")
     config: Any = decoder.config
-    _refuse(model, family, decoder, config)
-    if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
-        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
-    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
-    if len(lists) != 1:
-        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
-    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
-    if len(norms) != 1:
-        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
-    parameters = list(inspect.signature(lists[0][0].forward).parameters)
-    if "attention_mask" not in parameters:
-        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
-    place = parameters.index("attention_mask")
-    return ModelParts(config, decoder, lists[0], norms[0], head, _sliding(family, config), place)
-
-
-def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any) -> None:
     reasons = {
         "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
         "its layers carry a recurrent state, which a draft tree cannot branch": getattr(model, "_is_stateful", False),
@@ -79,6 +61,23 @@ def _refuse(model: PreTrainedModel, family: str, decoder: nn.Module, config: Any
             f"{family} caps its attention logits, which attention 'sdpa' silently leaves out: "
             "load it with attn_implementation='eager'"
         )
+    if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
+        raise ValueError(f"{family}: needs a linear, unquantised output head, found {type(head).__name__}")
+    lists = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
+    if len(lists) != 1:
+        raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
+    norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
+    if len(norms) != 1:
+        raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
+    arguments = list(inspect.signature(lists[0][0].forward).parameters)
+    if "attention_mask" not in arguments:
+        raise ValueError(f"{family}: its layers take no attention_mask, so a draft tree cannot be verified with it")
+    paths = [name.split(".") for name, part in model.named_modules() if part is decoder and name]
+    heads = [name for name, part in model.named_children() if part is head]
+    if len(paths) != 1 or len(heads) != 1:
+        raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
+    sliding, mask_argument = _sliding(family, config), arguments.index("attention_mask")
+    return ModelParts(config, decoder, lists[0], norms[0], head, paths[0], heads[0], sliding, mask_argument)
 
 
 def _sliding(family: str, config: Any) -> tuple[bool, ...]:
@@ -106,54 +105,3 @@ def rope_limit(config: Any) -> int | None:
         if name == "longrope" or "dynamic" in name:
             limits.append(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
     return min(limits, default=None)
-
-
-class _Instead:
-    """Some object with other attributes, which is left alone itself; called, it gives its ``output``.
-
-    Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
-    """
-
-    def __init__(self, of: Any, **named: Any) -> None:
-        self.__dict__.update(named, _of=of)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.output
-
-    def __getitem__(self, index: int) -> Tensor:
-        return (self.last_hidden_state,)[index]
-
-    def __getattr__(self, name: str) -> Any:
-        return None if self._of is None else getattr(self._of, name)
-
-
-class Head:
-    """Runs the model's own ``forward`` from the final state on, by giving it a decoder that is already done.
-
-    Families agree neither on names nor on meaning (Granite divides by its ``logits_scaling``, HyperCLOVA X
-    multiplies), so the only head that is right for all of them is their own.
-
-    Raises:
-        ValueError: decoder or head are not where the model's ``forward`` would call them.
-    """
-
-    def __init__(self, model: PreTrainedModel, decoder: nn.Module, head: nn.Linear) -> None:
-        self._model, self._head = model, head
-        places = [name for name, part in model.named_modules() if part is decoder]
-        heads = [name for name, part in model.named_children() if part is head]
-        if len(places) != 1 or len(heads) != 1 or places == [""]:
-            raise ValueError(f"{type(model).__name__}: its decoder and output head are not its own direct parts")
-        self._place, self._head_name = places[0].split("."), heads[0]
-
-    def __call__(self, final_BTH: Tensor, rows_D: Tensor | slice | None) -> Tensor:
-        """Logits, (B, T, V), or (B, T, D) for the vocabulary rows ``rows_D`` only; a slice copies no weights."""
-        output = _Instead(None, last_hidden_state=final_BTH)
-        body: dict[str, Any] = {}
-        for depth in range(len(self._place), 0, -1):  # the decoder, or modules around it: whichever is called is done
-            part = self._model.get_submodule(".".join(self._place[:depth]))
-            body = {self._place[depth - 1]: _Instead(part, output=output, **body)}
-        if rows_D is not None:
-            weight_DH = self._head.weight[rows_D]
-            bias_D = None if self._head.bias is None else self._head.bias[rows_D]
-            body[self._head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
-        return type(self._model).forward(_Instead(self._model, **body), use_cache=False).logits

@@ -3,8 +3,6 @@
 Legend: T tokens, N boundaries, H hidden, V vocabulary, D some rows of it, Q tree nodes.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,22 +22,23 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torc
 @torch.no_grad()
 def prove(target: "Target") -> None:
     """See :meth:`specdec.target.target.Target.prove`."""
-    with _narrow_windows(target), _driven(target):
-        ids_1T = (torch.arange(LENGTH, device=target.device) * 7919 + 3)[None] % target.embedding_weight().shape[0]
+    config = target.config
+    window = getattr(config, "sliding_window", None)
+    if window is not None:  # a short text reaches beyond it, the model's own masks included
+        config.sliding_window = min(window, WINDOW)
+    ids_1T = (torch.arange(LENGTH, device=target.device) * 7919 + 3)[None] % target.embedding_weight().shape[0]
+    try:
         expected_1TV = _plain(target, ids_1T)
         _packed(target, ids_1T, expected_1TV)
         _cached(target, ids_1T, expected_1TV)
-
-
-@contextlib.contextmanager
-def _driven(target: "Target") -> Iterator[None]:
-    try:
-        yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, IndexError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{target.source}: {type(target.model).__name__} fails on a short text: {reason}") from error
+    finally:
+        if window is not None:
+            config.sliding_window = window
 
 
 def _plain(target: "Target", ids_1T: Tensor) -> Tensor:
@@ -48,7 +47,11 @@ def _plain(target: "Target", ids_1T: Tensor) -> Tensor:
     L = target.num_layers
     if own.hidden_states is None or len(own.hidden_states) != L + 1:
         raise ValueError(f"{target.source}: the model does not report its {L + 1} hidden states, nothing to prove with")
-    _finite(target, own.hidden_states, own.logits)
+    names = [*(f"its state at boundary {b}" for b in range(L)), f"its state at boundary {L}, normed", "its logits"]
+    for name, values in zip(names, (*own.hidden_states, own.logits), strict=True):
+        if not values.isfinite().all():  # else no comparison says anything
+            bad = float(values[~values.isfinite()][0])
+            raise ValueError(f"{target.source}: {bad} in {name}, on a short text: {remedy(target)}")
     document_1T = torch.zeros_like(ids_1T)
     aux_1TNH, final_1TH = target(ids_1T, View.packed(document_1T), range(L + 1))
     *states, last_1TH = own.hidden_states
@@ -60,16 +63,6 @@ def _plain(target: "Target", ids_1T: Tensor) -> Tensor:
     rows_D = torch.arange(0, target.vocab_size, 3, device=target.device)
     _same(target, "the logits of some rows", target.logits(final_1TH, rows_D), own.logits[..., rows_D])
     return own.logits
-
-
-def _finite(target: "Target", states: Sequence[Tensor], logits_1TV: Tensor) -> None:
-    """The model's own numbers are numbers: else no comparison says anything."""
-    L = target.num_layers
-    names = [*(f"its state at boundary {b}" for b in range(L)), f"its state at boundary {L}, normed", "its logits"]
-    for name, values in zip(names, (*states, logits_1TV), strict=True):
-        if not values.isfinite().all():
-            bad = float(values[~values.isfinite()][0])
-            raise ValueError(f"{target.source}: {bad} in {name}, on a short text: {remedy(target)}")
 
 
 def remedy(target: "Target") -> str:
@@ -114,16 +107,11 @@ def _cached(target: "Target", ids_1T: Tensor, expected_1TV: Tensor) -> None:
     path_P = torch.tensor([0, 2, 4], device=device)
     decoys_1Q = (true_1Q + 1) % target.embedding_weight().shape[0]
     nodes_1Q = decoys_1Q.index_copy(1, path_P, true_1Q[:, path_P])
-    view = View.append(
-        torch.tensor(PREFIX, device=device),
-        seen_QQ.to(device),
-        torch.tensor(depths, device=device),
-        cache.capacity,
-        cache,
-    )
+    start = torch.tensor(PREFIX, device=device)
+    view = View.append(start, seen_QQ.to(device), torch.tensor(depths, device=device), cache.capacity, cache)
     accepted = PREFIX + len(path_P)
     _same(target, "verifying a tree", run(nodes_1Q, view)[:, path_P], expected_1TV[:, PREFIX:accepted])
-    cache.commit(torch.tensor([PREFIX], device=device), path_P[None])
+    cache.commit(start[None], path_P[None])
     _same(target, "going on after a commit", chain(accepted, accepted + 1), expected_1TV[:, accepted : accepted + 1])
     _same(target, "and further", chain(accepted + 1, LENGTH), expected_1TV[:, accepted + 1 :])
 
@@ -139,18 +127,3 @@ def _same(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
             f"{target.source}: {what} is not the model's own: relative difference {gap:.2g}, allowed {tolerance:g}; "
             f"specdec cannot use {type(target.model).__name__} as it is"
         )
-
-
-@contextlib.contextmanager
-def _narrow_windows(target: "Target") -> Iterator[None]:
-    """Let a short text reach beyond the sliding windows, the model's own masks included."""
-    config = target.config
-    window = getattr(config, "sliding_window", None)
-    if window is None or window <= WINDOW:
-        yield
-        return
-    config.sliding_window = WINDOW
-    try:
-        yield
-    finally:
-        config.sliding_window = window

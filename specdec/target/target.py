@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.nn.view import View
-from specdec.target.attention import Tape, layer_masks, use_own_attention
-from specdec.target.cache import TargetCache
+from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.loading import fingerprint, load_model, load_tokenizer, spread
-from specdec.target.model_parts import OURS, OURS_EAGER, Head, model_parts, rope_limit
+from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
 
 EMBEDDED = "embedded"
@@ -56,7 +56,6 @@ class Target:
         self._tokenizer = tokenizer
         self._parts = parts = model_parts(model)
         use_own_attention(model)
-        self._head = Head(model, parts.decoder, parts.head)
         self._tape = Tape(parts)
         self.config = parts.config  # of the text model, Hugging Face's
         self.final_norm = parts.final_norm
@@ -66,27 +65,9 @@ class Target:
         self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
 
     @classmethod
-    def load(
-        cls,
-        source: str | Path,
-        *,
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
-        trust_remote_code: bool = False,
-        device_map: str | None = None,
-    ) -> Self:
-        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
-
-        Args:
-            device_map: ``auto`` or another plan of transformers' that spreads the layers over several devices; None
-                puts all of them on ``device``.
-
-        Raises:
-            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
-        """
-        model, tokenizer = load_model(str(source), revision, dtype, device, trust_remote_code, device_map)
-        return cls(model, tokenizer, str(source), revision)
+    def load(cls, source: str | Path, device: str = "cpu", **options: Any) -> "Target":
+        """Load model and tokenizer; see :class:`TargetSource` for the options."""
+        return TargetSource(str(source), **options).load(device)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -165,14 +146,18 @@ class Target:
                 f"to {self.num_layers} (before the final norm)"
             )
         cache, columns, last = view.cache, view.visibility.columns, self.num_layers
-        self._check_length(columns)
+        if self.most_slots is not None and columns > self.most_slots:
+            raise ValueError(
+                f"{columns} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
+                "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
+            )
         if isinstance(cache, TargetCache):
             columns = cache.place(view)
         elif cache is not None:
             raise ValueError(f"the target keeps its keys in a TargetCache (new_cache), not a {type(cache).__name__}")
         config = self.config  # its window is read anew each time, since a proof narrows it
         windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
-        weight = self.embedding_weight()
+        weight = self._parts.head.weight
         masks = layer_masks(view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER))
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
@@ -195,15 +180,28 @@ class Target:
 
     @torch.no_grad()
     def logits(self, final_BTH: Tensor, rows_D: Tensor | slice | None = None) -> Tensor:
-        """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D)."""
-        device = self._parts.head.weight.device
+        """The model's logits (B, T, V), scaled and capped as the family does; or those of ``rows_D``, (B, T, D).
+
+        A slice of rows copies no weights. Families agree neither on the names nor on the meaning of what comes after
+        the head (Granite divides by its ``logits_scaling``, HyperCLOVA X multiplies), so this runs the model's own
+        ``forward`` with a decoder that is already done.
+        """
+        parts, device = self._parts, self._parts.head.weight.device
+        output = _Instead(None, last_hidden_state=final_BTH.to(device))
+        body: dict[str, Any] = {}
+        for depth in range(len(parts.decoder_path), 0, -1):  # the decoder, or modules around it: whichever is called
+            module = self.model.get_submodule(".".join(parts.decoder_path[:depth]))
+            body = {parts.decoder_path[depth - 1]: _Instead(module, output=output, **body)}
+        if rows_D is not None:
+            at = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
+            weight_DH, bias_D = parts.head.weight[at], None if parts.head.bias is None else parts.head.bias[at]
+            body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            rows_D = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
-            return self._head(final_BTH.to(device), rows_D).to(final_BTH.device)
+            made = type(self.model).forward(_Instead(self.model, **body), use_cache=False)
+        return made.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
         """An empty cache of ``capacity`` slots for each of ``batch`` sequences."""
-        self._check_length(capacity)
         return TargetCache(capacity, batch)
 
     def prove(self) -> None:
@@ -214,12 +212,24 @@ class Target:
         """
         prove(self)
 
-    def _check_length(self, length: int) -> None:
-        if self.most_slots is not None and length > self.most_slots:
-            raise ValueError(
-                f"{length} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
-                "start to depend on the sequence's length, which cached keys cannot follow: use shorter sequences"
-            )
+
+class _Instead:
+    """Some object with other attributes, which is left alone itself; called, it gives its ``output``.
+
+    Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
+    """
+
+    def __init__(self, of: Any, **named: Any) -> None:
+        self.__dict__.update(named, _of=of)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.output
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> Any:
+        return None if self._of is None else getattr(self._of, name)
 
 
 @dataclass(frozen=True)
@@ -241,11 +251,7 @@ class TargetSource:
     device_map: str | None = None
 
     def load_tokenizer(self) -> Any:
-        """The target's tokenizer alone.
-
-        Raises:
-            ValueError: there is none, or it cannot be read.
-        """
+        """The target's tokenizer alone; ``ValueError`` if there is none or it cannot be read."""
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
 
     def directory(self) -> str:
@@ -257,14 +263,11 @@ class TargetSource:
         return str(embedded_target())
 
     def load(self, device: str = "cpu") -> Target:
-        """The target."""
-        target = Target.load(
-            self.directory(),
-            revision=self.revision,
-            dtype=self.dtype,
-            device=device,
-            trust_remote_code=self.trust_remote_code,
-            device_map=self.device_map,
-        )
-        target.source = self.source  # the name, not where this machine caches it
-        return target
+        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
+
+        Raises:
+            ValueError: whatever is wrong with source, weights, dtype or device, in one line.
+        """
+        place, trusted = self.directory(), self.trust_remote_code
+        loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+        return Target(*loaded, self.source, self.revision)

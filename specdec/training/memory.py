@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from specdec.drafter import Drafter, DrafterConfig, PreNorm
-from specdec.nn.blocked import kept_bytes
+from specdec.nn.unroll import kept_bytes
 from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
 from specdec.utils import machine

@@ -9,8 +9,8 @@ from specdec.cli import main
 from specdec.diagnostics import waterfall
 from specdec.diagnostics.drift import depth_of_training
 from specdec.diagnostics.waterfall import DOWN
-from specdec.evaluation.answers import read_answers
 from specdec.evaluation.config import load_pair
+from specdec.evaluation.metrics import read_answers
 from specdec.target import TargetSource
 
 LINES = ["def add_3(a, b):", "    return a + b", "def add_4("]

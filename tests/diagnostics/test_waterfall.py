@@ -15,10 +15,6 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
 from specdec.drafter import Drafter
-<<<<<<< HEAD:tests/diagnostics/test_waterfall.py
-=======
-from specdec.evaluation.metrics import read_answers
->>>>>>> half-decoding:tests/diagnostics/test_explain.py
 from specdec.target import Target
 from tests.diagnostics.made import measure
 from tests.perfect import disturb, markov_target, perfect_drafter, successors

@@ -19,7 +19,7 @@ from specdec.drafter import (
     PreNorm,
     Wide,
 )
-from specdec.drafter.entry import Entered
+from specdec.drafter.axes import Entered
 from specdec.nn.layers import RMSNorm
 from specdec.nn.view import View
 from tests.published import fill, published
@@ -226,7 +226,7 @@ def hugging_face(drafter: Drafter, index: int, input_norm: nn.Module) -> LlamaDe
 
 
 def run_layer(layer: LlamaDecoderLayer, x: Tensor) -> Tensor:
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~LAYER_VIEW.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~LAYER_VIEW.visibility.mask_B1TS, -torch.inf)
     tables = LlamaRotaryEmbedding(llama_config())(x, LAYER_VIEW.positions_BT)
     out = layer(x, attention_mask=bias, position_embeddings=tables)
     return out[0] if isinstance(out, tuple) else out

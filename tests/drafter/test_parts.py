@@ -158,10 +158,10 @@ class EmptyNorms(Norms):
 @pytest.mark.parametrize(
     ("axis", "part", "made", "wanted"),
     [
-        ("fusion", EmptyFusion(), "None", "torch.nn.modules.module.Module"),
-        ("entry", PlainEntry(), "a Linear", "specdec.drafter.entry.EntryModule"),
+        ("fusion", EmptyFusion(), "a NoneType", "torch.nn.modules.module.Module"),
+        ("entry", PlainEntry(), "a Linear", "specdec.drafter.axes.EntryModule"),
         ("recurrence", FunctionRecurrence(), "a function", "torch.nn.modules.module.Module"),
-        ("norms", EmptyNorms(), "None", "specdec.drafter.norms.NormTable"),
+        ("norms", EmptyNorms(), "a NoneType", "specdec.drafter.axes.NormTable"),
     ],
 )
 def test_a_part_that_builds_no_module_is_named(axis: str, part: Any, made: str, wanted: str) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.nn import cache as nn_cache
-from specdec.nn.blocked import Blocked
 from specdec.nn.cache import FEW, Pieces, StaticCache, additive, attend, attend_few, attend_pieces
-from specdec.nn.unroll import Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import Pairs, Spans, View
 from tests.nn.trees import Tree, seen_by, trees
 from tests.nn.visibilities import packed_visibilities
@@ -49,7 +48,7 @@ def test_attend_is_softmax_over_the_visible_keys(h: int, g: int) -> None:
     q, k, v = random(2, h, 5, d), random(2, g, 7, d, seed=1), random(2, g, 7, d, seed=2)
     mask_BTS = random(2, 5, 7, seed=3) > 0
     mask_BTS[..., 0] = True
-    got = attend(q, k, v, Pairs(mask_BTS[:, None]))
+    got = attend(q, k, v, Pairs(mask_BTS[:, None], 7))
     torch.testing.assert_close(got, slow_attend(q, k, v, mask_BTS), rtol=0, atol=1e-12)
 
 
@@ -140,13 +139,7 @@ def test_few_and_many_queries_meet_keys_alike() -> None:
     few = whole.attend(0, q[:, :, :FEW], k, v, view.visibility.of(torch.arange(FEW)[None]), view.slots_BT)
     torch.testing.assert_close(few, many[:, :, :FEW], rtol=0, atol=1e-12)
     keys, values = (x[0].clone() for x in (whole.keys_BgSd, whole.values_BgSd))
-    torch.testing.assert_close(many, slow_attend(q, keys, values, view.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
-
-
-def test_static_cache_refuses_nodes_beyond_its_capacity() -> None:
-    cache, view = StaticCache(1, 1, 4, d, torch.float64), View.chain(2, 3, 4)
-    with pytest.raises(ValueError, match="slot 4 is beyond the view's 4 key columns"):
-        cache.attend(0, random(1, 1, 3, d), random(1, 1, 3, d), random(1, 1, 3, d), view.visibility, view.slots_BT)
+    torch.testing.assert_close(many, slow_attend(q, keys, values, view.visibility.mask_B1TS[:, 0]), rtol=0, atol=1e-12)
 
 
 def wide_mask(mask_BTT: Tensor, k: int) -> Tensor:
@@ -207,7 +200,7 @@ def test_every_kernel_equals_the_dense_oracle(
 
 
 BATCH, QUERIES, KEYS, d = 2, 5, 9, 6
-SCALE = d**-0.5
+SCALE, NO_BIAS = d**-0.5, torch.zeros(1, 1, 1, 1)
 heads = pytest.mark.parametrize(("h", "g"), [(4, 4), (4, 2), (6, 1)])
 
 
@@ -232,7 +225,7 @@ def test_under_a_mask(h: int, g: int) -> None:
     (q, k, v), mask_B1TS = few_parts(h, g), allowed()
     got = attend_few(q, k, v, additive(mask_B1TS, torch.float64), SCALE)
     torch.testing.assert_close(got, torchs(q, k, v, mask_B1TS), rtol=0, atol=1e-14)
-    assert (got - attend_few(q, k, v, None, SCALE)).abs().max() > 0.1
+    assert (got - attend_few(q, k, v, NO_BIAS, SCALE)).abs().max() > 0.1
 
 
 @heads
@@ -247,7 +240,7 @@ def test_any_bias_is_added_to_the_scaled_products(h: int, g: int, batch: int) ->
 def test_values_may_be_narrower_than_keys() -> None:
     """As in DeepSeek's latent attention."""
     q, k, v = few_parts(4, 4, value_width=4)
-    torch.testing.assert_close(attend_few(q, k, v, None, SCALE), torchs(q, k, v, None), rtol=0, atol=1e-14)
+    torch.testing.assert_close(attend_few(q, k, v, NO_BIAS, SCALE), torchs(q, k, v, None), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -283,7 +276,7 @@ def test_any_packed_visibility(visible: Spans, rows: int, causal: bool) -> None:
 
 def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
     documents = [0] * 600 + [1] * 20 + [2] * 30 + [3] * 700 + [-1] * 10
-    found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility.spans()).pieces
+    found = Pieces.cut(View.packed(torch.tensor([documents, [0] * 1360])).visibility).pieces
     spans = [(p.sequence, p.rows.start, p.rows.stop, p.keys.start, p.keys.stop, p.causal) for p in found]
     assert spans == [
         (0, 0, 600, 0, 600, True),
@@ -295,7 +288,7 @@ def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
 
 
 def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
-    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility.spans()).pieces for prefix in (0, 100))
+    whole, later = (Pieces.cut(View.chain(prefix, 600, 700).visibility).pieces for prefix in (0, 100))
     assert [(p.keys, p.causal) for p in whole] == [(slice(0, 600), True)]
     assert [(p.rows, p.keys, p.causal) for p in later] == [
         (slice(0, 512), slice(0, 612), False),
@@ -308,7 +301,7 @@ def test_gradients_come_through() -> None:
     T = 2100
     view = View.packed(torch.tensor([[0] * 1500 + [1] * 600]))
     found = []
-    for visible in (view.visibility, Pairs(view.mask_B1TS)):
+    for visible in (view.visibility, Pairs(view.visibility.mask_B1TS, T)):
         leaves = [random(1, heads, T, 4, seed=i).requires_grad_() for i, heads in enumerate((2, 1, 1))]
         out = attend(*leaves, visible)
         found.append([out, *torch.autograd.grad((out * random(1, 2, T, 4, seed=5)).sum(), leaves)])

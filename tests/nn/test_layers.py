@@ -11,8 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specdec.nn import layers as module
 from specdec.nn.cache import StaticCache, attend
-from specdec.nn.layers import Attention, NormHeads, RMSNorm, SwiGLU, _SplitHeads, recomputed
-from specdec.nn.rope import Rope, rope_parameters
+from specdec.nn.layers import Attention, NormHeads, RMSNorm, Rope, SwiGLU, rope_parameters
 from specdec.nn.view import View
 from tests.tiny import HIDDEN, llama_config
 
@@ -49,7 +48,7 @@ def test_equals_llamas(heads: int, kv_heads: int, head_dim: int) -> None:
     ours, theirs, rope, their_rope = build(heads, kv_heads, head_dim)
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
     want, _ = theirs(x, their_rope(x, view.positions_BT), bias)
     assert want.std() > 0.1
     torch.testing.assert_close(ours(x, view, rope.tables(view.positions_BT)), want, rtol=1e-12, atol=1e-12)
@@ -110,6 +109,14 @@ def test_what_comes_beside_is_the_other_half_of_a_wide_matrix(partial: float) ->
         torch.testing.assert_close(ours, plain, rtol=0, atol=1e-11)
 
 
+def split(qkv_BTnd: Tensor, cos: Tensor, sin: Tensor, h: int, g: int) -> tuple[Tensor, Tensor, Tensor]:
+    return module._Lean.apply(module._split_heads, module._join_heads, 1, (h, g), qkv_BTnd, cos, sin)
+
+
+def gate(both: Tensor) -> Tensor:
+    return module._Lean.apply(module._gate, module._gate_backward, 0, (), both)
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.4])
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 @pytest.mark.parametrize("shape", [(2, 5), (1, 1)], ids=str)
@@ -128,7 +135,7 @@ def test_splitting_and_rotating_has_the_gradient_of_its_formula(
         q, k, v = x.transpose(1, 2).split([h, g, g], dim=1)
         return rotated(q, *tables), rotated(k, *tables), v
 
-    ours, theirs = _SplitHeads.apply(leaf, *tables, h, g), plain(leaf)
+    ours, theirs = split(leaf, *tables, h, g), plain(leaf)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
     for used in ([0], [1], [2], [0, 1, 2]):
@@ -138,14 +145,14 @@ def test_splitting_and_rotating_has_the_gradient_of_its_formula(
         )
         assert wanted.abs().max() > 0.1
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-14)
-    assert torch.autograd.gradcheck(lambda x: _SplitHeads.apply(x, *tables, h, g), leaf)
+    assert torch.autograd.gradcheck(lambda x: split(x, *tables, h, g), leaf)
 
 
 def test_splitting_and_rotating_keeps_nothing_but_the_tables() -> None:
     tables = Rope({"rope_type": "default", "rope_theta": 1e4}, 12, 512).tables(torch.arange(5)[None])
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):  # type: ignore[func-returns-value]
-        _SplitHeads.apply(random(1, 5, 8, 12, seed=0).requires_grad_(), *tables, 4, 2)
+        split(random(1, 5, 8, 12, seed=0).requires_grad_(), *tables, 4, 2)
     assert len(kept) == 2 and all(x is table for x, table in zip(kept, tables, strict=True))
 
 
@@ -165,7 +172,7 @@ def test_queries_and_keys_are_normed_per_head_before_they_are_rotated() -> None:
     ours.load_state_dict({names.get(name, name): value for name, value in joined(theirs).items()})
     view = View.packed(DOCUMENTS)
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.mask_B1TS, -torch.inf)
+    bias = torch.zeros(2, 1, 6, 6, dtype=torch.float64).masked_fill(~view.visibility.mask_B1TS, -torch.inf)
     want, _ = theirs(x, LlamaRotaryEmbedding(config)(x, view.positions_BT), bias)
     rope = Rope(rope_parameters(config), 12, config.max_position_embeddings).tables(view.positions_BT)
     torch.testing.assert_close(ours(x, view, rope), want, rtol=0, atol=1e-12)
@@ -222,13 +229,13 @@ def test_it_is_the_formula_and_so_is_its_gradient(shape: tuple[int, ...]) -> Non
 
 def test_the_gate_alone_passes_the_gradient_check() -> None:
     both = (3 * random_block(2, 3, 8, seed=1)).requires_grad_()
-    torch.testing.assert_close(module._Gate.apply(both), F.silu(both[..., :4]) * both[..., 4:], rtol=0, atol=1e-15)
-    assert torch.autograd.gradcheck(module._Gate.apply, both)
+    torch.testing.assert_close(gate(both), F.silu(both[..., :4]) * both[..., 4:], rtol=0, atol=1e-15)
+    assert torch.autograd.gradcheck(gate, both)
 
 
 def test_large_gates_overflow_neither_way() -> None:
     both = torch.tensor([[-200.0, 0.0, 200.0, 2.0, 3.0, 4.0]], requires_grad=True)
-    out = module._Gate.apply(both)
+    out = gate(both)
     assert out.tolist() == [[0.0, 0.0, 800.0]]
     (by_both,) = torch.autograd.grad(out.sum(), both)
     assert by_both.tolist() == [[0.0, 1.5, 4.0, 0.0, 0.0, 200.0]]
@@ -308,58 +315,6 @@ def floats(function, *args: Tensor) -> tuple[Tensor, int]:  # type: ignore[no-un
 def random_leaf(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
-
-
-def test_gradients_are_the_same_and_the_tensor_is_not_kept() -> None:
-    x, first, second = random_leaf(2, 5, 8, seed=0), random_leaf(16, 8, seed=1), random_leaf(8, 16, seed=2)
-
-    def plain(x: Tensor) -> Tensor:
-        return F.linear(F.linear(x, first).exp(), second)
-
-    calls = []
-
-    def thrifty(x: Tensor) -> Tensor:
-        middle = F.linear(x, first)
-        product = middle.exp()
-
-        def make() -> Tensor:
-            calls.append(torch.is_grad_enabled())
-            return middle.exp()
-
-        with recomputed(product, make):
-            return F.linear(product, second)
-
-    one, other = plain(x), thrifty(x)
-    assert torch.equal(one, other) and not calls
-    for a, b in zip(
-        torch.autograd.grad(one.square().sum(), [x, first, second]),
-        torch.autograd.grad(other.square().sum(), [x, first, second]),
-        strict=True,
-    ):
-        assert torch.equal(a, b)
-    assert calls == [False]
-
-
-def test_other_tensors_are_kept_as_ever() -> None:
-    """One that only looks alike, a part of it, or its memory in another order, is not the tensor."""
-    leaf = random_leaf(4, 4, seed=0)
-    product, factor = leaf * 1.0, torch.arange(16.0, dtype=torch.float64).view(4, 4)
-
-    def never() -> Tensor:
-        raise AssertionError
-
-    with recomputed(product, never):
-        one = (leaf * 2.0).square().sum() + product[:2].square().sum() + (product.T @ factor).sum()
-    (gradient,) = torch.autograd.grad(one, leaf)
-    by_part = torch.where(torch.arange(4)[:, None] < 2, 2 * leaf, torch.zeros_like(leaf))
-    by_turned = torch.ones(4, 4, dtype=torch.float64) @ factor.T
-    torch.testing.assert_close(gradient, 8 * leaf + by_part + by_turned.T, rtol=0, atol=1e-12)
-    product = leaf * 1.0
-    with recomputed(product, lambda: leaf * 1.0):
-        turned = product.T @ product.T  # keeps both factors, each the tensor in another order
-    plain = leaf.T @ leaf.T
-    wanted, found = (torch.autograd.grad((x * factor).sum(), leaf)[0] for x in (plain, turned))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
 def test_a_gated_block_keeps_no_product() -> None:

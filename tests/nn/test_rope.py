@@ -25,7 +25,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
-from specdec.nn.rope import Rope, apply_rope, frequencies, rope_parameters
+from specdec.nn.layers import Rope, apply_rope, frequencies, rope_parameters
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 5e4}

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from specdec.nn import blocked
-from specdec.nn.blocked import Blocked, Keys, Tiling, kept_bytes
-from specdec.nn.unroll import Dense, Flex, Merged, UnrollKernel, _rule, unroll_kernel
-from specdec.nn.view import Pairs, Spans, View, Visibility
+from specdec.nn import unroll as blocked
+from specdec.nn.unroll import Blocked, Dense, Flex, Keys, Merged, Tiling, UnrollKernel, _rule, kept_bytes, unroll_kernel
+from specdec.nn.view import Spans, View
 from tests.nn.visibilities import packed_visibilities
 from tests.plain_attention import plain_block
 
@@ -30,14 +29,15 @@ def inputs(B: int, h: int, g: int, T: int, d: int, K: int, dtype: torch.dtype = 
     return [random(*shape, seed=i, dtype=dtype).transpose(1, 2).requires_grad_() for i, shape in enumerate(shapes)]
 
 
-def run(kernel: UnrollKernel, flat: list[Tensor], visible: Visibility) -> Tensor:
+def run(kernel: UnrollKernel, flat: list[Tensor], visible: Spans) -> Tensor:
     return kernel(flat[0], [Keys(*pair) for pair in zip(flat[1::2], flat[2::2], strict=True)], visible)
 
 
-def random_pairs(B: int, T: int, seed: int, share: float) -> Pairs:
-    """Anything but an empty row."""
-    mask = torch.rand(B, T, T, generator=torch.Generator().manual_seed(seed)) < share
-    return Pairs((mask | torch.eye(T, dtype=torch.bool))[:, None])
+def random_spans(B: int, T: int, seed: int) -> Spans:
+    """Any run of keys that holds the node's own."""
+    generator, order_T = torch.Generator().manual_seed(seed), torch.arange(T)
+    down_BT, up_BT = (torch.rand(B, T, generator=generator) for _ in range(2))
+    return Spans((down_BT * (order_T + 1)).long(), order_T + (up_BT * (T - order_T)).long(), T)
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,15 +47,14 @@ def random_pairs(B: int, T: int, seed: int, share: float) -> Pairs:
     st.integers(1, 4),
     st.integers(1, 10),
     st.integers(1, 10),
-    st.floats(0, 1),
     st.integers(0, 99),
 )
-def test_tiles_of_any_size_under_any_mask(
-    heads: tuple[int, int, int], T: int, K: int, rows: int, keys: int, share: float, seed: int
+def test_tiles_of_any_size_under_any_run_of_keys(
+    heads: tuple[int, int, int], T: int, K: int, rows: int, keys: int, seed: int
 ) -> None:
     """Output and every gradient are the dense ones, whatever is seen, causal or not."""
     B, h, g = heads
-    visible, weight = random_pairs(B, T, seed, share), random(B, h, T, 4, seed=77)
+    visible, weight = random_spans(B, T, seed), random(B, h, T, 4, seed=77)
     found = []
     for kernel in (Blocked(rows, keys), Dense()):
         flat = inputs(B, h, g, T, 4, K)
@@ -143,10 +142,10 @@ def test_bfloat16_is_as_good_as_the_dense_one() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(packed_visibilities(), st.integers(1, 13), st.integers(1, 9), st.booleans())
-def test_tiles_hold_every_node_once_and_no_key_too_few(visible: Spans, rows: int, most: int, by_pairs: bool) -> None:
+@given(packed_visibilities(), st.integers(1, 13), st.integers(1, 9))
+def test_tiles_hold_every_node_once_and_no_key_too_few(visible: Spans, rows: int, most: int) -> None:
     mask = visible.mask_B1TS[:, 0]
-    plan = Tiling(Pairs(visible.mask_B1TS) if by_pairs else visible, rows, most)
+    plan = Tiling(visible, rows, most)
     assert [t for rows, _ in plan.tiles for t in range(rows.start, rows.stop)] == list(range(mask.shape[1]))
     for tile, parts in plan.tiles:
         assert tile.stop - tile.start <= rows
@@ -157,8 +156,7 @@ def test_tiles_hold_every_node_once_and_no_key_too_few(visible: Spans, rows: int
             assert part.stop - part.start <= most
             here, bias = mask[:, tile, part], plan.bias(tile, part)
             assert torch.equal((bias == 0)[:, 0, 0].expand_as(here), here)
-            if not by_pairs:
-                assert (bias.numel() == 1) == bool(here.all())
+            assert (bias.numel() == 1) == bool(here.all())
 
 
 def biases(plan: Tiling) -> list[Tensor]:

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, PostNorm
-from specdec.nn.blocked import Blocked
-from specdec.nn.unroll import Dense, Merged, UnrollKernel
+from specdec.nn.unroll import Blocked, Dense, Merged, UnrollKernel
 from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,

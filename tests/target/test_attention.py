@@ -130,7 +130,7 @@ def test_windows_measure_positions_not_slots() -> None:
     view = View.append(2, seen_QQ, torch.tensor([0, 1, 1]), 6)
     full, narrow, same = layer_masks(view, 5, (None, 2, None), torch.float64)
     assert full is same and full is not None and narrow is not None
-    assert torch.equal(full[0, 0] == 0, view.mask_B1TS[0, 0, :, :5])
+    assert torch.equal(full[0, 0] == 0, view.visibility.mask_B1TS[0, 0, :, :5])
     assert (narrow[0, 0] == 0).int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]
     assert full.isfinite().all() and full.min() < -1e300
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.nn.view import View
-from specdec.target.cache import TargetCache
+from specdec.target.attention import TargetCache
 
 
 def write(cache: TargetCache, prefix: int | Tensor, length: int, layer: int, seed: int) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from specdec.target import Target
-from specdec.target.model_parts import Head, model_parts, rope_limit
+from specdec.target.model_parts import model_parts, rope_limit
 from tests.target.zoo import GEMMA, LAYERS, SIZES, VOCAB, WIDTH, WINDOW, make
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "vocab_size": 96}
@@ -135,7 +135,7 @@ def test_what_the_family_does_after_the_head(family: str, after: Callable[[Tenso
     model = make(family)
     head = model.get_output_embeddings()
     state_1TH = torch.randn(1, 3, WIDTH, dtype=torch.float64)
-    logits_1TV = Head(model, model.get_decoder(), head)(state_1TH, None)
+    logits_1TV = Target(model).logits(state_1TH)
     torch.testing.assert_close(logits_1TV, after(state_1TH @ head.weight.T))
 
 
@@ -143,11 +143,12 @@ def test_rows_keep_their_bias() -> None:
     model = make("phi")
     head = model.get_output_embeddings()
     state_1TH, rows_D = torch.randn(1, 3, WIDTH, dtype=torch.float64), torch.tensor([7, 7, VOCAB - 1])
-    logits_1TD = Head(model, model.get_decoder(), head)(state_1TH, rows_D)
+    logits_1TD = Target(model).logits(state_1TH, rows_D)
     torch.testing.assert_close(logits_1TD, state_1TH @ head.weight[rows_D].T + head.bias[rows_D])
 
 
-def test_a_head_elsewhere_is_refused() -> None:
+def test_a_head_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("llama")
+    monkeypatch.setattr(model, "get_output_embeddings", lambda: nn.Linear(2, 2))
     with pytest.raises(ValueError, match="not its own direct parts"):
-        Head(model, model.get_decoder(), nn.Linear(2, 2))
+        model_parts(model)

@@ -44,7 +44,7 @@ class Shifted:
 def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(make("granite"))
     weight = target.head_weight()
-    monkeypatch.setattr(target, "_head", lambda final, rows: final @ (weight if rows is None else weight[rows]).T)
+    monkeypatch.setattr(target, "logits", lambda final, rows=None: final @ (weight if rows is None else weight[rows]).T)
     with pytest.raises(ValueError, match="the logits is not the model's own"):
         target.prove()
 

@@ -249,8 +249,7 @@ def test_length_dependent_rotary_frequencies_bound_the_cache() -> None:
     model = make("llama")
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     target = Target(model)
-    target.new_cache(128)
     with pytest.raises(ValueError, match="129 slots or tokens are more than 128"):
-        target.new_cache(129)
+        target(tokens(2), View.chain(0, 2, 129, target.new_cache(129)), ())
     with pytest.raises(ValueError, match="more than 128"):
         target(tokens(130), packed(130), ())

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Step
-from specdec.nn.blocked import Blocked
-from specdec.nn.unroll import Dense, Merged, UnrollCache, UnrollKernel
+from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import View
 from specdec.training.ttt import KeptSlots, reachable, shift, supervised, ttt_unroll
 from tests.plain_attention import plain_block
@@ -82,7 +81,7 @@ def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(n
         torch.testing.assert_close(read[:, : 5 - k], wanted, rtol=0, atol=1e-13)
         assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)  # same anchor, not shifted
         assert view.positions_BT[0].tolist() == [t + k for t in range(6)]
-        assert torch.equal(view.mask_B1TS, seen[0][2].mask_B1TS) and view.cache is seen[0][2].cache
+        assert torch.equal(view.visibility.mask_B1TS, seen[0][2].mask_B1TS) and view.cache is seen[0][2].cache
 
 
 @pytest.mark.parametrize("name", presets())
@@ -141,7 +140,7 @@ def test_gradients_flow_through_the_recurrence() -> None:
 
 def one_by_one(drafter: Drafter, ids: Tensor, aux: Tensor, documents: Tensor, K: int) -> list[Step]:
     """The unroll with ordinary steps, each of which reads its own tokens."""
-    view, h = View.packed(documents, UnrollCache(Dense())), drafter.fuse(aux)
+    view, h = View.packed(documents)._replace(cache=UnrollCache(Dense())), drafter.fuse(aux)
     out = []
     for k in range(K):
         step = drafter.step(shift(ids, 1 + k), h, view._replace(positions_BT=view.positions_BT + k))
