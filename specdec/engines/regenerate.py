@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdec.data.chat import read_conversations, tell_left_out
-from specdec.data.layouts import ChatConversation, Message
 from specdec.engines.answers import AnswerSettings, Dialogue, InProcess, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
-from specdec.engines.serve import TIMEOUT, VllmLaunch, find_vllm
+from specdec.engines.server import TIMEOUT, VllmLaunch, find_vllm
 from specdec.target import TargetSource
 from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
@@ -28,9 +27,6 @@ log = logging.getLogger(__name__)
 
 FORMAT = "specdec.regenerate.v3"
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
-KEPT = "what is done is kept in {}: the same command goes on"
-
-Engine = contextlib.AbstractContextManager[InProcess | Remote]  # entered for as long as it is needed
 
 
 def regenerate(
@@ -46,7 +42,6 @@ def regenerate(
     temperature: float = AnswerSettings.temperature,
     top_p: float = AnswerSettings.top_p,
     top_k: int = AnswerSettings.top_k,
-    min_p: float = AnswerSettings.min_p,
     seed: int = AnswerSettings.seed,
     thinking: bool | None = None,
     truncated: Literal["drop", "keep"] = "drop",
@@ -77,7 +72,6 @@ def regenerate(
         temperature: 0 for greedy decoding
         top_p: 1 for all tokens
         top_k: 0 for all tokens
-        min_p: 0 for all tokens
         seed: of it, a row's id and the turn every answer's seed is made
         thinking: the chat template's enable_thinking
         truncated: whether rows are written whose last answer ran out of tokens
@@ -93,63 +87,61 @@ def regenerate(
     Raises:
         ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
     """
-    settings = AnswerSettings(max_new_tokens, temperature, top_p, top_k, min_p, seed, thinking)
+    settings = AnswerSettings(max_new_tokens, temperature, top_p, top_k, seed, thinking)
     if (url is None and engine == "openai") or (url is not None and engine == "transformers"):
         raise ValueError("--engine openai asks a server at its --url, --engine vllm may; --engine transformers cannot")
     if vllm_args and (engine != "vllm" or url is not None):
         raise ValueError("flags after -- are those of vllm serve, which is started with --engine vllm and no --url")
     if min(batch_size, concurrency) < 1:
         raise ValueError("batch_size and concurrency must be at least 1")
-    kept = _journal_of(out)
+    if out.suffix != ".jsonl":
+        raise ValueError(f"--out {out}: name it FILE.jsonl; its record will be FILE.json")
+    path = out.with_name(f"{out.name}.journal")
+    if out.exists() and not path.exists():
+        raise ValueError(f"{out} exists already, without {path.name}: choose another --out or remove it first")
+    hint = f"what is done is kept in {path}: the same command goes on"
+    chosen: contextlib.AbstractContextManager[InProcess | Remote]  # entered once something is left to ask
     try:
         with asked_to_end():
+            # the target is known by what the answers depend on, not by where it runs
             if engine == "transformers":
-                identity, chosen = _in_process(target, device, batch_size, settings)
+                loaded = target.load(device)
+                identity = {"engine": engine, **loaded.identity, "dtype": str(loaded.dtype)}
+                chosen = contextlib.nullcontext(InProcess(loaded, settings, batch_size))
             elif url is None:
                 launch = VllmLaunch(find_vllm(vllm), target, port=0, timeout=timeout, extra=tuple(vllm_args))
                 flags = " ".join(vllm_args)
-                identity = {"engine": "vllm", "source": target.source, "revision": target.revision, "flags": flags}
+                identity = {"engine": engine, "source": target.source, "revision": target.revision, "flags": flags}
                 chosen = _started(launch, settings, concurrency)
             else:
                 endpoint = Endpoint(url)
-                identity = {"engine": engine, "model": model or endpoint.model()}
-                served = Remote(endpoint, identity["model"], settings, engine == "vllm", concurrency)
-                chosen = contextlib.nullcontext(served)
+                name = model or endpoint.model()
+                identity = {"engine": engine, "model": name}
+                chosen = contextlib.nullcontext(Remote(endpoint, name, settings, engine == "vllm", concurrency))
             left_out: list[str] | None = [] if broken == "drop" else None
-            rows = [dialogue(one) for one in read_conversations(data, layout, left_out)][:limit]
+            rows = [Dialogue.of(one) for one in read_conversations(data, layout, left_out)][:limit]
             tell_left_out(left_out or ())
-            about = {
-                "target": identity,  # known by what the answers depend on, not by where it runs
-                "asking": asdict(settings),
-                "input": {"rows": len(rows), "sha256": _digest(rows)},
-            }
-            with Journal(kept, "specdec.regenerate", about) as journal:
-                _go_on(rows, chosen, journal)
-            more = {**about, "data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
-            record = _write(rows, out, truncated, more)
+            read = {"rows": len(rows), "sha256": _digest(rows)}
+            about: dict[str, Any] = {"target": identity, "asking": asdict(settings), "input": read}
+            with Journal(path, "specdec.regenerate", about) as journal:
+                try:
+                    _answer(rows, chosen, journal)
+                except ValueError as error:
+                    raise ValueError(f"{error}; {hint}") from error
+            about |= {"data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
+            counts = _write(rows, out, truncated, about)
     except Asked as asked:
-        sys.stderr.write(f"specdec regenerate: stopped; {KEPT.format(kept)}\n")
+        sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
         return asked.status
-    counts = record["counts"]
-    others = ", ".join(f"{counts[name]} {name}" for name in ("truncated", "failed", "skipped") if counts[name])
-    of_all = f"{counts['written']} of {counts['rows']} rows{f' ({others})' if others else ''}"
-    sys.stdout.write(f"{out}: {of_all}, {counts['tokens']} tokens\n")
     if counts["truncated"] and truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
-        first = next(iter(record["failed"].values()))
+        first = next(f"{row.place}: {row.failed}" for row in rows if row.failed)
         log.warning("%d rows failed; the same command tries them again: %s", counts["failed"], first)
+    others = ", ".join(f"{counts[name]} {name}" for name in ("truncated", "failed", "skipped"))
+    sys.stdout.write(f"{out}: {counts['written']} of {counts['rows']} rows ({others}), {counts['tokens']} tokens\n")
     most = MOST_FAILED * (counts["rows"] - counts["skipped"])
     return 1 if not counts["written"] or counts["failed"] > most else 0
-
-
-def _in_process(
-    target: TargetSource, device: str, batch: int, settings: AnswerSettings
-) -> tuple[dict[str, Any], Engine]:
-    """The target here, known by the fingerprint of its weights."""
-    loaded = target.load(device)
-    identity = {"engine": "transformers", **loaded.identity, "dtype": str(loaded.dtype)}
-    return identity, contextlib.nullcontext(InProcess(loaded, settings, batch))
 
 
 @contextlib.contextmanager
@@ -163,107 +155,64 @@ def _started(launch: VllmLaunch, settings: AnswerSettings, concurrency: int) -> 
         yield Remote(endpoint, endpoint.model(), settings, True, concurrency, server.check)
 
 
-def _journal_of(out: Path) -> Path:
-    """Where the answers are kept until all are there, and after.
-
-    Raises:
-        ValueError: the data set cannot be written there.
-    """
-    if out.suffix != ".jsonl":
-        raise ValueError(f"--out {out}: name it FILE.jsonl; its record will be FILE.json")
-    kept = out.with_name(f"{out.name}.journal")
-    if out.exists() and not kept.exists():
-        raise ValueError(f"{out} exists already, without {kept.name}: choose another --out or remove it first")
-    return kept
-
-
-def dialogue(one: ChatConversation) -> Dialogue:
-    """A conversation without its assistant's words.
-
-    An answer is due to every run of turns that has a user's in it; one that comes twice in a row is one answer. The
-    last user's turn is answered whether or not the row has an answer to it. From the first tool call on nothing is
-    asked: what the target would call, nobody has run.
-    """
-    said: list[list[Message]] = []
-    turns: list[Message] = []
-    cut, skipped = False, None
-    for message in one.messages:
-        if message["role"] in ("tool", "function") or message.get("tool_calls"):
-            cut, turns = True, []
-            break
-        if message["role"] != "assistant":
-            turns.append(message)
-        elif any(turn["role"] == "user" for turn in turns):
-            said.append(turns)
-            turns = []
-        elif not said:
-            skipped = "the assistant speaks before any user does"
-            break
-    if not skipped and any(turn["role"] == "user" for turn in turns):
-        said.append(turns)
-    if not said and not skipped:
-        skipped = "a tool is called in the first answer" if cut else "no user's turn"
-    return Dialogue(one.id, one.place, [] if skipped else said, one.tools, skipped=skipped, cut=cut and not skipped)
-
-
 def _digest(rows: Sequence[Dialogue]) -> str:
     """SHA-256 of what is asked and in which order, wherever the files lie."""
     out = hashlib.sha256()
     for row in rows:
-        out.update(json.dumps([row.id, row.said, row.tools], sort_keys=True).encode())
+        out.update(json.dumps([row.id, row.turns, row.tools], sort_keys=True).encode())
     return out.hexdigest()
 
 
-def _go_on(rows: Sequence[Dialogue], chosen: Engine, journal: Journal) -> None:
-    """Take what the journal has, ask what is left or failed, and keep it; the engine is not entered for nothing."""
+def _answer(
+    rows: Sequence[Dialogue], chosen: contextlib.AbstractContextManager[InProcess | Remote], journal: Journal
+) -> None:
+    """Take the journal's answers, ask what is left or failed, and keep it."""
     by_id = {row.id: row for row in rows}
     for answer in (TurnAnswer(**entry) for entry in journal.entries):
         if answer.failed is None:
-            by_id[answer.row].add(answer)
+            by_id[answer.row].answers.append(answer)
     left = [row for row in rows if not row.done]
     if not left:
         return
-    done = sum(not row.skipped for row in rows) - len(left)
-    try:
-        with chosen as engine, progress("answers", "rows", done + len(left), done) as advance:
-            for found in engine.answers(left):
-                journal.append({name: value for name, value in found._asdict().items() if value is not None})
-                advance(by_id[found.row].done)
-    except ValueError as error:
-        raise ValueError(f"{error}; {KEPT.format(journal.path)}") from error
+    total = sum(not row.skipped for row in rows)
+    with chosen as engine, progress("answers", "rows", total, total - len(left)) as advance:
+        for answer in engine.answers(left):
+            journal.append({name: value for name, value in answer._asdict().items() if value is not None})
+            advance(by_id[answer.row].ends_with(answer))
 
 
-def _write(rows: Sequence[Dialogue], out: Path, truncated: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Write the data set, in the input's order, and then its record, which is returned.
+def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]) -> dict[str, int]:
+    """Write the data set, in the input's order, and then its record; the record's counts.
 
     Raises:
         ValueError: the disk is full, or a file may not be written.
     """
     asked = [row for row in rows if not row.skipped]
-    failed = {row.id: f"{row.place}: {row.failed}" for row in asked if row.failed}
     written = [row for row in asked if not row.failed and (truncated == "keep" or not row.truncated)]
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
-            stream.write(json.dumps(row.result(), ensure_ascii=False) + "\n")
-    answers = [answer for row in asked for answer in row.answers]
+            tools = {"tools": row.tools} if row.tools else {}
+            stream.write(json.dumps({"id": row.id, "messages": row.messages(), **tools}, ensure_ascii=False) + "\n")
+    answers = [answer for row in asked for answer in row.answers if not answer.failed]
+    counts = {
+        "rows": len(rows),
+        "truncated": sum(row.truncated for row in asked),
+        "failed": sum(bool(row.failed) for row in asked),
+        "skipped": len(rows) - len(asked),
+        "written": len(written),
+        "cut_before_a_tool_call": sum(row.cut for row in asked),
+        "answers": len(answers),
+        "tokens": sum(answer.tokens for answer in answers),
+    }
     record = {
         "format": FORMAT,
         "file": out.name,
         "sha256": sha256(out),
-        "counts": {
-            "rows": len(rows),
-            "truncated": sum(row.truncated and not row.failed for row in asked),
-            "failed": len(failed),
-            "skipped": len(rows) - len(asked),
-            "written": len(written),
-            "cut_before_a_tool_call": sum(row.cut for row in asked),
-            "answers": len(answers),
-            "tokens": sum(answer.tokens for answer in answers),
-        },
-        "failed": failed,
+        "counts": counts,
+        "failed": {row.id: f"{row.place}: {row.failed}" for row in asked if row.failed},
         "skipped": dict(Counter(row.skipped for row in rows if row.skipped)),
         "truncated": truncated,
-        **more,
+        **about,
     }
     write_json(out.with_suffix(".json"), record)
-    return record
+    return counts

@@ -15,8 +15,7 @@ from specdec.data.chat import encode, read_conversations
 from specdec.decoding import PlainDecoder
 from specdec.engines import answers
 from specdec.engines.answers import Dialogue
-from specdec.engines.regenerate import dialogue
-from specdec.engines.serve import VARIABLE
+from specdec.engines.server import VARIABLE
 from specdec.target import Target
 from specdec.utils.files import sha256
 from tests.data.tiny import write_jsonl
@@ -163,7 +162,7 @@ TOOL = {"role": "tool", "content": "4"}
 
 
 def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
-    return [dialogue(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
+    return [Dialogue.of(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
 )
 def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.said == said
+    assert row.turns == said
     assert row.skipped is None and not row.cut
 
 
@@ -197,7 +196,7 @@ def test_a_row_is_cut_before_the_first_tool_call(
     messages: list[Any], said: list[Any], skipped: str | None, tmp_path: Path
 ) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages, "tools": [{"name": "f"}]})
-    assert (row.said, row.skipped, row.cut) == (said, skipped, skipped is None)
+    assert (row.turns, row.skipped, row.cut) == (said, skipped, skipped is None)
     assert row.tools == [{"name": "f"}]
 
 
@@ -212,7 +211,7 @@ def test_a_row_is_cut_before_the_first_tool_call(
 )
 def test_rows_that_nobody_can_answer(messages: list[Any], skipped: str, tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.skipped == skipped and row.said == []
+    assert row.skipped == skipped and row.turns == []
 
 
 def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
