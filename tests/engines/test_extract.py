@@ -95,7 +95,7 @@ def test_a_cache_may_hold_the_rows_that_a_run_draws(
 def trained_rows(config: list[str]) -> int:
     """Rows of training that a config's data has."""
     found = read([*config, "--out", "nowhere"], "specdec cache")
-    found.data.prepare(found.module.target.tokenizer)
+    found.data.prepare(found.model.target.tokenizer)
     return len(found.data.splits.train.ids_BT)
 
 

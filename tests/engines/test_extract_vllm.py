@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
-from specdec.engines.extract_vllm import INSIDE
+from specdec.engines.extract import INSIDE
 from specdec.engines.server import VARIABLE
 from specdec.features import Cached, OnTheFly
 from specdec.features.store import FeatureIndex
