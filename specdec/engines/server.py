@@ -13,11 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from specdec.drafter import load
 from specdec.engines.client import Endpoint, RequestError
@@ -114,7 +113,9 @@ class VllmLaunch:
                 f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
             )
 
-    def server(self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True) -> "Server":
+    def server(
+        self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
+    ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without a drafter the target serves alone.
 
         Args:
@@ -128,7 +129,7 @@ class VllmLaunch:
         words += ["--host", self.host, "--port", str(port), *self.extra]
         if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
             words.append("--no-enable-prefix-caching")
-        return Server([*self.vllm, *words], self.host, port, log, self.timeout)
+        return running([*self.vllm, *words], self.host, port, log, self.timeout)
 
 
 def flag_of(word: str) -> str:
@@ -162,89 +163,85 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
 
 
 class ServerError(ValueError):
-    """The server did not come up, or ended by itself; the end of its log is shown when its block is left."""
+    """The server did not come up, or ended by itself; the end of its log goes to standard error."""
 
 
-class Server:
-    """A server that answers ``GET /health`` inside its ``with`` block; ``url`` is where it is asked from here.
+class Server(NamedTuple):
+    """A server that answers ``GET /health``."""
 
-    Whatever becomes of this process, the server and all processes that it started end with it.
+    url: str
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def wait(self) -> None:
+        """Wait for as long as it serves; raise ServerError once it has ended by itself."""
+        self.process.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise ServerError if it has ended by itself."""
+        if (status := self.process.poll()) is not None:
+            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT) -> Iterator[Server]:
+    """A server for the length of a block; it and all processes that it started end with this one, however that ends.
 
     Args:
         command: it must listen on ``host`` and ``port``.
-        log: a new file for what the server says.
+        log_file: a new file for the server's output.
         timeout: seconds until it must be healthy.
 
     Raises:
         ServerError: on entering, if it ends or takes longer than ``timeout``; nothing of it is left then.
         ValueError: the port is taken, or the log exists or cannot be written.
     """
-
-    def __init__(self, command: Sequence[str], host: str, port: int, log: Path, timeout: float = TIMEOUT) -> None:
-        self.command, self.host, self.port, self.log, self.timeout = list(command), host, port, log, timeout
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        self._grace = HURRY
-
-    def __enter__(self) -> Self:
-        try:  # whoever answers at a taken port would pass for our server
-            socket.create_server((self.host, self.port)).close()
-        except (OSError, OverflowError) as error:
-            taken = f"port {self.port} of {self.host} cannot be had ({error}): choose another --port"
-            raise ValueError(taken) from error
-        try:
-            with self.log.open("xb") as out:
-                self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", supervise.__file__, str(GRACE), *self.command],
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                    env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
-                )
-        except FileExistsError as error:
-            raise ValueError(f"{self.log} exists already and is never overwritten: choose another log") from error
-        except OSError as error:
-            raise explain(error, self.log) from error
-        try:
-            self._wait_until_healthy()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
-        self._grace = GRACE
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(value, ServerError):
-            sys.stderr.write("".join(f"  {line}\n" for line in _lines(self.log)[-40:]))
-        assert self._supervisor.stdin is not None
+    try:  # whoever answers at a taken port would pass for our server
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {port} of {host} cannot be had ({error}): choose another --port") from error
+    try:
+        with log_file.open("xb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
+            )
+    except FileExistsError as error:
+        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log") from error
+    except OSError as error:
+        raise explain(error, log_file) from error
+    server, grace = Server(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process), HURRY
+    try:
+        _wait_until_healthy(server, timeout)
+        grace = GRACE
+        yield server
+    except ServerError:
+        sys.stderr.write("".join(f"  {line}\n" for line in _lines(log_file)[-40:]))
+        raise
+    finally:
+        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended
-            self._supervisor.stdin.write(str(self._grace).encode())
-            self._supervisor.stdin.close()
-        self._supervisor.wait()
+            process.stdin.write(str(grace).encode())
+            process.stdin.close()
+        process.wait()
 
-    def wait(self) -> None:
-        """Wait for as long as it serves; raise ServerError once it has ended by itself."""
-        self._supervisor.wait()
-        self.check()
 
-    def check(self) -> None:
-        """Raise ServerError if it has ended by itself."""
-        if (status := self._supervisor.poll()) is not None:
-            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
-
-    def _wait_until_healthy(self) -> None:
-        begin = told = time.monotonic()
-        while not healthy(self.url):
-            now = time.monotonic()
-            self.check()
-            if now - begin > self.timeout:
-                raise ServerError(f"vLLM was not healthy after {self.timeout:g} s: {failure_reason(self.log)}")
-            if now - told >= TOLD_EVERY:
-                told = now
-                log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(self.log)[-1:])[:100])
-            time.sleep(POLL)
+def _wait_until_healthy(server: Server, timeout: float) -> None:
+    begin = told = time.monotonic()
+    while not healthy(server.url):
+        now = time.monotonic()
+        server.check()
+        if now - begin > timeout:
+            raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
+        if now - told >= TOLD_EVERY:
+            told = now
+            log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(server.log)[-1:])[:100])
+        time.sleep(POLL)
 
 
 def healthy(url: str) -> bool:
