@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -221,7 +221,6 @@ class Remote:
         vllm: whether it knows vLLM's own fields. They are all given then, or the model's generation config would set
             them; another server gets only those that are not neutral.
         concurrency: requests at a time.
-        check: raises an error if the server has ended.
     """
 
     endpoint: Endpoint
@@ -229,7 +228,6 @@ class Remote:
     settings: AnswerSettings
     vllm: bool
     concurrency: int
-    check: Callable[[], None] = lambda: None
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask everything that is left to ask, in any order; every answer has been given to its dialogue.
@@ -270,14 +268,12 @@ class Remote:
         """The answer to the next turn, requested again where the server is busy or away, until it is ``over``."""
         for number in itertools.count():
             try:
-                self.check()
                 return self._read(one, self.endpoint.complete(PATH, self._body(one)))
             except RequestError as error:
                 # drawn, so that many users do not come back together
                 pause = min(LONGEST_WAIT, BACKOFF * 2**number) * random.uniform(0.5, 1)
                 if number < RETRIES and error.passing and not over.wait(pause):
                     continue
-                self.check()
                 if error.status is None and self.endpoint.away():
                     raise
                 return one.add(failed=str(error))

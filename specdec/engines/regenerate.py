@@ -1,13 +1,11 @@
 """``specdec regenerate``: the target writes the answers of a data set, so that a drafter learns from its own words."""
 
-import contextlib
 import hashlib
 import json
 import logging
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,6 @@ from typing import Any, Literal
 from specdec.data.chat import read_conversations, tell_left_out
 from specdec.engines.answers import AnswerSettings, Dialogue, InProcess, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
-from specdec.engines.server import TIMEOUT, VllmLaunch, find_vllm
 from specdec.target import TargetSource
 from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
@@ -50,21 +47,18 @@ def regenerate(
     url: str | None = None,
     model: str | None = None,
     concurrency: int = 64,
-    vllm: str | None = None,
-    timeout: float = TIMEOUT,
-    vllm_args: list[str] = [],  # noqa: B006
 ) -> int:
-    """Let the target write the answers of a data set; flags of vllm serve go after --.
+    """Let the target write the answers of a data set, in this process or behind a server that runs at --url.
 
     The same command goes on with a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
     1 if no row was made, or more than a tenth of them failed.
 
-    Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --engine vllm
+    Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
 
     Args:
         data: conversations as ChatData reads them
         out: the data set to write, FILE.jsonl; FILE.json tells of it
-        engine: the target in this process, in a vLLM that is started or stands at --url, or at the --url of another
+        engine: the target in this process, or what serves it at --url
         limit: use the first rows only
         layout: of all conversations; by default told by each row's columns
         broken: whether a malformed conversation ends the run or is left out
@@ -77,21 +71,16 @@ def regenerate(
         truncated: whether rows are written whose last answer ran out of tokens
         device: of --engine transformers
         batch_size: prompts at a time, of --engine transformers
-        url: a server that runs already, as http://127.0.0.1:8000; --engine says whether it is vLLM
+        url: an OpenAI-compatible server, as http://127.0.0.1:8000
         model: its name at --url; by default the first served
-        concurrency: questions to a server at a time
-        vllm: a Python that has vLLM, or its executable; by default $SPECDEC_VLLM_PYTHON, else this environment
-        timeout: seconds until vLLM must be healthy
-        vllm_args: flags for vllm serve: give them after --
+        concurrency: requests to a server at a time
 
     Raises:
         ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
     """
     settings = AnswerSettings(max_new_tokens, temperature, top_p, top_k, seed, thinking)
-    if (url is None and engine == "openai") or (url is not None and engine == "transformers"):
-        raise ValueError("--engine openai asks a server at its --url, --engine vllm may; --engine transformers cannot")
-    if vllm_args and (engine != "vllm" or url is not None):
-        raise ValueError("flags after -- are those of vllm serve, which is started with --engine vllm and no --url")
+    if (url is None) != (engine == "transformers"):
+        raise ValueError("--engine vllm and openai ask a server, which is started before, at its --url; no other does")
     if min(batch_size, concurrency) < 1:
         raise ValueError("batch_size and concurrency must be at least 1")
     if out.suffix != ".jsonl":
@@ -100,24 +89,18 @@ def regenerate(
     if out.exists() and not path.exists():
         raise ValueError(f"{out} exists already, without {path.name}: choose another --out or remove it first")
     hint = f"what is done is kept in {path}: the same command goes on"
-    chosen: contextlib.AbstractContextManager[InProcess | Remote]  # entered once something is left to ask
+    answering: InProcess | Remote
     try:
         with asked_to_end():
             # the target is known by what the answers depend on, not by where it runs
-            if engine == "transformers":
+            if url is None:
                 loaded = target.load(device)
                 identity = {"engine": engine, **loaded.identity, "dtype": str(loaded.dtype)}
-                chosen = contextlib.nullcontext(InProcess(loaded, settings, batch_size))
-            elif url is None:
-                launch = VllmLaunch(find_vllm(vllm), target, port=0, timeout=timeout, extra=tuple(vllm_args))
-                flags = " ".join(vllm_args)
-                identity = {"engine": engine, "source": target.source, "revision": target.revision, "flags": flags}
-                chosen = _started(launch, settings, concurrency)
+                answering = InProcess(loaded, settings, batch_size)
             else:
                 endpoint = Endpoint(url)
-                name = model or endpoint.model()
-                identity = {"engine": engine, "model": name}
-                chosen = contextlib.nullcontext(Remote(endpoint, name, settings, engine == "vllm", concurrency))
+                identity = {"engine": engine, "model": model or endpoint.model()}
+                answering = Remote(endpoint, identity["model"], settings, engine == "vllm", concurrency)
             left_out: list[str] | None = [] if broken == "drop" else None
             rows = [Dialogue.of(one) for one in read_conversations(data, layout, left_out)][:limit]
             tell_left_out(left_out or ())
@@ -125,7 +108,7 @@ def regenerate(
             about: dict[str, Any] = {"target": identity, "asking": asdict(settings), "input": read}
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
-                    _answer(rows, chosen, journal)
+                    _answer(rows, answering, journal)
                 except ValueError as error:
                     raise ValueError(f"{error}; {hint}") from error
             about |= {"data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
@@ -144,17 +127,6 @@ def regenerate(
     return 1 if not counts["written"] or counts["failed"] > most else 0
 
 
-@contextlib.contextmanager
-def _started(launch: VllmLaunch, settings: AnswerSettings, concurrency: int) -> Iterator[Remote]:
-    """The target in a vLLM that is started for it."""
-    with (
-        tempfile.TemporaryDirectory(prefix="specdec-regenerate-") as scratch,
-        launch.server(None, Path(scratch) / "server.log") as server,
-    ):
-        endpoint = Endpoint(server.url)
-        yield Remote(endpoint, endpoint.model(), settings, True, concurrency, server.check)
-
-
 def _digest(rows: Sequence[Dialogue]) -> str:
     """SHA-256 of what is asked and in which order, wherever the files lie."""
     out = hashlib.sha256()
@@ -163,20 +135,16 @@ def _digest(rows: Sequence[Dialogue]) -> str:
     return out.hexdigest()
 
 
-def _answer(
-    rows: Sequence[Dialogue], chosen: contextlib.AbstractContextManager[InProcess | Remote], journal: Journal
-) -> None:
+def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Journal) -> None:
     """Take the journal's answers, ask what is left or failed, and keep it."""
     by_id = {row.id: row for row in rows}
     for answer in (TurnAnswer(**entry) for entry in journal.entries):
         if answer.failed is None:
             by_id[answer.row].answers.append(answer)
     left = [row for row in rows if not row.done]
-    if not left:
-        return
     total = sum(not row.skipped for row in rows)
-    with chosen as engine, progress("answers", "rows", total, total - len(left)) as advance:
-        for answer in engine.answers(left):
+    with progress("answers", "rows", total, total - len(left)) as advance:
+        for answer in answering.answers(left):
             journal.append({name: value for name, value in answer._asdict().items() if value is not None})
             advance(by_id[answer.row].ends_with(answer))
 
