@@ -66,16 +66,8 @@ def export(
     """
     if Path(out).exists() and not force:  # before anything is loaded
         raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
-    exported = export_drafter(
-        load(drafter, dtype=None),
-        target.load(),
-        out,
-        format,
-        draft_tokens=draft_tokens,
-        served=target,
-        replace=force,
-        evaluation=evaluation,
-    )
+    of = load(drafter, dtype=None), target.load(), out, format
+    exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, replace=force, evaluation=evaluation)
     sys.stdout.write(f"{exported.command}\n")
 
 
@@ -130,11 +122,8 @@ def export_drafter(
     subject = subject_of(drafter, target)
     chosen.check(subject)
     architectures = list(target.model.config.architectures or [type(target.model).__name__])
-    where = ServingTarget(target.source, architectures, draft_tokens)
-    if served is not None:
-        where = where._replace(
-            target=served.directory(), revision=served.revision, trust_remote_code=served.trust_remote_code
-        )
+    place = served or TargetSource(target.source)
+    where = ServingTarget(place.directory(), architectures, draft_tokens, place.revision, place.trust_remote_code)
     line = chosen.command(str(directory.resolve()), subject, where)
     metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
     warn_if_rounded(drafter, target, subject)
@@ -200,20 +189,19 @@ def is_targets(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     ours, theirs = ours.detach().cpu(), theirs.detach().cpu()
-    return _equal(ours, theirs) or _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
+    return _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
 
 
 def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
     """Warn of what stays with the target but is rounded in the drafter: it is not served as it was in training."""
     state, theirs = drafter.state_dict(), _weights(target)
     dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
-    if found := " and ".join(
-        f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype
-    ):
+    rounded = {name: dtype for name, dtype in dtypes.items() if dtype not in (None, theirs[name].dtype)}
+    if rounded:
         log.warning(
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
-            found,
+            " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()),
         )
 
 
@@ -223,10 +211,8 @@ def _weights(target: Target) -> dict[str, Tensor]:
 
 
 def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
-    """The dtype to which ours are theirs rounded; None if they are not, or equal."""
-    if _equal(ours, theirs):
-        return None
-    return next((dtype for dtype in ROUNDED if _equal(ours, theirs.to(dtype))), None)
+    """The dtype in which theirs are ours, their own if nothing is rounded; None if there is none."""
+    return next((dtype for dtype in (theirs.dtype, *ROUNDED) if _equal(ours, theirs.to(dtype))), None)
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
@@ -236,11 +222,7 @@ def _equal(one: Tensor, two: Tensor) -> bool:
 
 
 def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
-    """The ``metrics.json`` of an evaluation, if it is of this drafter, to the last bit, and this target.
-
-    Raises:
-        ValueError: there is none, or it is of another drafter, dtype or target.
-    """
+    """The ``metrics.json`` of an evaluation; ValueError if it is of another drafter, in any bit, dtype or target."""
     where = Path(evaluation) / "metrics.json"
     metrics: dict[str, Any] = read_json(where)
     of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
@@ -264,34 +246,26 @@ def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, me
         generation = "EAGLE-3.1" if newest else "EAGLE-3"
     measured = "Nothing was measured: no evaluation was given at export."
     if metrics:
-        settings, rows = metrics["settings"], []
+        rows = ["| Shape | Acceptance length | Prompts |\n|---|---|---|\n"]
         for result in metrics["results"]:
             found = result["acceptance_length"]
             interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
             rows.append(f"| {result['shape']} | {found['mean']:.3f}{interval} | {result['prompts']} |\n")
+        prompts = ", ".join(Path(path).name for path in metrics["settings"]["prompts"])
         measured = (
-            "By `specdec evaluate`, tokens committed per target pass, the target's own token included:\n\n"
-            f"| Shape | Acceptance length | Prompts |\n|---|---|---|\n{''.join(rows)}\n"
-            f"Prompts {', '.join(Path(path).name for path in settings['prompts'])}; at most "
-            f"{settings['max_new_tokens']} new tokens."
+            f"By `specdec evaluate` on {prompts}, at most {metrics['settings']['max_new_tokens']} new tokens; tokens "
+            f"committed per target pass, the target's own token included:\n\n{''.join(rows)}"
         )
     return f"""---
+base_model: {served.target}
 tags: [speculative-decoding, {subject.method}, specdec]
 ---
 
 # {generation} drafter for {config.target.get("source", served.target)}
 
-| | |
-|---|---|
-| Target | `{served.target}` ({config.target.get("model_type")}, {config.num_target_layers} layers) |
-| Written for | {chosen.engine}, format {chosen.name}, method {subject.method} |
-| Needs at least | {chosen.needs(subject) or "no release in particular"} |
-| Boundaries of the target read | {", ".join(str(b) for b in config.aux_layers)} |
-| Draft vocabulary | {config.draft_vocab_size} of {config.vocab_size} tokens |
-| Layers, width | {config.num_layers}, {config.hidden_size} |
-| Token embedding | {"its own" if subject.own_embedding else "the target's, not in the file"} |
-
-## Serving
+Reads boundaries {", ".join(str(b) for b in config.aux_layers)} of `{served.target}`'s {config.num_target_layers} layers
+and drafts over {config.draft_vocab_size} of its {config.vocab_size} tokens. Written for {chosen.engine}, format
+{chosen.name}, method {subject.method}; it needs {chosen.needs(subject) or "no release in particular"} at least.
 
 ```bash
 {line}
