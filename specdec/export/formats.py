@@ -38,7 +38,7 @@ class Format:
     engine: ClassVar[str] = VLLM
 
     def check(self, subject: Subject) -> None:
-        """Raise NotServable for what the engine cannot express; it says which switch, which engine and why."""
+        """Raise NotServable for what the engine cannot express, with each switch and why."""
         switches.check(subject, self.engine)
 
     def needs(self, subject: Subject) -> str | None:
@@ -116,8 +116,9 @@ class SglangFormat(Format):
 
     def architectures(self, subject: Subject) -> list[str]:
         """SGLang's class first; of two vLLM takes the one that it knows."""
-        eagle = subject.method == "eagle"
-        return ["LlamaForCausalLMEagle", "LlamaForCausalLM"] if eagle else ["LlamaForCausalLMEagle3"]
+        if subject.method == "eagle":
+            return ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
+        return ["LlamaForCausalLMEagle3"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""
