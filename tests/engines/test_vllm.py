@@ -229,12 +229,14 @@ def test_bench(drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytes
     argv += ["--drafter", str(drafter), "--concurrency", "1", "4", "--max_new_tokens", "32", "--ignore_eos", "true"]
     flags = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
     assert main([*argv, "--timeout", "300", "--", *flags]) == 0
-    for level in json.loads((tmp_path / "bench" / "bench.json").read_text())["levels"]:
-        served = level["drafter"]
+    for users in (1, 4):
+        served, plain = (
+            json.loads((tmp_path / "bench" / f"{name}-{users}.json").read_text()) for name in ("drafter", "baseline")
+        )
         assert served["total_output_tokens"] == 32 * served["completed"]
         assert served["spec_decode_acceptance_length"] > 1.2
         assert served["median_ttft_ms"] > 0 and served["median_tpot_ms"] > 0
-        assert level["identical_outputs"]["same"] == level["identical_outputs"]["of"] > 0
+        assert served["generated_texts"] == plain["generated_texts"] != []
 
 
 def descendants(pid: int) -> list[int]:
