@@ -48,6 +48,7 @@ def bench(
     tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
     ids = [PromptConversation(one, tokenizer).next_ids() for one in without_blank(load_prompts(prompts, limit))]
     texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
     body = {"add_special_tokens": False, "repetition_penalty": 1.0}
     shown = Table(title="vllm bench serve", caption=CAPTION)
     for column, heading in enumerate(HEADINGS):
@@ -57,7 +58,7 @@ def bench(
         tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
         progress("bench", "runs", 2 * len(levels)) as advance,
     ):
-        data, found = Path(scratch) / "prompts.jsonl", {}
+        data = Path(scratch) / "prompts.jsonl"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
         made = drafter_checkpoint(drafter, launch.target, Path(scratch) / "drafter")
         for name, served in (("drafter", made), ("baseline", None)):
@@ -78,12 +79,10 @@ def bench(
         write_json(folder / "provenance.json", provenance())
     for users in levels:
         ours, plain = found["drafter", users], found["baseline", users]
-        texts = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
-        same = f"{sum(one == two for one, two in texts)} of {len(ours['errors'])}" if temperature == 0 else "-"
+        pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
+        same = f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}" if temperature == 0 else "-"
         times = ours["output_throughput"] / plain["output_throughput"]
-        length, shares = (
-            ours.get(f"spec_decode_{of}") for of in ("acceptance_length", "per_position_acceptance_rates")
-        )
+        length, shares = ours.get("spec_decode_acceptance_length"), ours.get("spec_decode_per_position_acceptance_rates")
         accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
         shown.add_row(str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same)
         shown.add_row(str(users), "baseline", *_speeds(plain), "-", "-", "-")

@@ -138,7 +138,8 @@ class SpecDecodeCounters(NamedTuple):
         """What was counted after ``before``."""
         old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
         positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
-        return SpecDecodeCounters(*(now - then for now, then in zip(self[:3], before[:3], strict=True)), positions)
+        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
+        return SpecDecodeCounters(generated, passes, accepted, positions)
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:

@@ -99,8 +99,9 @@ def regenerate(
                 answering = InProcess(loaded, settings, batch_size)
             else:
                 endpoint = Endpoint(url)
-                identity = {"engine": engine, "model": model or endpoint.model()}
-                answering = Remote(endpoint, identity["model"], settings, engine == "vllm", concurrency)
+                name = model or endpoint.model()
+                identity = {"engine": engine, "model": name}
+                answering = Remote(endpoint, name, settings, engine == "vllm", concurrency)
             left_out: list[str] | None = [] if broken == "drop" else None
             rows = [Dialogue.of(one) for one in read_conversations(data, layout, left_out)][:limit]
             tell_left_out(left_out or ())

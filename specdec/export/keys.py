@@ -191,7 +191,7 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...
         if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
             raise ValueError(f"{IDS} or layer_ids is {ids!r}, wanted a list of whole numbers")
     # an output of the last layer shows that boundaries were meant, as NVIDIA writes them
-    meant = bool(outputs) and max(outputs) == num_target_layers
+    meant = max(outputs or [0]) == num_target_layers
     ours = [i + (not meant) for i in outputs or ()]
     named = [sorted(ids) for ids in (top, layer_ids, ours) if ids]
     usual = list(published_layers(num_target_layers))
