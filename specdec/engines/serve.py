@@ -1,17 +1,40 @@
-"""``specdec serve``: a target in vLLM with a drafter, until Ctrl-C, or for as long as its benchmark takes."""
+"""``specdec serve``: a target in vLLM with a drafter, until Ctrl-C, or for as long as ``vllm bench serve`` takes."""
 
+import json
 import logging
+import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from specdec.engines.bench import bench as measure
-from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, find_vllm
+from rich.console import Console
+from rich.table import Table
+
+from specdec.engines.client import KEY
+from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
+from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
+from specdec.utils.config import new_run
+from specdec.utils.files import staged_directory, write_json
+from specdec.utils.machine import provenance
+from specdec.utils.progress import progress
 from specdec.utils.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
+
+ROUNDS = 4  # requests of each user, at least
+HEADINGS = (
+    "Users", "", "Tokens/s", "First token, ms", "Between tokens, ms", "Acceptance length", "by position, %",
+    "Identical outputs",
+)  # fmt: skip
+CAPTION = (
+    "latencies: median and 95th percentile over requests; by position: share of passes that accepted so many drafts; "
+    "x: times the same requests without the drafter"
+)
 
 
 def serve(
@@ -66,7 +89,7 @@ def serve(
     try:
         with asked_to_end(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
             if bench:
-                measure(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
+                _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
             made = drafter_checkpoint(drafter, target, Path(scratch) / "drafter")
             with launch.server(made, log_file or Path(scratch) / "server.log") as server:
@@ -78,3 +101,75 @@ def serve(
     except Asked as asked:
         return 0 if serving else asked.status
     return 0
+
+
+def _bench(
+    launch: VllmLaunch, drafter: Path, prompts: Sequence[str], limit: int | None, concurrency: Sequence[int],
+    max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
+) -> None:  # fmt: skip
+    """Serve the target with the drafter and then alone, let vLLM measure both, and print the table."""
+    if min([*concurrency, max_new_tokens]) < 1 or temperature < 0:
+        raise ValueError("concurrency and max_new_tokens must be at least 1, and temperature at least 0")
+    tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
+    ids = [PromptConversation(one, tokenizer).next_ids() for one in without_blank(load_prompts(prompts, limit))]
+    texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    body = {"add_special_tokens": False, "repetition_penalty": 1.0}
+    shown = Table(title="vllm bench serve", caption=CAPTION)
+    for column, heading in enumerate(HEADINGS):
+        shown.add_column(heading, justify="left" if column == 1 else "right")
+    with (
+        staged_directory(out or new_run("bench")) as folder,
+        tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
+        progress("bench", "runs", 2 * len(levels)) as advance,
+    ):
+        data = Path(scratch) / "prompts.jsonl"
+        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        made = drafter_checkpoint(drafter, launch.target, Path(scratch) / "drafter")
+        for name, served in (("drafter", made), ("baseline", None)):
+            with launch.server(served, Path(scratch) / f"{name}.log", caching=False) as server:
+                for users in levels:
+                    command = [
+                        *launch.vllm, "bench", "serve", "--base-url", server.url, "--model", launch.target.directory(),
+                        "--backend", "openai", "--endpoint", "/v1/completions", "--extra-body", json.dumps(body),
+                        "--dataset-name", "custom", "--dataset-path", str(data), "--skip-chat-template",
+                        "--disable-shuffle", "--custom-output-len", str(max_new_tokens), "--temperature",
+                        str(temperature), *(["--ignore-eos"] if ignore_eos else []), "--max-concurrency", str(users),
+                        "--num-prompts", str(max(len(texts), ROUNDS * users)), "--num-warmups", str(users),
+                        "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "95", "--disable-tqdm",
+                        "--save-result", "--save-detailed",
+                    ]  # fmt: skip
+                    found[name, users] = _measured(command, folder / f"{name}-{users}.json")
+                    advance(1)
+        write_json(folder / "provenance.json", provenance())
+    for users in levels:
+        ours, plain = found["drafter", users], found["baseline", users]
+        pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
+        same = f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}" if temperature == 0 else "-"
+        times = ours["output_throughput"] / plain["output_throughput"]
+        length = ours.get("spec_decode_acceptance_length")
+        shares = ours.get("spec_decode_per_position_acceptance_rates")
+        accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
+        shown.add_row(str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same)
+        shown.add_row(str(users), "baseline", *_speeds(plain), "-", "-", "-")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(shown)
+
+
+def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:
+    """The JSON of one ``vllm bench serve``; ValueError with the last that it printed, where a request has no answer."""
+    environment = os.environ | ({"OPENAI_API_KEY": os.environ[KEY]} if KEY in os.environ else {})
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
+        if done.returncode or not result.exists():
+            raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(Path(log.name))}")
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    if failed := [error for error in found["errors"] if error]:
+        raise ValueError(f"{len(failed)} requests were not answered: {' '.join(failed[0].split())[:240]}")
+    return found
+
+
+def _speeds(run: dict[str, Any], times: str = "") -> list[str]:
+    """Cells of the table."""
+    delays = [f"{run[f'median_{of}_ms']:.1f} / {run[f'p95_{of}_ms']:.1f}" for of in ("ttft", "tpot")]
+    return [f"{run['output_throughput']:,.1f}{times}", *delays]
