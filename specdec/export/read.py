@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, load, save
+from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import keys
 from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, format_of
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
-from specdec.utils.files import SUMS, check_sums, explain, read_json, sha256
+from specdec.utils.files import SUMS, check_sums, explain, read_json
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -42,7 +42,6 @@ def import_command(
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     revision: str | None = None,
     aux_layers: list[int] | None = None,
-    force: bool = False,
 ) -> None:
     """A published EAGLE checkpoint, whoever wrote it, as a drafter to evaluate and to train on; prints its directory.
 
@@ -54,17 +53,14 @@ def import_command(
         target: the model that it drafts for
         revision: a branch, tag or commit of the checkpoint on the Hub
         aux_layers: boundaries that it was trained with, where its config does not say so rightly
-        force: replace a drafter that is there
 
     Raises:
         ValueError: an argument is wrong, or the checkpoint is no drafter of this target.
     """
-    if Path(out).exists():
-        if not force:
-            raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
-        load(out)  # nothing else is replaced
+    if Path(out).exists():  # before anything is fetched
+        raise ValueError(f"{out} exists already: choose another place or remove it first")
     read = read_checkpoint(fetch(checkpoint, revision))
-    save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out, replace=force)
+    save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out)
     sys.stdout.write(f"{out}\n")
 
 
@@ -106,12 +102,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if known is not None:
                 tensors[known] = value
-    ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
-    if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
-        raise ValueError(
-            f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
-        )
     check_unchanged(directory)
+    ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
     return Checkpoint(str(directory), raw, tensors, ours)
 
 

@@ -46,7 +46,6 @@ def export(
     format: str = "vllm",
     draft_tokens: int = DRAFT_TOKENS,
     evaluation: str | None = None,
-    force: bool = False,
 ) -> None:
     """A saved drafter as a checkpoint that vLLM or SGLang serves; prints the line that serves it.
 
@@ -59,15 +58,14 @@ def export(
         format: vllm, speculators or sglang
         draft_tokens: drafts a pass, in the line that serves it
         evaluation: a directory of specdec evaluate, whose acceptance the model card quotes
-        force: replace an export that is there
 
     Raises:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
-    if Path(out).exists() and not force:  # before anything is loaded
-        raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
+    if Path(out).exists():  # before anything is loaded
+        raise ValueError(f"{out} exists already: choose another place or remove it first")
     of = load(drafter, dtype=None), target.load(), out, format
-    exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, replace=force, evaluation=evaluation)
+    exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, evaluation=evaluation)
     sys.stdout.write(f"{exported.command}\n")
 
 
@@ -87,7 +85,6 @@ def export_drafter(
     *,
     draft_tokens: int = DRAFT_TOKENS,
     served: TargetSource | None = None,
-    replace: bool = False,
     evaluation: Path | str | None = None,
 ) -> Exported:
     """Write a drafter for a serving engine, in its own dtype.
@@ -97,21 +94,17 @@ def export_drafter(
         format: ``vllm``, ``speculators`` or ``sglang``.
         draft_tokens: drafts a pass, in the line that serves it.
         served: where the engine finds the target, if not at ``target.source``.
-        replace: an older export in ``directory`` goes once the new one is there.
         evaluation: a directory of ``specdec evaluate``, which the model card quotes.
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
-        ValueError: the drafter is of another target, or the directory exists, and is not an export to be replaced, or
-            cannot be written.
+        ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1, not {draft_tokens}")
     directory, chosen = Path(directory), FORMATS[format]
-    if replace and directory.exists() and not (directory / OURS).is_file():
-        raise ValueError(f"{directory} is no export, for want of {OURS}, and is not replaced: remove it yourself")
     config = drafter.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
@@ -129,7 +122,7 @@ def export_drafter(
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     finite(tensors)
-    with staged_directory(directory, replace) as temporary:
+    with staged_directory(directory) as temporary:
         file = temporary / WEIGHTS
         try:
             save_file(tensors, file, metadata={"format": "pt"})
