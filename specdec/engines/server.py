@@ -21,7 +21,7 @@ from typing import NamedTuple
 from specdec.drafter import load
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
-from specdec.export.formats import target_words, vllm_words
+from specdec.export.formats import vllm_words
 from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
@@ -121,11 +121,9 @@ class VllmLaunch:
         Args:
             caching: whether it may cache prefixes; a flag of ``extra`` comes first.
         """
-        port, target = self.port or free_port(self.host), self.target.directory()
-        words = ["serve", target]
+        port, words = self.port or free_port(self.host), vllm_words(self.target)
         if drafter is not None:
-            words = vllm_words(target, drafter.method, str(drafter.directory), self.draft_tokens)
-        words += target_words(self.target.revision, self.target.trust_remote_code)
+            words = vllm_words(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
         words += ["--host", self.host, "--port", str(port), *self.extra]
         if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
             words.append("--no-enable-prefix-caching")

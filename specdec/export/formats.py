@@ -5,8 +5,8 @@ Legend: D draft vocabulary, V target vocabulary.
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,18 +14,9 @@ from torch import Tensor
 from specdec.drafter import Drafter, PostNorm
 from specdec.export import keys, switches, tensors
 from specdec.export.switches import SGLANG, VLLM, NotServable, Subject
+from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
-
-
-class ServingTarget(NamedTuple):
-    """What a checkpoint is served with."""
-
-    target: str  # directory or Hub id
-    architectures: list[str]  # the target's
-    draft_tokens: int
-    revision: str | None = None  # of the target on the Hub
-    trust_remote_code: bool = False
 
 
 class Format:
@@ -45,8 +36,8 @@ class Format:
         """The engine's oldest release that serves it, as far as that is known."""
         return switches.needs(subject, self.engine)
 
-    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
-        """The whole ``config.json``."""
+    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
+        """The whole ``config.json``; some formats name the target in it, its architectures and the drafts a pass."""
         return {"architectures": self.architectures(subject), **keys.write(subject.config, subject.method)}
 
     def architectures(self, subject: Subject) -> list[str]:
@@ -90,22 +81,20 @@ class Format:
         """A tensor's name in the spelling that most versions of the engine know."""
         return name.replace("layers.0.", "midlayer.") if subject.method == "eagle3" else name
 
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        words = vllm_words(served.target, subject.method, directory, served.draft_tokens)
-        return shlex.join(["vllm", *words, *target_words(served.revision, served.trust_remote_code)])
+        return shlex.join(["vllm", *vllm_words(target, draft_tokens, subject.method, directory)])
 
 
-def vllm_words(target: str, method: str, directory: str, draft_tokens: int) -> list[str]:
-    """What ``vllm`` is told to serve a target with a drafter; it would guess the method from the path."""
-    speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
-    return ["serve", target, "--speculative-config", json.dumps(speculative)]
-
-
-def target_words(revision: str | None, trust_remote_code: bool) -> list[str]:
-    """What ``vllm`` is told of a target besides its name."""
-    pinned = ["--revision", revision, "--tokenizer-revision", revision] if revision is not None else []
-    return [*pinned, *(["--trust-remote-code"] if trust_remote_code else [])]
+def vllm_words(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
+    """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path."""
+    words = ["serve", target.directory()]
+    if method:
+        speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
+        words += ["--speculative-config", json.dumps(speculative)]
+    if target.revision is not None:
+        words += ["--revision", target.revision, "--tokenizer-revision", target.revision]
+    return [*words, *(["--trust-remote-code"] if target.trust_remote_code else [])]
 
 
 class SglangFormat(Format):
@@ -130,18 +119,18 @@ class SglangFormat(Format):
             made[f"layers.{i}.hidden_norm.weight"] = made[f"layers.{i}.input_layernorm.weight"].clone()
         return made
 
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
         words = {
-            "model-path": served.target,
+            "model-path": target.directory(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
-            "speculative-num-steps": served.draft_tokens,
+            "speculative-num-steps": draft_tokens,
             "speculative-eagle-topk": 1,
-            "speculative-num-draft-tokens": served.draft_tokens + 1,
-        } | ({"revision": served.revision} if served.revision is not None else {})
+            "speculative-num-draft-tokens": draft_tokens + 1,
+        } | ({"revision": target.revision} if target.revision is not None else {})
         line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in words.items())
-        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * served.trust_remote_code
+        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * target.trust_remote_code
 
 
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
@@ -174,11 +163,11 @@ class SpeculatorsFormat(Format):
         """The library's class."""
         return ["Eagle3Speculator"]
 
-    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
-        proposal = {"proposal_type": "greedy", "speculative_tokens": served.draft_tokens}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         return {
             "architectures": self.architectures(subject),
@@ -190,7 +179,7 @@ class SpeculatorsFormat(Format):
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
-                "verifier": {"name_or_path": served.target, "architectures": served.architectures},
+                "verifier": {"name_or_path": target, "architectures": list(architectures)},
             },
         }
 
@@ -215,7 +204,7 @@ class SpeculatorsFormat(Format):
         """The library's layers are all numbered."""
         return name
 
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The checkpoint names target, method and number of drafts itself."""
         return shlex.join(["vllm", "serve", directory])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load
 from specdec.drafter.io import weights_sha256
-from specdec.export.formats import FORMATS, Format, ServingTarget
+from specdec.export.formats import FORMATS, Format
 from specdec.export.read import (
     CONFIG,
     FORMAT,
@@ -114,10 +114,9 @@ def export_drafter(
     warn_unless_made_for(target, drafter)
     subject = subject_of(drafter, target)
     chosen.check(subject)
-    architectures = list(target.model.config.architectures or [type(target.model).__name__])
-    place = served or TargetSource(target.source)
-    where = ServingTarget(place.directory(), architectures, draft_tokens, place.revision, place.trust_remote_code)
-    line = chosen.command(str(directory.resolve()), subject, where)
+    served = served or TargetSource(target.source)
+    architectures = target.model.config.architectures or [type(target.model).__name__]
+    line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
     metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
@@ -128,7 +127,7 @@ def export_drafter(
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / CONFIG, chosen.config(subject, where))
+        write_json(temporary / CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
         record = {
             "format": FORMAT,
             "exported_as": format,
@@ -140,7 +139,7 @@ def export_drafter(
             "provenance": provenance(),
         }
         write_json(temporary / OURS, record)
-        write_text(temporary / "README.md", _card(subject, where, chosen, line, metrics))
+        write_text(temporary / "README.md", _card(subject, served.directory(), chosen, line, metrics))
         write_sums(temporary)
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
@@ -230,7 +229,7 @@ def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapp
     return metrics
 
 
-def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
+def _card(subject: Subject, target: str, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
     """The model card, ``README.md``: what it is, how it is served, and what was measured."""
     config = subject.config
     generation = "EAGLE-1"
@@ -250,13 +249,13 @@ def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, me
             f"committed per target pass, the target's own token included:\n\n{''.join(rows)}"
         )
     return f"""---
-base_model: {served.target}
+base_model: {target}
 tags: [speculative-decoding, {subject.method}, specdec]
 ---
 
-# {generation} drafter for {config.target.get("source", served.target)}
+# {generation} drafter for {config.target.get("source", target)}
 
-Reads boundaries {", ".join(str(b) for b in config.aux_layers)} of `{served.target}`'s {config.num_target_layers} layers
+Reads boundaries {", ".join(str(b) for b in config.aux_layers)} of `{target}`'s {config.num_target_layers} layers
 and drafts over {config.draft_vocab_size} of its {config.vocab_size} tokens. Written for {chosen.engine}, format
 {chosen.name}, method {subject.method}; it needs {chosen.needs(subject) or "no release in particular"} at least.
 
