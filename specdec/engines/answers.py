@@ -90,9 +90,9 @@ class Dialogue:
     def of(cls, one: ChatConversation) -> "Dialogue":
         """A conversation without its assistant's messages.
 
-        An answer is due to every run of messages that has a user's in it; two answers in a row are one. The last
-        user's message is answered whether or not the row has an answer to it. From the first tool call on there are no
-        turns: nobody has run what the target would call.
+        An answer is due to every run of messages that has a user's in it; two answers in a row are one. A user's
+        message at the end is answered, too. From the first tool call on there are no turns: nobody has run what the
+        target would call.
         """
         turns: list[list[Message]] = []
         messages: list[Message] = []
@@ -160,11 +160,7 @@ class InProcess:
         self.decoder = PlainDecoder(target, settings.sampling(), batch=batch)
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask everything that is left to ask; every answer has been given to its dialogue.
-
-        Raises:
-            ValueError: there is not enough memory for a batch.
-        """
+        """Ask all that is left to ask; each dialogue has its answer. ValueError if a batch does not fit in memory."""
         size = WINDOW * self.batch
         for first in range(0, len(dialogues), size):
             while waiting := [one for one in dialogues[first : first + size] if not one.done]:
@@ -230,11 +226,7 @@ class Remote:
     concurrency: int
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask everything that is left to ask, in any order; every answer has been given to its dialogue.
-
-        Raises:
-            ValueError: the server is gone.
-        """
+        """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
         waiting = iter([one for one in dialogues if not one.done])
         results: SimpleQueue[TurnAnswer | BaseException | None] = SimpleQueue()
         over = threading.Event()

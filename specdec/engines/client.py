@@ -143,11 +143,7 @@ class SpecDecodeCounters(NamedTuple):
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
-        """The server's counters now, of Prometheus' text.
-
-        Raises:
-            ValueError: it has not even vLLM's counter of generated tokens, or cannot be reached.
-        """
+        """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
         counts, positions = Counter[str](), Counter[int]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
             if position := _POSITION.search(labels):

@@ -102,14 +102,9 @@ class VllmEngine:
     def started(
         cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, more: Mapping[str, Any]
     ) -> Iterator[Self]:
-        """vLLM with this target, ready, until the block ends.
+        """vLLM with this target, for pieces of up to ``longest`` tokens and with ``more`` arguments of its engine.
 
-        Args:
-            longest: tokens of the longest piece.
-            more: arguments of vLLM's engine, none of which is set here.
-
-        Raises:
-            ValueError: there is no vLLM of a known version, it refuses an argument, or it fails.
+        ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
         words = find_vllm()
         if len(words) == 1:
@@ -237,11 +232,7 @@ def main(argv: list[str]) -> int:
 
 
 def read(argv: list[str], prog: str) -> Any:
-    """Parse and build ``model``, ``data`` and the options; what a config says of the trainer is left out.
-
-    Raises:
-        ValueError: an argument or a config is wrong.
-    """
+    """Parse and build ``model``, ``data`` and the options; what a config says of the trainer is left out."""
     config, rest = compose(fit_options(argv))
     config = {key: value for key, value in config.items() if key not in NOT_OURS}
     parser = LightningArgumentParser(prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False)
@@ -267,11 +258,7 @@ def read(argv: list[str], prog: str) -> Any:
 
 
 def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
-    """Every boundary that the design taps, and more; the final state, which is always stored, is none.
-
-    Raises:
-        ValueError: the design and the target do not go together.
-    """
+    """Every boundary that the design taps, and more; the final state, which is always stored, is none."""
     config = config_for(module.spec, target)
     taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
     return sorted(taps | set(more))

@@ -53,11 +53,7 @@ TOLD_EVERY = 30.0  # seconds between two lines about a server that starts
 
 
 def find_vllm(given: str | None = None) -> list[str]:
-    """The words that stand for ``vllm`` on a command line: of a given Python or executable, or of the default.
-
-    Raises:
-        ValueError: there is no vLLM; the message says how to get it.
-    """
+    """The command of the vLLM of a Python, or that is an executable; ValueError, with a remedy, if there is none."""
     what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
     if not name:
         if importlib.util.find_spec("vllm") is None:
@@ -85,24 +81,16 @@ class DrafterCheckpoint(NamedTuple):
 class VllmLaunch:
     """How vLLM is started for a target.
 
-    Args:
-        vllm: the words that start it, see :func:`find_vllm`.
-        port: 0 for one that is free.
-        timeout: seconds until it must be healthy.
-        draft_tokens: drafts a pass.
-        extra: further flags of ``vllm serve``.
-
-    Raises:
-        ValueError: ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
+    ValueError if ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
     """
 
-    vllm: Sequence[str]
+    vllm: Sequence[str]  # the command, see :func:`find_vllm`
     target: TargetSource
     host: str = "127.0.0.1"
-    port: int = 8000
-    timeout: float = TIMEOUT
-    draft_tokens: int = DRAFT_TOKENS
-    extra: Sequence[str] = ()
+    port: int = 8000  # 0 for one that is free
+    timeout: float = TIMEOUT  # seconds until it must be healthy
+    draft_tokens: int = DRAFT_TOKENS  # a pass
+    extra: Sequence[str] = ()  # further flags of vllm serve
 
     def __post_init__(self) -> None:
         for flag in map(flag_of, self.extra):
@@ -116,11 +104,7 @@ class VllmLaunch:
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
-        """The server, to be entered; without a drafter the target serves alone.
-
-        Args:
-            caching: whether it may cache prefixes; a flag of ``extra`` comes first.
-        """
+        """The server, to be entered; without ``caching`` of prefixes, unless a flag of ``extra`` says otherwise."""
         port, words = self.port or free_port(self.host), vllm_words(self.target)
         if drafter is not None:
             words = vllm_words(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
@@ -138,9 +122,7 @@ def flag_of(word: str) -> str:
 def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> DrafterCheckpoint:
     """The export that ``directory`` is, or that is made of the drafter in it at ``scratch``, a new directory.
 
-    Raises:
-        NotServable: vLLM cannot express the drafter.
-        ValueError: there is neither, it is damaged, or it is of another target or for another engine.
+    ValueError if there is neither, it is damaged, or vLLM cannot serve it with this target.
     """
     if not (directory / OURS).is_file():
         made = export_drafter(load(directory, dtype=None), target.load(), scratch, served=target)
@@ -189,10 +171,9 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
     Args:
         command: it must listen on ``host`` and ``port``.
         log_file: a new file for the server's output.
-        timeout: seconds until it must be healthy.
 
     Raises:
-        ServerError: on entering, if it ends or takes longer than ``timeout``; nothing of it is left then.
+        ServerError: it ends, or is not healthy after ``timeout`` seconds; nothing of it is left then.
         ValueError: the port is taken, or the log exists or cannot be written.
     """
     try:  # whoever answers at a taken port would pass for our server

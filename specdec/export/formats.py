@@ -53,11 +53,7 @@ class Format:
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of a ``config.json`` of this format without nesting, as :func:`specdec.export.keys.read` takes them.
-
-        Raises:
-            ValueError: something that the format demands is missing.
-        """
+        """A ``config.json`` without nesting, for :func:`specdec.export.keys.read`; ValueError if it is incomplete."""
         return dict(raw)
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
@@ -184,11 +180,7 @@ class SpeculatorsFormat(Format):
         }
 
     def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The layer's keys and the switches together.
-
-        Raises:
-            ValueError: ``norm_before_residual`` is absent, which vLLM and the library read differently.
-        """
+        """The layer's keys and the switches together."""
         kind = raw.get("speculators_model_type")
         if kind != "eagle3":
             raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")

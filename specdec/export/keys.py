@@ -149,8 +149,7 @@ def write(config: DrafterConfig, method: str) -> dict[str, Any]:
 def read(raw: Raw, method: str) -> dict[str, Any]:
     """Fields of the drafter's config that a flat ``config.json`` decides; absent keys are what engines take them for.
 
-    Raises:
-        ValueError: a value is not one that a drafter here can have.
+    ValueError if a value is not one that a drafter here can have.
     """
     if not isinstance(raw.get("eagle_config") or {}, Mapping):
         raise ValueError(f"eagle_config is {raw['eagle_config']!r}, wanted a table")
@@ -175,12 +174,9 @@ _READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.s
 
 
 def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
-    """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them.
+    """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them; by default EAGLE-3's.
 
-    Without any list they are EAGLE-3's.
-
-    Raises:
-        ValueError: the two lists contradict each other, or ids repeat or do not exist.
+    ValueError if its lists contradict each other, or ids repeat or do not exist.
     """
     inner = raw.get("eagle_config") or {}
     if not inner.get("use_aux_hidden_state", True):

@@ -74,21 +74,13 @@ class Checkpoint(NamedTuple):
 
 
 def check_unchanged(directory: Path) -> None:
-    """Compare an export's files with their hashes, where it has any.
-
-    Raises:
-        ValueError: a bit of it is not as it was written; the message names the file.
-    """
+    """Compare an export's files with their hashes, where it has any; ValueError names the file that differs."""
     if (directory / SUMS).exists():
         check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Read a checkpoint's directory.
-
-    Raises:
-        ValueError: a file is missing, damaged or not what it should be, or two tensors have one name.
-    """
+    """Read a checkpoint's directory; ValueError if a file is missing or damaged, or two tensors have one name."""
     raw = _mapping(directory / CONFIG)
     patterns = WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"  # of the first that is there, all
     files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), [])
@@ -108,10 +100,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def fetch(source: str, revision: str | None) -> Path:
-    """A local directory as it is, or one fetched from the Hugging Face Hub; pickled weights only where no others are.
+    """A local directory as it is, or one fetched from the Hugging Face Hub, or ValueError.
 
-    Raises:
-        ValueError: there is no such directory or repository.
+    Pickled weights are fetched only where there are no others.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -204,11 +195,7 @@ def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
 
 
 def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> DrafterConfig:
-    """The drafter's config as config.json, the tensors' names and the target tell it.
-
-    Raises:
-        ValueError: they do not tell an EAGLE drafter of this target.
-    """
+    """The drafter's config of config.json, the tensors' names and the target; ValueError if there is none."""
     tensors, raw = checkpoint.tensors, checkpoint.raw
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")

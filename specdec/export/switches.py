@@ -186,11 +186,7 @@ def needs(subject: Subject, engine: str) -> str | None:
 
 
 def check(subject: Subject, engine: str) -> None:
-    """Refuse what the engine cannot express.
-
-    Raises:
-        NotServable: names each switch, the engine's version and the reason.
-    """
+    """Raise NotServable, with each switch, the engine's version and the reason, for what it cannot express."""
     if found := "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)):
         raise NotServable(f"{engine} cannot serve this drafter: {found}")
 
