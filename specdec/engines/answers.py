@@ -6,8 +6,9 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jinja2 import TemplateError
@@ -15,7 +16,7 @@ from jinja2 import TemplateError
 from specdec.data.layouts import ChatConversation, Message
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
 from specdec.engines.client import Endpoint, RequestError
-from specdec.target import Target
+from specdec.target import Target, TargetSource
 
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
@@ -24,29 +25,60 @@ RETRIES = 6  # tries after the first, where a server is busy or away
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 
 
-@dataclass(frozen=True)
-class AnswerSettings:
-    """What all requests have in common; ``top_p`` 1 and ``top_k`` 0 allow all tokens.
+@dataclass(frozen=True, kw_only=True)
+class RegenerateConfig:
+    """Which conversations are answered, by what and how, and where the answers go.
 
     Args:
-        temperature: 0 for greedy decoding.
-        seed: every answer has a seed of its own, of this one, its row's id and its turn.
-        thinking: the chat template's ``enable_thinking``; None leaves it to the template.
-
-    Raises:
-        ValueError: a number is out of range.
+        data: conversations as ChatData reads them
+        out: the data set to write, FILE.jsonl; FILE.json tells of it
+        target: the model that answers in this process
+        engine: the target in this process, or what serves it at --url
+        limit: use the first rows only
+        layout: of all conversations; by default told by each row's columns
+        broken: whether a malformed conversation ends the run or is left out
+        max_new_tokens: new tokens per answer
+        temperature: 0 for greedy decoding
+        top_p: 1 for all tokens
+        top_k: 0 for all tokens
+        seed: of it, a row's id and the turn every answer's seed is made
+        thinking: the chat template's enable_thinking; by default the template's own choice
+        truncated: whether rows are written whose last answer ran out of tokens
+        device: of --engine transformers
+        batch_size: prompts at a time, of --engine transformers
+        url: an OpenAI-compatible server, as http://127.0.0.1:8000
+        model: its name at --url; by default the first served
+        concurrency: requests to a server at a time
     """
 
+    data: list[str]
+    out: Path
+    target: TargetSource = field(default_factory=TargetSource)
+    engine: Literal["transformers", "vllm", "openai"] = "transformers"
+    limit: int | None = None
+    layout: str | None = None
+    broken: Literal["refuse", "drop"] = "refuse"
     max_new_tokens: int = 1024
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     thinking: bool | None = None
+    truncated: Literal["drop", "keep"] = "drop"
+    device: str = "cpu"
+    batch_size: int = 32
+    url: str | None = None
+    model: str | None = None
+    concurrency: int = 64
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if (self.url is None) != (self.engine == "transformers"):
+            raise ValueError(
+                "--engine vllm and openai ask a server, which is started before, at its --url; no other does"
+            )
+        for name in ("max_new_tokens", "batch_size", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         self.sampling()
 
     def sampling(self) -> Sampling:
@@ -151,13 +183,13 @@ class Dialogue:
 
 
 class InProcess:
-    """The target in this process, which decodes ``batch`` prompts side by side."""
+    """The target in this process."""
 
-    def __init__(self, target: Target, settings: AnswerSettings, batch: int) -> None:
-        self.target, self.settings, self.batch = target, settings, batch
+    def __init__(self, target: Target, config: RegenerateConfig) -> None:
+        self.target, self.config, self.batch = target, config, config.batch_size
         if not target.tokenizer.chat_template:
             raise ValueError("the target's tokenizer has no chat template: give an instruction-tuned target")
-        self.decoder = PlainDecoder(target, settings.sampling(), batch=batch)
+        self.decoder = PlainDecoder(target, config.sampling(), batch=self.batch)
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask all that is left to ask; each dialogue has its answer. ValueError if a batch does not fit in memory."""
@@ -175,8 +207,8 @@ class InProcess:
             except ValueError as error:
                 yield one.add(failed=str(error))
         prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)  # what does not fit shows at once
-        most, ends = self.settings.max_new_tokens, self.target.eos_token_ids
-        requests = [Request(ids, most, self.settings.seed_of(one.id, len(one.answers))) for one, ids in prompts]
+        most, ends = self.config.max_new_tokens, self.target.eos_token_ids
+        requests = [Request(ids, most, self.config.seed_of(one.id, len(one.answers))) for one, ids in prompts]
         try:
             for number, made in self.decoder.generate_all(requests, ends):
                 one, prompt = prompts[number]
@@ -193,12 +225,12 @@ class InProcess:
         try:
             text = tokenizer.apply_chat_template(
                 one.messages(), tools=one.tools, add_generation_prompt=True, tokenize=False,
-                **self.settings.template_arguments(),
+                **self.config.template_arguments(),
             )  # fmt: skip
         except (TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the conversation: {' '.join(str(error).split())}") from error
         ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-        check_length(self.target, ids, self.settings.max_new_tokens)
+        check_length(self.target, ids, self.config.max_new_tokens)
         return ids
 
     def _text(self, prompt: list[int], ids: list[int]) -> str:
@@ -208,22 +240,11 @@ class InProcess:
         return both[len(before) :] if both.startswith(before) else alone
 
 
-@dataclass(frozen=True)
 class Remote:
-    """The target behind an OpenAI-compatible server.
+    """The target behind an OpenAI-compatible server, by its name there."""
 
-    Args:
-        model: its name there.
-        vllm: whether it knows vLLM's own fields. They are all given then, or the model's generation config would set
-            them; another server gets only those that are not neutral.
-        concurrency: requests at a time.
-    """
-
-    endpoint: Endpoint
-    model: str
-    settings: AnswerSettings
-    vllm: bool
-    concurrency: int
+    def __init__(self, endpoint: Endpoint, model: str, config: RegenerateConfig) -> None:
+        self.endpoint, self.model, self.config = endpoint, model, config
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
@@ -241,10 +262,10 @@ class Remote:
             except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
                 results.put(error)
 
-        for _ in range(self.concurrency):  # daemons: who leaves does not wait for answers
+        for _ in range(self.config.concurrency):  # daemons: who leaves does not wait for answers
             threading.Thread(target=user, daemon=True).start()
         try:
-            users = self.concurrency
+            users = self.config.concurrency
             while users:
                 result = results.get()
                 if isinstance(result, BaseException):
@@ -273,20 +294,21 @@ class Remote:
 
     def _body(self, one: Dialogue) -> dict[str, Any]:
         """The request; the server renders the conversation with its own template."""
-        settings = self.settings
+        config = self.config
         body = {
             "model": self.model,
-            "max_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "seed": settings.seed_of(one.id, len(one.answers)),
+            "max_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "seed": config.seed_of(one.id, len(one.answers)),
             "messages": one.messages(),
         }
-        if self.vllm:
-            body |= {"top_k": settings.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
-        elif settings.top_k:
-            body["top_k"] = settings.top_k
-        if arguments := settings.template_arguments():
+        # vLLM takes from the model's generation config what it is not given; others may refuse what they do not know
+        if config.engine == "vllm":
+            body |= {"top_k": config.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
+        elif config.top_k:
+            body["top_k"] = config.top_k
+        if arguments := config.template_arguments():
             body["chat_template_kwargs"] = arguments
         if one.tools:
             body |= {"tools": one.tools, "tool_choice": "none"}  # the template shows them; a call stays text

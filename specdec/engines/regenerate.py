@@ -6,14 +6,12 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specdec.data.chat import read_conversations, tell_left_out
-from specdec.engines.answers import AnswerSettings, Dialogue, InProcess, Remote, TurnAnswer
+from specdec.engines.answers import Dialogue, InProcess, RegenerateConfig, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
-from specdec.target import TargetSource
 from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
@@ -23,31 +21,11 @@ from specdec.utils.signals import Asked, asked_to_end
 log = logging.getLogger(__name__)
 
 FORMAT = "specdec.regenerate.v3"
+ASKING = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "thinking")  # what the answers depend on
 MOST_FAILED = 0.1  # of the rows, for the exit status 0
 
 
-def regenerate(
-    *,
-    data: list[str],
-    out: Path,
-    target: TargetSource = TargetSource(),  # noqa: B008
-    engine: Literal["transformers", "vllm", "openai"] = "transformers",
-    limit: int | None = None,
-    layout: str | None = None,
-    broken: Literal["refuse", "drop"] = "refuse",
-    max_new_tokens: int = AnswerSettings.max_new_tokens,
-    temperature: float = AnswerSettings.temperature,
-    top_p: float = AnswerSettings.top_p,
-    top_k: int = AnswerSettings.top_k,
-    seed: int = AnswerSettings.seed,
-    thinking: bool | None = None,
-    truncated: Literal["drop", "keep"] = "drop",
-    device: str = "cpu",
-    batch_size: int = 32,
-    url: str | None = None,
-    model: str | None = None,
-    concurrency: int = 64,
-) -> int:
+def regenerate(config: RegenerateConfig) -> int:
     """Let the target write the answers of a data set, in this process or behind a server that runs at --url.
 
     The same command goes on with a run that ended early. A server's key is read from $VLLM_API_KEY. The exit status is
@@ -55,34 +33,10 @@ def regenerate(
 
     Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
 
-    Args:
-        data: conversations as ChatData reads them
-        out: the data set to write, FILE.jsonl; FILE.json tells of it
-        engine: the target in this process, or what serves it at --url
-        limit: use the first rows only
-        layout: of all conversations; by default told by each row's columns
-        broken: whether a malformed conversation ends the run or is left out
-        max_new_tokens: new tokens per answer
-        temperature: 0 for greedy decoding
-        top_p: 1 for all tokens
-        top_k: 0 for all tokens
-        seed: of it, a row's id and the turn every answer's seed is made
-        thinking: the chat template's enable_thinking
-        truncated: whether rows are written whose last answer ran out of tokens
-        device: of --engine transformers
-        batch_size: prompts at a time, of --engine transformers
-        url: an OpenAI-compatible server, as http://127.0.0.1:8000
-        model: its name at --url; by default the first served
-        concurrency: requests to a server at a time
-
     Raises:
         ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
     """
-    settings = AnswerSettings(max_new_tokens, temperature, top_p, top_k, seed, thinking)
-    if (url is None) != (engine == "transformers"):
-        raise ValueError("--engine vllm and openai ask a server, which is started before, at its --url; no other does")
-    if min(batch_size, concurrency) < 1:
-        raise ValueError("batch_size and concurrency must be at least 1")
+    out = config.out
     if out.suffix != ".jsonl":
         raise ValueError(f"--out {out}: name it FILE.jsonl; its record will be FILE.json")
     path = out.with_name(f"{out.name}.journal")
@@ -93,31 +47,35 @@ def regenerate(
     try:
         with asked_to_end():
             # the target is known by what the answers depend on, not by where it runs
-            if url is None:
-                loaded = target.load(device)
-                identity = {"engine": engine, **loaded.identity, "dtype": str(loaded.dtype)}
-                answering = InProcess(loaded, settings, batch_size)
+            if config.url is None:
+                target = config.target.load(config.device)
+                identity = {"engine": config.engine, **target.identity, "dtype": str(target.dtype)}
+                answering = InProcess(target, config)
             else:
-                endpoint = Endpoint(url)
-                name = model or endpoint.model()
-                identity = {"engine": engine, "model": name}
-                answering = Remote(endpoint, name, settings, engine == "vllm", concurrency)
-            left_out: list[str] | None = [] if broken == "drop" else None
-            rows = [Dialogue.of(one) for one in read_conversations(data, layout, left_out)][:limit]
+                endpoint = Endpoint(config.url)
+                model = config.model or endpoint.model()
+                identity = {"engine": config.engine, "model": model}
+                answering = Remote(endpoint, model, config)
+            left_out: list[str] | None = [] if config.broken == "drop" else None
+            conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
+            rows = [Dialogue.of(one) for one in conversations]
             tell_left_out(left_out or ())
-            read = {"rows": len(rows), "sha256": _digest(rows)}
-            about: dict[str, Any] = {"target": identity, "asking": asdict(settings), "input": read}
+            about: dict[str, Any] = {
+                "target": identity,
+                "asking": {name: getattr(config, name) for name in ASKING},
+                "input": {"rows": len(rows), "sha256": _digest(rows)},
+            }
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
                     _answer(rows, answering, journal)
                 except ValueError as error:
                     raise ValueError(f"{error}; {hint}") from error
-            about |= {"data": data, "left_out": left_out or [], "provenance": provenance(seed=seed)}
-            counts = _write(rows, out, truncated, about)
+            about |= {"data": config.data, "left_out": left_out or [], "provenance": provenance(seed=config.seed)}
+            counts = _write(rows, out, config.truncated, about)
     except Asked as asked:
         sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
         return asked.status
-    if counts["truncated"] and truncated == "drop":
+    if counts["truncated"] and config.truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
         first = next(f"{row.place}: {row.failed}" for row in rows if row.failed)
