@@ -27,6 +27,7 @@ class Format:
 
     name: ClassVar[str] = "vllm"
     engine: ClassVar[str] = VLLM
+    first_layer: ClassVar[str] = "midlayer."  # of EAGLE-3, in the spelling that most versions of the engine know
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express, with each switch and why."""
@@ -52,10 +53,6 @@ class Format:
         shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
-    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """A ``config.json`` without nesting, for :func:`specdec.export.keys.read`; ValueError if it is incomplete."""
-        return dict(raw)
-
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """The checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps int64 and bool."""
         rows = tensors.table(subject.config)
@@ -66,16 +63,12 @@ class Format:
             theirs = tensors.translate(name, rows)
             if theirs is None:
                 raise NotServable(f"{self.engine} cannot serve this drafter: it has no place for the weights {name}")
-            made[self.spelled(theirs, subject)] = value
+            made[theirs.replace("layers.0.", self.first_layer) if subject.method == "eagle3" else theirs] = value
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
             made[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
         return {name: value.detach().cpu().contiguous() for name, value in made.items()}
-
-    def spelled(self, name: str, subject: Subject) -> str:
-        """A tensor's name in the spelling that most versions of the engine know."""
-        return name.replace("layers.0.", "midlayer.") if subject.method == "eagle3" else name
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
@@ -139,7 +132,7 @@ class SpeculatorsFormat(Format):
     """``--format speculators``: of vLLM's library, which ``vllm serve`` takes without further arguments."""
 
     name: ClassVar[str] = "speculators"
-    engine: ClassVar[str] = VLLM
+    first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
     def needs(self, subject: Subject) -> str | None:
         """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
@@ -155,10 +148,6 @@ class SpeculatorsFormat(Format):
                 f"{VLLM} cannot serve this drafter: the speculators format has no method eagle: use --format vllm"
             )
 
-    def architectures(self, subject: Subject) -> list[str]:
-        """The library's class."""
-        return ["Eagle3Speculator"]
-
     def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
@@ -166,7 +155,7 @@ class SpeculatorsFormat(Format):
         proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         return {
-            "architectures": self.architectures(subject),
+            "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
@@ -179,23 +168,6 @@ class SpeculatorsFormat(Format):
             },
         }
 
-    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The layer's keys and the switches together."""
-        kind = raw.get("speculators_model_type")
-        if kind != "eagle3":
-            raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
-        if not isinstance(raw.get(LAYER), Mapping):
-            raise ValueError(f"{LAYER} is missing")
-        if "norm_before_residual" not in raw:
-            raise ValueError(
-                "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
-            )
-        return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}
-
-    def spelled(self, name: str, subject: Subject) -> str:
-        """The library's layers are all numbered."""
-        return name
-
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The checkpoint names target, method and number of drafts itself."""
         return shlex.join(["vllm", "serve", directory])
@@ -204,6 +176,17 @@ class SpeculatorsFormat(Format):
 FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}
 
 
-def format_of(raw: Mapping[str, Any]) -> Format:
-    """How a ``config.json`` is laid out: nested, as speculators has it, or flat, as everybody else."""
-    return FORMATS["speculators" if "speculators_config" in raw or "speculators_model_type" in raw else "vllm"]
+def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a ``config.json`` without nesting, which only speculators has; ValueError if that is incomplete."""
+    if "speculators_config" not in raw and "speculators_model_type" not in raw:
+        return raw
+    kind = raw.get("speculators_model_type")
+    if kind != "eagle3":
+        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
+    if not isinstance(raw.get(LAYER), Mapping):
+        raise ValueError(f"{LAYER} is missing")
+    if "norm_before_residual" not in raw:
+        raise ValueError(
+            "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
+        )
+    return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}

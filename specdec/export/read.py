@@ -20,7 +20,7 @@ from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, N
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import keys
 from specdec.export import tensors as named
-from specdec.export.formats import VOCABULARY, format_of
+from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils.files import SUMS, check_sums, explain, read_json
@@ -199,17 +199,17 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     tensors, raw = checkpoint.tensors, checkpoint.raw
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
-    flat = format_of(raw).flat(raw)
+    config = flat(raw)
     if any(name not in tensors or tensors[name].ndim != 2 for name in (QUERIES, "fc.weight")):
         raise ValueError(f"no EAGLE drafter: it lacks a matrix {QUERIES} (or midlayer.*) or fc.weight")
     hidden = len(tensors["fc.weight"])
     wide = tensors[QUERIES].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
-    found = {"recurrence": PreNorm()} | keys.read(flat, "eagle3" if wide else "eagle")
+    found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
     norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
     if wide:
         shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
         found |= {"fusion": Concat(), "entry": Wide(), "head": "target" if shared else "own"}
-        found["aux_layers"] = aux_layers or keys.boundaries(flat, target.num_layers)
+        found["aux_layers"] = aux_layers or keys.boundaries(config, target.num_layers)
     else:
         found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "head": "target"}
         found |= {"aux_layers": (target.num_layers,), "target_hidden_size": hidden}
