@@ -296,13 +296,9 @@ class Remote:
         """The request; the server renders the conversation with its own template."""
         config = self.config
         body = {
-            "model": self.model,
-            "max_tokens": config.max_new_tokens,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "seed": config.seed_of(one.id, len(one.answers)),
-            "messages": one.messages(),
-        }
+            "model": self.model, "max_tokens": config.max_new_tokens, "temperature": config.temperature,
+            "top_p": config.top_p, "seed": config.seed_of(one.id, len(one.answers)), "messages": one.messages(),
+        }  # fmt: skip
         # vLLM takes from the model's generation config what it is not given; others may refuse what they do not know
         if config.engine == "vllm":
             body |= {"top_k": config.top_k, "min_p": 0.0, "repetition_penalty": 1.0}

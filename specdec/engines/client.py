@@ -166,11 +166,7 @@ class SpecDecodeCounters(NamedTuple):
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:
     """What a greedy, streamed request says beside its prompt; it goes on behind the end of a text."""
     return {
-        "model": model,
-        "max_tokens": max_new_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
+        "model": model, "max_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True,
         "cache_salt": uuid.uuid4().hex,  # else a prompt that was asked before would be answered from a cache
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
+        "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip

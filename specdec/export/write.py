@@ -14,18 +14,8 @@ from torch import Tensor
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load
 from specdec.drafter.io import weights_sha256
+from specdec.export import read
 from specdec.export.formats import FORMATS, Format
-from specdec.export.read import (
-    CONFIG,
-    FORMAT,
-    OURS,
-    WEIGHTS,
-    contradictions,
-    described,
-    finite,
-    import_checkpoint,
-    read_checkpoint,
-)
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
 from specdec.utils.config_diff import canonical
@@ -78,15 +68,9 @@ class Exported(NamedTuple):
 
 
 def export_drafter(
-    drafter: Drafter,
-    target: Target,
-    directory: Path | str,
-    format: str = "vllm",
-    *,
-    draft_tokens: int = DRAFT_TOKENS,
-    served: TargetSource | None = None,
-    evaluation: Path | str | None = None,
-) -> Exported:
+    drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
+    draft_tokens: int = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Path | str | None = None,
+) -> Exported:  # fmt: skip
     """Write a drafter for a serving engine, in its own dtype.
 
     Args:
@@ -120,25 +104,19 @@ def export_drafter(
     metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
-    finite(tensors)
+    read.finite(tensors)
     with staged_directory(directory) as temporary:
-        file = temporary / WEIGHTS
+        file = temporary / read.WEIGHTS
         try:
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
+        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
         record = {
-            "format": FORMAT,
-            "exported_as": format,
-            "engine": chosen.engine,
-            "method": subject.method,
-            "serve": line,
-            "weights_sha256": sha256(file),
-            "drafter": config.to_json(),
-            "provenance": provenance(),
-        }
-        write_json(temporary / OURS, record)
+            "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method, "serve": line,
+            "weights_sha256": sha256(file), "drafter": config.to_json(), "provenance": provenance(),
+        }  # fmt: skip
+        write_json(temporary / read.OURS, record)
         write_text(temporary / "README.md", _card(subject, served.directory(), chosen, line, metrics))
         write_sums(temporary)
         _verify(temporary, drafter, target, subject)
@@ -158,15 +136,12 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
 
 
 def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
-    """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit.
-
-    What stays with the target must be as the target has it.
-    """
-    checkpoint = read_checkpoint(directory)
-    if lost := contradictions(drafter.config, described(checkpoint, target)):
+    """Read the checkpoint back as if anyone had written it: to the last bit the drafter, or what the target has."""
+    checkpoint = read.read_checkpoint(directory)
+    if lost := read.contradictions(drafter.config, read.described(checkpoint, target)):
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
     state, theirs = drafter.state_dict(), _weights(target)
-    for name, value in import_checkpoint(checkpoint, target).state_dict().items():
+    for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
         wanted = theirs[name].to(state[name].dtype) if name in subject.shared else state[name]
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")
