@@ -113,8 +113,8 @@ def export_drafter(
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
         record = {
-            "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method, "serve": line,
-            "weights_sha256": sha256(file), "drafter": config.to_json(), "provenance": provenance(),
+            "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
+            "serve": line, "weights_sha256": sha256(file), "drafter": config.to_json(), "provenance": provenance(),
         }  # fmt: skip
         write_json(temporary / read.OURS, record)
         write_text(temporary / "README.md", _card(subject, served.directory(), chosen, line, metrics))
