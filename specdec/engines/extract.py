@@ -1,6 +1,6 @@
 """``specdec cache``: the target's features of a run's data, stored for training.
 
-The arguments are those of specdec fit for model and data: specdec cache --config RUN.yaml --out DIR stores what
+The options are those of specdec fit and some of its own: specdec cache --config RUN.yaml --out DIR stores what
 specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted, the
 same command goes on after the last whole shard. specdec cache plan, with the same arguments, writes nothing and says
 what it would take; specdec cache verify DIR checks every byte.
@@ -10,6 +10,7 @@ Example: specdec cache --config RUN.yaml --out features
 
 # Legend: M tokens of a document's piece, R tokens of a row, N stored boundaries, H hidden.
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -21,12 +22,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import transformers
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -35,27 +35,18 @@ from specdec.data import TokenData
 from specdec.engines.server import VARIABLE, find_vllm
 from specdec.features.store import Contract, FeatureStore, PackedRow, packed_rows
 from specdec.features.writer import CacheWriter
+from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
 from specdec.training.building import config_for
-from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.utils.command import fit_options, parse, short
-from specdec.utils.config import compose
+from specdec.training.module import DrafterModule
+from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-NOT_OURS = ("out", "trainer", "checkpoint", "acceptance", "seed_everything", "ckpt_path")  # of a training run's config
-OPTIONS: list[tuple[str, Any, Any, str]] = [
-    ("layers", list[int], [], "boundaries to store beside the drafter's, for other designs: [2, 6]"),
-    ("first_rows", int | None, None, "store the training rows that an epoch draws first, so many, beside those of "
-     "validation and test; by default all"),
-    ("dtype", Literal["target", "float32", "bfloat16", "float16"], "target", "of what is stored"),
-    ("engine", Literal["transformers", "vllm"], "transformers", "what runs the target; vllm is the one of the Python "
-     "that $SPECDEC_VLLM_PYTHON names, else of this environment"),
-    ("vllm_args", dict[str, Any], {}, "more arguments of vLLM's engine: '{tensor_parallel_size: 2}'"),
-]  # fmt: skip
 SHARD_BYTES = 512_000_000
 SPARE = 1.01  # keys and headers
 INSIDE = Path(__file__).parent / "inside_vllm"
@@ -195,20 +186,19 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["verify"]:
         return _verify(argv[1:])
     planning = argv[:1] == ["plan"]
-    request = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
-    data: TokenData = request.data
-    if request.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
-        target = dataclasses.replace(request.model.target_source, device_map=None).load()
+    own, model, data = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
+    if own.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
+        target = dataclasses.replace(model.target_source, device_map=None).load()
     else:
-        target = request.model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        target = model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
     # all rows are stored under the name of all
-    first = None if (request.first_rows or 0) >= len(data.splits.train.ids_BT) else request.first_rows
+    first = None if (own.first_rows or 0) >= len(data.splits.train.ids_BT) else own.first_rows
     rows = rows_of(data, first)
-    layers, directory = boundaries(request.model, target, request.layers), Path(request.out)
-    with contextlib.nullcontext() if planning else _engine(request, target, layers, rows) as engine:
-        contract = Contract.of(target, data, layers, request.dtype, engine.name if engine else "", first)
+    layers, directory = boundaries(model, target, own.layers), Path(own.out)
+    with contextlib.nullcontext() if planning else _engine(own, model, target, layers, rows) as engine:
+        contract = Contract.of(target, data, layers, own.dtype, engine.name if engine else "", first)
         tokens, each = sum(row.tokens for row in rows), contract.token_bytes
         size = int(tokens * each * SPARE)
         written = sum(file.stat().st_size for file in directory.glob("shard-*.safetensors"))
@@ -231,30 +221,35 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read(argv: list[str], prog: str) -> Any:
-    """Parse and build ``model``, ``data`` and the options; what a config says of the trainer is left out."""
-    config, rest = compose(fit_options(argv))
-    config = {key: value for key, value in config.items() if key not in NOT_OURS}
-    parser = LightningArgumentParser(prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--config", action="config", help="a config of specdec fit; several are merged in their order")
-    parser.add_lightning_class_args(DrafterModule, "model")
-    parser.add_lightning_class_args(TokenData, "data", subclass_mode=True)
-    parser.add_argument("--out", type=str, required=True, help="the cache's directory; one that is not finished goes on")  # fmt: skip # noqa: E501
-    for name, kind, default, text in OPTIONS:
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.set_defaults(DEFAULTS)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(config, file, sort_keys=False)
-        file.flush()
-        try:
-            found = parse(parser, [*(["--config", file.name] if config else []), *rest])
-        except ValueError as error:
-            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
-    if (found.first_rows or 1) < 1:
+def read(argv: list[str], prog: str) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
+    """The command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    more = parser.add_argument
+    more("--out", required=True, metavar="DIR", help="the cache's directory; one that is not finished goes on")
+    more("--layers", type=int, nargs="+", default=[], help="boundaries to store beside the drafter's own")
+    more("--first_rows", type=int, help="store the training rows that an epoch draws first, so many; by default all")
+    more("--dtype", choices=("target", "float32", "bfloat16", "float16"), default="target", help="of what is stored")
+    more("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
+         "the one of the Python that $SPECDEC_VLLM_PYTHON names, else of this environment")  # fmt: skip
+    more("--vllm_args", type=yaml_mapping, default={}, help="more of vLLM's engine: '{tensor_parallel_size: 2}'")
+    own, args = parser.parse_known_args(argv)
+    if (own.first_rows or 1) < 1:
         raise ValueError("--first_rows must be at least 1")
-    if found.engine != "vllm" and found.vllm_args:
+    if own.engine != "vllm" and own.vllm_args:
         raise ValueError("--vllm_args needs --engine vllm")
-    return found
+    cli = configured(Configured, "fit", fit_options(args), RunDirectory())
+    return own, cli.model, cli.datamodule
+
+
+def yaml_mapping(text: str) -> dict[str, Any]:
+    """An option's value; ValueError if it is none."""
+    try:
+        return dict(yaml.safe_load(text))
+    except (yaml.YAMLError, TypeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
@@ -272,11 +267,11 @@ def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
 
 @contextlib.contextmanager
 def _engine(
-    request: Any, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
+    own: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
 ) -> Iterator[TransformersEngine | VllmEngine]:
-    if request.engine == "vllm":
+    if own.engine == "vllm":
         longest = max(len(piece) for row in rows for piece in row.pieces())
-        with VllmEngine.started(request.model.target_source, target, layers, longest, request.vllm_args) as engine:
+        with VllmEngine.started(model.target_source, target, layers, longest, own.vllm_args) as engine:
             yield engine
     else:
         with matmul_backend() as products:  # as in training
