@@ -97,9 +97,9 @@ class VllmEngine:
 
         ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
-        words = find_vllm()
-        if len(words) == 1:
-            raise ValueError(f"--engine vllm runs a script: name the Python of {words[0]} with {VARIABLE}")
+        command = find_vllm()
+        if len(command) == 1:
+            raise ValueError(f"--engine vllm runs a script: name the Python of {command[0]} with {VARIABLE}")
         with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
             job = {
                 "folder": folder,
@@ -117,7 +117,7 @@ class VllmEngine:
             log = Path(folder) / "vllm.log"
             with log.open("w") as stderr:
                 process = subprocess.Popen(
-                    [words[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
+                    [command[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                     env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
                 )  # fmt: skip
@@ -186,19 +186,19 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["verify"]:
         return _verify(argv[1:])
     planning = argv[:1] == ["plan"]
-    own, model, data = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
-    if own.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
+    options, model, data = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
+    if options.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
         target = dataclasses.replace(model.target_source, device_map=None).load()
     else:
         target = model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
     # all rows are stored under the name of all
-    first = None if (own.first_rows or 0) >= len(data.splits.train.ids_BT) else own.first_rows
+    first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     rows = rows_of(data, first)
-    layers, directory = boundaries(model, target, own.layers), Path(own.out)
-    with contextlib.nullcontext() if planning else _engine(own, model, target, layers, rows) as engine:
-        contract = Contract.of(target, data, layers, own.dtype, engine.name if engine else "", first)
+    layers, directory = boundaries(model, target, options.layers), Path(options.out)
+    with contextlib.nullcontext() if planning else _engine(options, model, target, layers, rows) as engine:
+        contract = Contract.of(target, data, layers, options.dtype, engine.name if engine else "", first)
         tokens, each = sum(row.tokens for row in rows), contract.token_bytes
         size = int(tokens * each * SPARE)
         written = sum(file.stat().st_size for file in directory.glob("shard-*.safetensors"))
@@ -235,13 +235,13 @@ def read(argv: list[str], prog: str) -> tuple[argparse.Namespace, DrafterModule,
     more("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
          "the one of the Python that $SPECDEC_VLLM_PYTHON names, else of this environment")  # fmt: skip
     more("--vllm_args", type=yaml_mapping, default={}, help="more of vLLM's engine: '{tensor_parallel_size: 2}'")
-    own, args = parser.parse_known_args(argv)
-    if (own.first_rows or 1) < 1:
+    options, args = parser.parse_known_args(argv)
+    if (options.first_rows or 1) < 1:
         raise ValueError("--first_rows must be at least 1")
-    if own.engine != "vllm" and own.vllm_args:
+    if options.engine != "vllm" and options.vllm_args:
         raise ValueError("--vllm_args needs --engine vllm")
     cli = configured(Configured, "fit", fit_options(args), RunDirectory())
-    return own, cli.model, cli.datamodule
+    return options, cli.model, cli.datamodule
 
 
 def yaml_mapping(text: str) -> dict[str, Any]:
@@ -267,11 +267,11 @@ def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
 
 @contextlib.contextmanager
 def _engine(
-    own: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
+    options: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
 ) -> Iterator[TransformersEngine | VllmEngine]:
-    if own.engine == "vllm":
+    if options.engine == "vllm":
         longest = max(len(piece) for row in rows for piece in row.pieces())
-        with VllmEngine.started(model.target_source, target, layers, longest, own.vllm_args) as engine:
+        with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
             yield engine
     else:
         with matmul_backend() as products:  # as in training

@@ -114,20 +114,20 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
     Raises:
         ValueError: the disk is full, or a file may not be written.
     """
-    asked = [row for row in rows if not row.skipped]
-    written = [row for row in asked if not row.failed and (truncated == "keep" or not row.truncated)]
+    due = [row for row in rows if not row.skipped]
+    written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
             tools = {"tools": row.tools} if row.tools else {}
             stream.write(json.dumps({"id": row.id, "messages": row.messages(), **tools}, ensure_ascii=False) + "\n")
-    answers = [answer for row in asked for answer in row.answers if not answer.failed]
+    answers = [answer for row in due for answer in row.answers if not answer.failed]
     counts = {
         "rows": len(rows),
-        "truncated": sum(row.truncated for row in asked),
-        "failed": sum(bool(row.failed) for row in asked),
-        "skipped": len(rows) - len(asked),
+        "truncated": sum(row.truncated for row in due),
+        "failed": sum(bool(row.failed) for row in due),
+        "skipped": len(rows) - len(due),
         "written": len(written),
-        "cut_before_a_tool_call": sum(row.cut for row in asked),
+        "cut_before_a_tool_call": sum(row.cut for row in due),
         "answers": len(answers),
         "tokens": sum(answer.tokens for answer in answers),
     }
@@ -136,7 +136,7 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         "file": out.name,
         "sha256": sha256(out),
         "counts": counts,
-        "failed": {row.id: f"{row.place}: {row.failed}" for row in asked if row.failed},
+        "failed": {row.id: f"{row.place}: {row.failed}" for row in due if row.failed},
         "skipped": dict(Counter(row.skipped for row in rows if row.skipped)),
         "truncated": truncated,
         **about,

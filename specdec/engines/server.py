@@ -21,7 +21,7 @@ from typing import NamedTuple
 from specdec.drafter import load
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
-from specdec.export.formats import vllm_words
+from specdec.export.formats import vllm_arguments
 from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
@@ -49,7 +49,7 @@ TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
 HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
 POLL = 0.1
-TOLD_EVERY = 30.0  # seconds between two lines about a server that starts
+LOG_EVERY = 30.0  # seconds between two lines about a server that starts
 
 
 def find_vllm(given: str | None = None) -> list[str]:
@@ -105,13 +105,13 @@ class VllmLaunch:
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching`` of prefixes, unless a flag of ``extra`` says otherwise."""
-        port, words = self.port or free_port(self.host), vllm_words(self.target)
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target)
         if drafter is not None:
-            words = vllm_words(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
-        words += ["--host", self.host, "--port", str(port), *self.extra]
+            arguments = vllm_arguments(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
+        arguments += ["--host", self.host, "--port", str(port), *self.extra]
         if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
-            words.append("--no-enable-prefix-caching")
-        return running([*self.vllm, *words], self.host, port, log, self.timeout)
+            arguments.append("--no-enable-prefix-caching")
+        return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
 def flag_of(word: str) -> str:
@@ -211,14 +211,14 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
 
 
 def _wait_until_healthy(server: Server, timeout: float) -> None:
-    begin = told = time.monotonic()
+    begin = logged = time.monotonic()
     while not healthy(server.url):
         now = time.monotonic()
         server.check()
         if now - begin > timeout:
             raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
-        if now - told >= TOLD_EVERY:
-            told = now
+        if now - logged >= LOG_EVERY:
+            logged = now
             log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(server.log)[-1:])[:100])
         time.sleep(POLL)
 

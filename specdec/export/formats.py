@@ -72,18 +72,18 @@ class Format:
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        return shlex.join(["vllm", *vllm_words(target, draft_tokens, subject.method, directory)])
+        return shlex.join(["vllm", *vllm_arguments(target, draft_tokens, subject.method, directory)])
 
 
-def vllm_words(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
+def vllm_arguments(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path."""
-    words = ["serve", target.directory()]
+    arguments = ["serve", target.directory()]
     if method:
         speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
-        words += ["--speculative-config", json.dumps(speculative)]
+        arguments += ["--speculative-config", json.dumps(speculative)]
     if target.revision is not None:
-        words += ["--revision", target.revision, "--tokenizer-revision", target.revision]
-    return [*words, *(["--trust-remote-code"] if target.trust_remote_code else [])]
+        arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
+    return [*arguments, *(["--trust-remote-code"] if target.trust_remote_code else [])]
 
 
 class SglangFormat(Format):
@@ -110,7 +110,7 @@ class SglangFormat(Format):
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
-        words = {
+        arguments = {
             "model-path": target.directory(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
@@ -118,7 +118,7 @@ class SglangFormat(Format):
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": draft_tokens + 1,
         } | ({"revision": target.revision} if target.revision is not None else {})
-        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in words.items())
+        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in arguments.items())
         return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * target.trust_remote_code
 
 
