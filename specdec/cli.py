@@ -39,11 +39,7 @@ COMMANDS = {
         "whether training, decoding and the export, as vLLM reads it, agree",
     ),
     "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),
-    "serve": ("specdec.engines.serve:serve", "a target in vLLM with a drafter, until Ctrl-C"),
-    "bench": (
-        "specdec.engines.bench:bench",
-        "what a served model's users get, with and without its drafter",
-    ),
+    "serve": ("specdec.engines.serve:serve", "a target in vLLM with a drafter, until Ctrl-C; --bench measures it"),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
 }
@@ -52,7 +48,7 @@ GROUPS = {
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
-    "serve": ("export", "import", "serve", "bench"),
+    "serve": ("export", "import", "serve"),
     "study": ("sweep",),
 }
 SHARED = ("fit",)

@@ -15,7 +15,7 @@ from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare
 from specdec.diagnostics.parity_vllm import EnginePasses, ask_all, compare_passes, vllm_to_ask
 from specdec.drafter import load
-from specdec.engines.serve import DrafterCheckpoint, VllmLaunch
+from specdec.engines.server import DrafterCheckpoint, VllmLaunch
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.read import check_unchanged

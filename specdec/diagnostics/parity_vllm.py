@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.diagnostics.parity_compare import decoded
 from specdec.drafter import Drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
-from specdec.engines.serve import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
+from specdec.engines.server import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
 from specdec.target import Target, TargetSource
 from specdec.utils.progress import progress
 from specdec.utils.signals import asked_to_end

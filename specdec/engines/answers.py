@@ -1,21 +1,22 @@
-"""Who answers for ``specdec regenerate``: the target in this process, or a server that several users ask at a time."""
+"""Who answers for ``specdec regenerate``: the target in this process, or a server that gets many requests at a time."""
 
 import hashlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import LifoQueue, SimpleQueue
-from typing import Any, NamedTuple
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jinja2 import TemplateError
 
-from specdec.data.layouts import Message
+from specdec.data.layouts import ChatConversation, Message
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length
 from specdec.engines.client import Endpoint, RequestError
-from specdec.target import Target
+from specdec.target import Target, TargetSource
 
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
@@ -24,47 +25,77 @@ RETRIES = 6  # tries after the first, where a server is busy or away
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 
 
-@dataclass(frozen=True)
-class AnswerSettings:
-    """What all questions have in common; ``top_p`` 1, ``top_k`` 0 and ``min_p`` 0 allow all tokens.
+@dataclass(frozen=True, kw_only=True)
+class RegenerateConfig:
+    """Which conversations are answered, by what and how, and where the answers go.
 
     Args:
-        temperature: 0 for greedy decoding.
-        seed: every answer has a seed of its own, of this one, its row's id and its turn.
-        thinking: the chat template's ``enable_thinking``; None leaves it to the template.
-
-    Raises:
-        ValueError: a number is out of range.
+        data: conversations as ChatData reads them
+        out: the data set to write, FILE.jsonl; FILE.json tells of it
+        target: the model that answers in this process
+        engine: the target in this process, or what serves it at --url
+        limit: use the first rows only
+        layout: of all conversations; by default told by each row's columns
+        broken: whether a malformed conversation ends the run or is left out
+        max_new_tokens: new tokens per answer
+        temperature: 0 for greedy decoding
+        top_p: 1 for all tokens
+        top_k: 0 for all tokens
+        seed: of it, a row's id and the turn every answer's seed is made
+        thinking: the chat template's enable_thinking; by default the template's own choice
+        truncated: whether rows are written whose last answer ran out of tokens
+        device: of --engine transformers
+        batch_size: prompts at a time, of --engine transformers
+        url: an OpenAI-compatible server, as http://127.0.0.1:8000
+        model: its name at --url; by default the first served
+        concurrency: requests to a server at a time
     """
 
+    data: list[str]
+    out: Path
+    target: TargetSource = field(default_factory=TargetSource)
+    engine: Literal["transformers", "vllm", "openai"] = "transformers"
+    limit: int | None = None
+    layout: str | None = None
+    broken: Literal["refuse", "drop"] = "refuse"
     max_new_tokens: int = 1024
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    min_p: float = 0.0
     seed: int = 0
     thinking: bool | None = None
+    truncated: Literal["drop", "keep"] = "drop"
+    device: str = "cpu"
+    batch_size: int = 32
+    url: str | None = None
+    model: str | None = None
+    concurrency: int = 64
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if (self.url is None) != (self.engine == "transformers"):
+            raise ValueError(
+                "--engine vllm and openai ask a server, which is started before, at its --url; no other does"
+            )
+        for name in ("max_new_tokens", "batch_size", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         self.sampling()
 
     def sampling(self) -> Sampling:
         """The distribution that tokens are drawn from."""
-        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Sampling(self.temperature, self.top_p, self.top_k)
 
     def seed_of(self, row: str, turn: int) -> int:
         """Of one answer; 48 bits, which every reader of JSON keeps."""
         return int.from_bytes(hashlib.blake2b(f"{self.seed} {turn} {row}".encode(), digest_size=6).digest())
 
-    def template_words(self) -> dict[str, Any]:
-        """What the chat template is told."""
+    def template_arguments(self) -> dict[str, Any]:
+        """More arguments of the chat template."""
         return {} if self.thinking is None else {"enable_thinking": self.thinking}
 
 
 class TurnAnswer(NamedTuple):
-    """What became of one question: what the target said, or why it failed."""
+    """The answer to one turn, or why there is none."""
 
     row: str
     turn: int
@@ -74,76 +105,94 @@ class TurnAnswer(NamedTuple):
     reasoning: str | None = None  # where a server takes it out of the text
     failed: str | None = None
 
-    def message(self) -> Message:
-        """The answer as the assistant's message."""
-        reasoning = {} if self.reasoning is None else {"reasoning_content": self.reasoning}
-        return {"role": "assistant", "content": self.text, **reasoning}
-
 
 @dataclass
 class Dialogue:
-    """A row of the input: what is said before each answer in it, and the answers so far."""
+    """A row of the input: the messages before each answer in it, and the answers so far."""
 
     id: str  # unique in the input
     place: str
-    said: list[list[Message]]  # one list before each answer; none for a row that is not asked
+    turns: list[list[Message]]  # the messages before each answer
     tools: list[dict[str, Any]] | None = None
-    skipped: str | None = None  # why nothing is asked
+    skipped: str | None = None  # why there are no turns
     cut: bool = False  # whether it ended before a tool was called
-    answers: list[TurnAnswer] = field(default_factory=list)
-    failed: str | None = None
+    answers: list[TurnAnswer] = field(default_factory=list)  # the last one may have failed
+
+    @classmethod
+    def of(cls, one: ChatConversation) -> "Dialogue":
+        """A conversation without its assistant's messages.
+
+        An answer is due to every run of messages that has a user's in it; two answers in a row are one. A user's
+        message at the end is answered, too. From the first tool call on there are no turns: nobody has run what the
+        target would call.
+        """
+        turns: list[list[Message]] = []
+        messages: list[Message] = []
+        cut, skipped = False, None
+        for message in one.messages:
+            if message["role"] in ("tool", "function") or message.get("tool_calls"):
+                cut, messages = True, []
+                break
+            if message["role"] != "assistant":
+                messages.append(message)
+            elif any(before["role"] == "user" for before in messages):
+                turns.append(messages)
+                messages = []
+            elif not turns:
+                skipped, messages = "the assistant speaks before any user does", []
+                break
+        if any(message["role"] == "user" for message in messages):
+            turns.append(messages)
+        if not turns and not skipped:
+            skipped = "a tool is called in the first answer" if cut else "no user's turn"
+        return cls(one.id, one.place, turns, one.tools, skipped, cut and not skipped)
 
     @property
-    def turn(self) -> int:
-        """The number of the next answer."""
-        return len(self.answers)
+    def failed(self) -> str | None:
+        """Why the last request has no answer."""
+        return self.answers[-1].failed if self.answers else None
 
     @property
     def truncated(self) -> bool:
-        """Whether the last answer was cut off; nothing is asked after it."""
+        """Whether the last answer had no more tokens."""
         return bool(self.answers) and self.answers[-1].finish == LENGTH
+
+    def ends_with(self, answer: TurnAnswer) -> bool:
+        """Whether nothing is asked after it."""
+        return bool(answer.failed) or answer.finish == LENGTH or answer.turn + 1 == len(self.turns)
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to ask."""
-        return bool(self.skipped or self.failed or self.truncated or self.turn == len(self.said))
+        return self.ends_with(self.answers[-1]) if self.answers else not self.turns
 
-    def add(self, found: TurnAnswer) -> TurnAnswer:
-        """Take what became of the last question, and hand it on."""
-        assert found.row == self.id and found.turn == self.turn
-        if found.failed is None:
-            self.answers.append(found)
-        self.failed = found.failed
-        return found
+    def add(self, **fields: Any) -> TurnAnswer:
+        """Make the next turn's answer, and return it."""
+        self.answers.append(TurnAnswer(self.id, len(self.answers), **fields))
+        return self.answers[-1]
 
     def messages(self) -> list[Message]:
         """The conversation up to the next answer, or to the last of all; earlier answers are part of it."""
         out: list[Message] = []
-        for turn, said in enumerate(self.said[: self.turn + (not self.done)]):
-            out += [*said, *(answer.message() for answer in self.answers[turn : turn + 1])]
+        for before, answer in itertools.zip_longest(self.turns[: len(self.answers) + (not self.done)], self.answers):
+            out += before
+            if answer is not None:
+                reasoning = {} if answer.reasoning is None else {"reasoning_content": answer.reasoning}
+                out.append({"role": "assistant", "content": answer.text, **reasoning})
         return out
-
-    def result(self) -> dict[str, Any]:
-        """The row as data to train on."""
-        return {"id": self.id, "messages": self.messages(), **({"tools": self.tools} if self.tools else {})}
 
 
 class InProcess:
-    """The target in this process, which decodes ``batch`` prompts side by side."""
+    """The target in this process."""
 
-    def __init__(self, target: Target, settings: AnswerSettings, batch: int) -> None:
-        self.target, self.settings, self.batch = target, settings, batch
-        self.tokenizer, self.ends = target.tokenizer, target.eos_token_ids
-        if not self.tokenizer.chat_template:
+    def __init__(self, target: Target, config: RegenerateConfig) -> None:
+        self.target, self.config, self.batch = target, config, config.batch_size
+        if not target.tokenizer.chat_template:
             raise ValueError("the target's tokenizer has no chat template: give an instruction-tuned target")
-        self.decoder = PlainDecoder(target, settings.sampling(), batch=batch)
+        self.decoder = PlainDecoder(target, config.sampling(), batch=self.batch)
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask everything that is left to ask; every answer has been given to its dialogue.
-
-        Raises:
-            ValueError: there is not enough memory for a batch.
-        """
+        """Ask all that is left to ask; each dialogue has its answer. ValueError if a batch does not fit in memory."""
         size = WINDOW * self.batch
         for first in range(0, len(dialogues), size):
             while waiting := [one for one in dialogues[first : first + size] if not one.done]:
@@ -156,140 +205,113 @@ class InProcess:
             try:
                 prompts.append((one, self._prompt(one)))
             except ValueError as error:
-                yield one.add(TurnAnswer(one.id, one.turn, failed=str(error)))
+                yield one.add(failed=str(error))
         prompts.sort(key=lambda prompt: len(prompt[1]), reverse=True)  # what does not fit shows at once
-        most = self.settings.max_new_tokens
-        requests = [Request(ids, most, self.settings.seed_of(one.id, one.turn)) for one, ids in prompts]
+        most, ends = self.config.max_new_tokens, self.target.eos_token_ids
+        requests = [Request(ids, most, self.config.seed_of(one.id, len(one.answers))) for one, ids in prompts]
         try:
-            for number, made in self.decoder.generate_all(requests, self.ends):
+            for number, made in self.decoder.generate_all(requests, ends):
                 one, prompt = prompts[number]
-                ended = made.ids[-1] in self.ends
+                ended = made.ids[-1] in ends
                 text = self._text(prompt, made.ids[:-1] if ended else made.ids)
-                yield one.add(TurnAnswer(one.id, one.turn, text, STOP if ended else LENGTH, len(made.ids)))
+                yield one.add(text=text, finish=STOP if ended else LENGTH, tokens=len(made.ids))
         except torch.OutOfMemoryError as error:
             raise ValueError(
                 f"not enough memory for {self.batch} prompts at a time: give a smaller --batch_size"
             ) from error
 
     def _prompt(self, one: Dialogue) -> list[int]:
+        tokenizer = self.target.tokenizer
         try:
-            text = self.tokenizer.apply_chat_template(
+            text = tokenizer.apply_chat_template(
                 one.messages(), tools=one.tools, add_generation_prompt=True, tokenize=False,
-                **self.settings.template_words(),
+                **self.config.template_arguments(),
             )  # fmt: skip
         except (TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the chat template refuses the conversation: {' '.join(str(error).split())}") from error
-        ids = list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
-        check_length(self.target, ids, self.settings.max_new_tokens)
+        ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        check_length(self.target, ids, self.config.max_new_tokens)
         return ids
 
     def _text(self, prompt: list[int], ids: list[int]) -> str:
         """Of what was generated behind a prompt: some tokenizers write the first token of a text without its space."""
-
-        def decode(ids: list[int]) -> str:
-            return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-        before, whole = decode(prompt), decode([*prompt, *ids])
-        return whole[len(before) :] if whole.startswith(before) else decode(ids)
+        clean = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        before, both, alone = (self.target.tokenizer.decode(x, **clean) for x in (prompt, [*prompt, *ids], ids))
+        return both[len(before) :] if both.startswith(before) else alone
 
 
-@dataclass(frozen=True)
 class Remote:
-    """The target behind an OpenAI-compatible server.
+    """The target behind an OpenAI-compatible server, by its name there."""
 
-    Args:
-        model: its name there.
-        vllm: whether it knows vLLM's own fields. They are all given then, or the model's generation config would set
-            them; another server hears only of those that are not neutral.
-        concurrency: questions at a time.
-        check: raises an error if the server has ended.
-    """
-
-    endpoint: Endpoint
-    model: str
-    settings: AnswerSettings
-    vllm: bool
-    concurrency: int
-    check: Callable[[], None] = lambda: None
+    def __init__(self, endpoint: Endpoint, model: str, config: RegenerateConfig) -> None:
+        self.endpoint, self.model, self.config = endpoint, model, config
 
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
-        """Ask everything that is left to ask, in any order; every answer has been given to its dialogue.
-
-        Raises:
-            ValueError: the server is gone.
-        """
-        asks: LifoQueue[Dialogue | None] = LifoQueue()  # who was answered is next: the server still has the beginning
-        results: SimpleQueue[tuple[Dialogue, TurnAnswer] | BaseException] = SimpleQueue()
-        over, left = threading.Event(), [one for one in dialogues if not one.done]
-        for one in reversed(left):
-            asks.put(one)
+        """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
+        waiting = iter([one for one in dialogues if not one.done])
+        results: SimpleQueue[TurnAnswer | BaseException | None] = SimpleQueue()
+        over = threading.Event()
 
         def user() -> None:
-            while (one := asks.get()) is not None:
-                try:
-                    results.put((one, self._ask(one, over)))
-                except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
-                    results.put(error)
+            """One conversation after another, each to its end: the server still has its beginning cached."""
+            try:
+                for one in waiting:
+                    while not one.done and not over.is_set():
+                        results.put(self._ask(one, over))
+                results.put(None)
+            except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
+                results.put(error)
 
-        users = min(self.concurrency, len(left))
-        for _ in range(users):  # daemons: who leaves does not wait for answers
+        for _ in range(self.config.concurrency):  # daemons: who leaves does not wait for answers
             threading.Thread(target=user, daemon=True).start()
         try:
-            unfinished = len(left)
-            while unfinished:
+            users = self.config.concurrency
+            while users:
                 result = results.get()
                 if isinstance(result, BaseException):
                     raise result
-                one, found = result
-                yield one.add(found)
-                if one.done:
-                    unfinished -= 1
+                if result is None:
+                    users -= 1
                 else:
-                    asks.put(one)
+                    yield result
         finally:
             over.set()
-            for _ in range(users):
-                asks.put(None)
 
     def _ask(self, one: Dialogue, over: threading.Event) -> TurnAnswer:
-        """What comes of the next question, put again where the server is busy or away, until it is ``over``."""
+        """The answer to the next turn, requested again where the server is busy or away, until it is ``over``."""
         for number in itertools.count():
             try:
-                self.check()
                 return self._read(one, self.endpoint.complete(PATH, self._body(one)))
             except RequestError as error:
                 # drawn, so that many users do not come back together
                 pause = min(LONGEST_WAIT, BACKOFF * 2**number) * random.uniform(0.5, 1)
                 if number < RETRIES and error.passing and not over.wait(pause):
                     continue
-                self.check()
                 if error.status is None and self.endpoint.away():
                     raise
-                return TurnAnswer(one.id, one.turn, failed=str(error))
+                return one.add(failed=str(error))
         raise AssertionError
 
     def _body(self, one: Dialogue) -> dict[str, Any]:
         """The request; the server renders the conversation with its own template."""
-        settings = self.settings
-        own = {"top_k": settings.top_k, "min_p": settings.min_p, "repetition_penalty": 1.0}
+        config = self.config
         body = {
-            "model": self.model,
-            "max_tokens": settings.max_new_tokens,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "seed": settings.seed_of(one.id, one.turn),
-            "messages": one.messages(),
-            **(own if self.vllm else {name: own[name] for name in ("top_k", "min_p") if own[name]}),
-        }
-        if words := settings.template_words():
-            body["chat_template_kwargs"] = words
+            "model": self.model, "max_tokens": config.max_new_tokens, "temperature": config.temperature,
+            "top_p": config.top_p, "seed": config.seed_of(one.id, len(one.answers)), "messages": one.messages(),
+        }  # fmt: skip
+        # vLLM takes from the model's generation config what it is not given; others may refuse what they do not know
+        if config.engine == "vllm":
+            body |= {"top_k": config.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
+        elif config.top_k:
+            body["top_k"] = config.top_k
+        if arguments := config.template_arguments():
+            body["chat_template_kwargs"] = arguments
         if one.tools:
             body |= {"tools": one.tools, "tool_choice": "none"}  # the template shows them; a call stays text
         return body
 
     @staticmethod
     def _read(one: Dialogue, response: dict[str, Any]) -> TurnAnswer:
-        """An answer, or why it is none."""
         try:
             choice, usage = response["choices"][0], response.get("usage") or {}
             message, finish = choice["message"], choice["finish_reason"]
@@ -302,6 +324,5 @@ class Remote:
             tokens = int(usage.get("completion_tokens") or 0)
             reasoning = message.get("reasoning") or message.get("reasoning_content")
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            why = f"no answer in what the server said: {type(error).__name__}: {error}"
-            return TurnAnswer(one.id, one.turn, failed=why)
-        return TurnAnswer(one.id, one.turn, text, finish, tokens, reasoning)
+            return one.add(failed=f"no answer in the server's response: {type(error).__name__}: {error}")
+        return one.add(text=text, finish=finish, tokens=tokens, reasoning=reasoning)

@@ -7,6 +7,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 KEY = "VLLM_API_KEY"  # vLLM's own variable
 PATIENCE = 600.0  # seconds for one line of an answer
 PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
-_METRIC = re.compile(r"vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)")
+_METRIC = re.compile(r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
 
@@ -135,30 +136,24 @@ class SpecDecodeCounters(NamedTuple):
 
     def since(self, before: Self) -> "SpecDecodeCounters":
         """What was counted after ``before``."""
-        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
         old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
         positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
+        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
         return SpecDecodeCounters(generated, passes, accepted, positions)
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
-        """The server's counters now, of Prometheus' text.
-
-        Raises:
-            ValueError: it has not even vLLM's counter of generated tokens, or cannot be reached.
-        """
-        sums: dict[str, int] = {}
-        positions: dict[int, int] = {}
-        for found in filter(None, map(_METRIC.match, endpoint.text("/metrics").splitlines())):
-            name, position, value = found[1], _POSITION.search(found[2] or ""), int(float(found[3]))
-            if name == "spec_decode_num_accepted_tokens_per_pos" and position:
-                positions[int(position[1])] = positions.get(int(position[1]), 0) + value
+        """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
+        counts, positions = Counter[str](), Counter[int]()
+        for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
+            if position := _POSITION.search(labels):
+                positions[int(position[1])] += int(float(value))
             else:
-                sums[name] = sums.get(name, 0) + value
-        if "generation_tokens" not in sums:
+                counts[name] += int(float(value))
+        if "generation_tokens" not in counts:
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
-        passes, accepted = (sums.get(f"spec_decode_num_{name}", 0) for name in ("drafts", "accepted_tokens"))
-        return cls(sums["generation_tokens"], passes, accepted, tuple(positions[k] for k in sorted(positions)))
+        passes, accepted = counts["spec_decode_num_drafts"], counts["spec_decode_num_accepted_tokens"]
+        return cls(counts["generation_tokens"], passes, accepted, tuple(positions[k] for k in sorted(positions)))
 
     def settled(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> "SpecDecodeCounters":
         """The counters once they hold ``tokens`` generated ones more than these: the server counts a little late."""
@@ -171,11 +166,7 @@ class SpecDecodeCounters(NamedTuple):
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:
     """What a greedy, streamed request says beside its prompt; it goes on behind the end of a text."""
     return {
-        "model": model,
-        "max_tokens": max_new_tokens,
-        "temperature": 0.0,
-        "ignore_eos": True,
+        "model": model, "max_tokens": max_new_tokens, "temperature": 0.0, "ignore_eos": True,
         "cache_salt": uuid.uuid4().hex,  # else a prompt that was asked before would be answered from a cache
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
+        "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip

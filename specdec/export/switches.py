@@ -22,12 +22,9 @@ class Subject(NamedTuple):
     """What is to be served, as far as engines differ in it."""
 
     config: DrafterConfig
-    own_embedding: bool
-    """Whether the token embedding is another than the target's."""
-    own_head: bool
-    """Whether the head knows fewer tokens than the target's, or has other weights."""
-    entry_bias: bool
-    """Whether a narrow entry adds a bias that is not zero."""
+    own_embedding: bool  # whether the token embedding is another than the target's
+    own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
+    entry_bias: bool  # whether a narrow entry adds a bias that is not zero
 
     @property
     def method(self) -> str:
@@ -189,22 +186,17 @@ def needs(subject: Subject, engine: str) -> str | None:
 
 
 def check(subject: Subject, engine: str) -> None:
-    """Refuse what the engine cannot express.
-
-    Raises:
-        NotServable: names each switch, the engine's version and the reason.
-    """
-    if found := list(lint(subject, engine)):
-        told = "; ".join(f"{switch.name}: {reason}" for switch, reason in found)
-        raise NotServable(f"{engine} cannot serve this drafter: {told}")
+    """Raise NotServable, with each switch, the engine's version and the reason, for what it cannot express."""
+    if found := "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)):
+        raise NotServable(f"{engine} cannot serve this drafter: {found}")
 
 
 def matrix() -> str:
     """The table of ``docs/serve.md``, as Markdown."""
+
+    def cell(lacks: str, since: str) -> str:
+        return f"**no**: {lacks}" if lacks else f"yes, since {since}" if since else "yes"
+
     rows = [["switch", *ENGINES], ["---"] * 3]
-    for switch in SWITCHES:
-        rows.append([switch.name])
-        for engine in ENGINES:
-            since = f"yes, since {switch.since(engine)}" if switch.since(engine) else "yes"
-            rows[-1].append(f"**no**: {switch.lacks(engine)}" if switch.lacks(engine) else since)
+    rows += [[one.name, *(cell(one.lacks(engine), one.since(engine)) for engine in ENGINES)] for one in SWITCHES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -74,9 +74,8 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
         elif last in ("token_fc", "feature_fc"):
             yield TensorBlock(name, f"{at}.fc.weight", columns=halves[last == "feature_fc"])
         else:
-            yield TensorBlock(
-                name, name.replace("feature_fc.bias", "fc.bias").replace(".attention.norm.", ".attention.")
-            )
+            place = name.replace("feature_fc.bias", "fc.bias").replace(".attention.norm.", ".attention.")
+            yield TensorBlock(name, place)
 
 
 def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
@@ -89,11 +88,9 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
 # of a layer, after `layers.layers.{i}.` and `layers.{i}.`
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
 LAYER = {
-    **{
-        f"attention.{part}": f"self_attn.{part}"
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    },
+    **{f"attention.{part}": f"self_attn.{part}" for part in ATTENTION},
     "post_attention_norm": "post_attention_layernorm",
     **{f"mlp.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }

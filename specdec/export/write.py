@@ -14,18 +14,8 @@ from torch import Tensor
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load
 from specdec.drafter.io import weights_sha256
-from specdec.export.formats import FORMATS, Format, ServingTarget
-from specdec.export.read import (
-    CONFIG,
-    FORMAT,
-    OURS,
-    WEIGHTS,
-    contradictions,
-    described,
-    finite,
-    import_checkpoint,
-    read_checkpoint,
-)
+from specdec.export import read
+from specdec.export.formats import FORMATS, Format
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
 from specdec.utils.config_diff import canonical
@@ -46,7 +36,6 @@ def export(
     format: str = "vllm",
     draft_tokens: int = DRAFT_TOKENS,
     evaluation: str | None = None,
-    force: bool = False,
 ) -> None:
     """A saved drafter as a checkpoint that vLLM or SGLang serves; prints the line that serves it.
 
@@ -59,23 +48,14 @@ def export(
         format: vllm, speculators or sglang
         draft_tokens: drafts a pass, in the line that serves it
         evaluation: a directory of specdec evaluate, whose acceptance the model card quotes
-        force: replace an export that is there
 
     Raises:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
-    if Path(out).exists() and not force:  # before anything is loaded
-        raise ValueError(f"{out} exists already: choose another place, remove it first, or give --force")
-    exported = export_drafter(
-        load(drafter, dtype=None),
-        target.load(),
-        out,
-        format,
-        draft_tokens=draft_tokens,
-        served=target,
-        replace=force,
-        evaluation=evaluation,
-    )
+    if Path(out).exists():  # before anything is loaded
+        raise ValueError(f"{out} exists already: choose another place or remove it first")
+    of = load(drafter, dtype=None), target.load(), out, format
+    exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, evaluation=evaluation)
     sys.stdout.write(f"{exported.command}\n")
 
 
@@ -88,16 +68,9 @@ class Exported(NamedTuple):
 
 
 def export_drafter(
-    drafter: Drafter,
-    target: Target,
-    directory: Path | str,
-    format: str = "vllm",
-    *,
-    draft_tokens: int = DRAFT_TOKENS,
-    served: TargetSource | None = None,
-    replace: bool = False,
-    evaluation: Path | str | None = None,
-) -> Exported:
+    drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
+    draft_tokens: int = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Path | str | None = None,
+) -> Exported:  # fmt: skip
     """Write a drafter for a serving engine, in its own dtype.
 
     Args:
@@ -105,21 +78,17 @@ def export_drafter(
         format: ``vllm``, ``speculators`` or ``sglang``.
         draft_tokens: drafts a pass, in the line that serves it.
         served: where the engine finds the target, if not at ``target.source``.
-        replace: an older export in ``directory`` goes once the new one is there.
         evaluation: a directory of ``specdec evaluate``, which the model card quotes.
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
-        ValueError: the drafter is of another target, or the directory exists, and is not an export to be replaced, or
-            cannot be written.
+        ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1, not {draft_tokens}")
     directory, chosen = Path(directory), FORMATS[format]
-    if replace and directory.exists() and not (directory / OURS).is_file():
-        raise ValueError(f"{directory} is no export, for want of {OURS}, and is not replaced: remove it yourself")
     config = drafter.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
@@ -129,36 +98,26 @@ def export_drafter(
     warn_unless_made_for(target, drafter)
     subject = subject_of(drafter, target)
     chosen.check(subject)
-    architectures = list(target.model.config.architectures or [type(target.model).__name__])
-    where = ServingTarget(target.source, architectures, draft_tokens)
-    if served is not None:
-        where = where._replace(
-            target=served.directory(), revision=served.revision, trust_remote_code=served.trust_remote_code
-        )
-    line = chosen.command(str(directory.resolve()), subject, where)
+    served = served or TargetSource(target.source)
+    architectures = target.model.config.architectures or [type(target.model).__name__]
+    line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
     metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
-    finite(tensors)
-    with staged_directory(directory, replace) as temporary:
-        file = temporary / WEIGHTS
+    read.finite(tensors)
+    with staged_directory(directory) as temporary:
+        file = temporary / read.WEIGHTS
         try:
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / CONFIG, chosen.config(subject, where))
+        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
         record = {
-            "format": FORMAT,
-            "exported_as": format,
-            "engine": chosen.engine,
-            "method": subject.method,
-            "serve": line,
-            "weights_sha256": sha256(file),
-            "drafter": config.to_json(),
-            "provenance": provenance(),
-        }
-        write_json(temporary / OURS, record)
-        write_text(temporary / "README.md", _card(subject, where, chosen, line, metrics))
+            "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
+            "serve": line, "weights_sha256": sha256(file), "drafter": config.to_json(), "provenance": provenance(),
+        }  # fmt: skip
+        write_json(temporary / read.OURS, record)
+        write_text(temporary / "README.md", _card(subject, served.directory(), chosen, line, metrics))
         write_sums(temporary)
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
@@ -177,15 +136,12 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
 
 
 def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject) -> None:
-    """Read the checkpoint back as if anyone had written it: what engines see must be the drafter, to the last bit.
-
-    What stays with the target must be as the target has it.
-    """
-    checkpoint = read_checkpoint(directory)
-    if lost := contradictions(drafter.config, described(checkpoint, target)):
+    """Read the checkpoint back as if anyone had written it: to the last bit the drafter, or what the target has."""
+    checkpoint = read.read_checkpoint(directory)
+    if lost := read.contradictions(drafter.config, read.described(checkpoint, target)):
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
     state, theirs = drafter.state_dict(), _weights(target)
-    for name, value in import_checkpoint(checkpoint, target).state_dict().items():
+    for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
         wanted = theirs[name].to(state[name].dtype) if name in subject.shared else state[name]
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")
@@ -200,20 +156,19 @@ def is_targets(ours: Tensor, theirs: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     ours, theirs = ours.detach().cpu(), theirs.detach().cpu()
-    return _equal(ours, theirs) or _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
+    return _rounding(ours, theirs) is not None or _equal(ours.to(theirs.dtype), theirs)
 
 
 def warn_if_rounded(drafter: Drafter, target: Target, subject: Subject) -> None:
     """Warn of what stays with the target but is rounded in the drafter: it is not served as it was in training."""
     state, theirs = drafter.state_dict(), _weights(target)
     dtypes = {name: _rounding(state[name].cpu(), theirs[name].cpu()) for name in subject.shared}
-    if found := " and ".join(
-        f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in dtypes.items() if dtype
-    ):
+    rounded = {name: dtype for name, dtype in dtypes.items() if dtype not in (None, theirs[name].dtype)}
+    if rounded:
         log.warning(
             "this drafter has weights of the target rounded, %s: an engine reads them as the target has them, and "
             "close drafts may fall otherwise than in training; specdec parity --target.dtype compares in that dtype",
-            found,
+            " and ".join(f"{name} to {str(dtype).removeprefix('torch.')}" for name, dtype in rounded.items()),
         )
 
 
@@ -223,10 +178,8 @@ def _weights(target: Target) -> dict[str, Tensor]:
 
 
 def _rounding(ours: Tensor, theirs: Tensor) -> torch.dtype | None:
-    """The dtype to which ours are theirs rounded; None if they are not, or equal."""
-    if _equal(ours, theirs):
-        return None
-    return next((dtype for dtype in ROUNDED if _equal(ours, theirs.to(dtype))), None)
+    """The dtype in which theirs are ours, their own if nothing is rounded; None if there is none."""
+    return next((dtype for dtype in (theirs.dtype, *ROUNDED) if _equal(ours, theirs.to(dtype))), None)
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
@@ -236,11 +189,7 @@ def _equal(one: Tensor, two: Tensor) -> bool:
 
 
 def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
-    """The ``metrics.json`` of an evaluation, if it is of this drafter, to the last bit, and this target.
-
-    Raises:
-        ValueError: there is none, or it is of another drafter, dtype or target.
-    """
+    """The ``metrics.json`` of an evaluation; ValueError if it is of another drafter, in any bit, dtype or target."""
     where = Path(evaluation) / "metrics.json"
     metrics: dict[str, Any] = read_json(where)
     of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
@@ -255,7 +204,7 @@ def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapp
     return metrics
 
 
-def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
+def _card(subject: Subject, target: str, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
     """The model card, ``README.md``: what it is, how it is served, and what was measured."""
     config = subject.config
     generation = "EAGLE-1"
@@ -264,34 +213,26 @@ def _card(subject: Subject, served: ServingTarget, chosen: Format, line: str, me
         generation = "EAGLE-3.1" if newest else "EAGLE-3"
     measured = "Nothing was measured: no evaluation was given at export."
     if metrics:
-        settings, rows = metrics["settings"], []
+        rows = ["| Shape | Acceptance length | Prompts |\n|---|---|---|\n"]
         for result in metrics["results"]:
             found = result["acceptance_length"]
             interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
             rows.append(f"| {result['shape']} | {found['mean']:.3f}{interval} | {result['prompts']} |\n")
+        prompts = ", ".join(Path(path).name for path in metrics["settings"]["prompts"])
         measured = (
-            "By `specdec evaluate`, tokens committed per target pass, the target's own token included:\n\n"
-            f"| Shape | Acceptance length | Prompts |\n|---|---|---|\n{''.join(rows)}\n"
-            f"Prompts {', '.join(Path(path).name for path in settings['prompts'])}; at most "
-            f"{settings['max_new_tokens']} new tokens."
+            f"By `specdec evaluate` on {prompts}, at most {metrics['settings']['max_new_tokens']} new tokens; tokens "
+            f"committed per target pass, the target's own token included:\n\n{''.join(rows)}"
         )
     return f"""---
+base_model: {target}
 tags: [speculative-decoding, {subject.method}, specdec]
 ---
 
-# {generation} drafter for {config.target.get("source", served.target)}
+# {generation} drafter for {config.target.get("source", target)}
 
-| | |
-|---|---|
-| Target | `{served.target}` ({config.target.get("model_type")}, {config.num_target_layers} layers) |
-| Written for | {chosen.engine}, format {chosen.name}, method {subject.method} |
-| Needs at least | {chosen.needs(subject) or "no release in particular"} |
-| Boundaries of the target read | {", ".join(str(b) for b in config.aux_layers)} |
-| Draft vocabulary | {config.draft_vocab_size} of {config.vocab_size} tokens |
-| Layers, width | {config.num_layers}, {config.hidden_size} |
-| Token embedding | {"its own" if subject.own_embedding else "the target's, not in the file"} |
-
-## Serving
+Reads boundaries {", ".join(str(b) for b in config.aux_layers)} of `{target}`'s {config.num_target_layers} layers
+and drafts over {config.draft_vocab_size} of its {config.vocab_size} tokens. Written for {chosen.engine}, format
+{chosen.name}, method {subject.method}; it needs {chosen.needs(subject) or "no release in particular"} at least.
 
 ```bash
 {line}

@@ -19,7 +19,6 @@ from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, p
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.proof import TOLERANCE
-from specdec.utils.config_diff import words
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class CachedSource(FeatureSource):
         if missing := [b for b in stored if b not in contract.layers]:
             raise ValueError(
                 f"{where}: boundaries {missing} are not stored, only {list(contract.layers)}: run specdec cache with "
-                f"--layers {words(sorted({*stored, *contract.layers}))!r} into another directory"
+                f"--layers {' '.join(map(str, sorted({*stored, *contract.layers})))} into another directory"
             )
         if contract.dtype != dtype:
             log.warning("%s: states of %s, rounded to %s when they were stored", where, dtype, contract.dtype)

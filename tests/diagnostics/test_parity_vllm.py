@@ -12,7 +12,7 @@ from specdec.diagnostics.parity import PROMPTS
 from specdec.diagnostics.parity_vllm import TRIES, EnginePasses, VllmAnswer, ask, compare_passes
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
 from specdec.engines.client import Endpoint
-from specdec.engines.serve import VARIABLE, VllmLaunch
+from specdec.engines.server import VARIABLE, VllmLaunch
 from specdec.target import Target
 from tests.diagnostics.conftest import SMALL
 from tests.engines.conftest import alive

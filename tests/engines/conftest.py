@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.engines.serve import VARIABLE
+from specdec.engines.server import VARIABLE
 from specdec.target import Target
 from tests.data.tiny import write_jsonl
 from tests.engines.chats import LEARNT, asked, make_target

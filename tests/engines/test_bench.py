@@ -1,4 +1,4 @@
-"""``specdec bench`` against a stand-in for vLLM whose answers are known."""
+"""``specdec serve --bench`` against a stand-in for vLLM whose answers are known."""
 
 import json
 import signal
@@ -10,6 +10,7 @@ import pytest
 from specdec.cli import main
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, pieces
+from tests.export.made import names
 
 TOKENS = 12
 
@@ -18,7 +19,7 @@ TOKENS = 12
 def argv(tmp_path: Path, fake: str, target_directory: Path) -> list[str]:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{n}" * 2}) + "\n" for n in range(4)))
-    return ["bench", "--prompts", str(path), "--target", str(target_directory), "--vllm", fake,
+    return ["serve", "--bench", str(path), "--target", str(target_directory), "--vllm", fake, "--port", "0",
             "--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "out")]  # fmt: skip
 
 
@@ -30,30 +31,28 @@ def test_with_and_without_a_drafter(
         file.write(json.dumps({"prompt_id": "void", "prompt": " "}) + "\n")
     more = ["--drafter", str(drafter_directory), "--concurrency", "4", "1", "--", "--dtype", "float32"]
     assert main([*argv, *more]) == 0
-    found = json.loads((tmp_path / "out" / "bench.json").read_text())
-    assert [level["concurrency"] for level in found["levels"]] == [1, 4]
+    out = tmp_path / "out"
+    files = [f"{name}-{users}.json" for name in ("baseline", "drafter") for users in (1, 4)]
+    assert names(out) == [*files, "provenance.json"]
     passes = [accepted for _, accepted in pieces(TOKENS, True) if accepted is not None]
-    for level, count in zip(found["levels"], (4, 16), strict=True):
-        ours, plain = level["drafter"], level["baseline"]
+    for users, count in ((1, 4), (4, 16)):
+        ours, plain = (json.loads((out / f"{name}-{users}.json").read_text()) for name in ("drafter", "baseline"))
         for one, per_answer in ((ours, len(passes) + 1), (plain, TOKENS)):
             assert (one["completed"], one["total_output_tokens"]) == (count, count * TOKENS)
-            assert one["output_throughput_per_user"] <= TOKENS / (0.005 * per_answer)
+            assert one["max_concurrency"] == users
+            assert one["output_throughput"] <= TOKENS / (0.005 * per_answer)
             assert 5 <= one["median_ttft_ms"] <= one["p95_ttft_ms"]
-            assert not any(key in one for key in ("generated_texts", "errors"))
         assert (ours["spec_decode_num_drafts"], "spec_decode_num_drafts" in plain) == (count * len(passes), False)
         assert ours["spec_decode_acceptance_length"] == pytest.approx(1 + sum(passes) / len(passes))
         shares = [sum(a > k for a in passes) / len(passes) for k in range(DRAFTS)]
         assert ours["spec_decode_per_position_acceptance_rates"] == pytest.approx(shares)
-        rate = "output_throughput"
-        assert level["ratio"][rate] == pytest.approx(ours[rate] / plain[rate])
-        assert level["identical_outputs"] == {"same": count, "of": count}
-    settings = found["settings"]
-    assert (settings["max_new_tokens"], settings["draft_tokens"]) == (TOKENS, 3)
-    assert settings["vllm_args"] == ["--dtype", "float32"] and found["provenance"]["command"].startswith(
-        "specdec bench"
-    )
+        assert ours["generated_texts"] == plain["generated_texts"]
+    told = json.loads((out / "provenance.json").read_text())
+    assert told["command"].startswith("specdec serve") and "--max_new_tokens 12" in told["command"]
     shown = capsys.readouterr().out
-    assert "16 of 16" in shown and f"{1 + sum(passes) / len(passes):.2f}" in shown
+    ours, plain = (json.loads((out / f"{name}-4.json").read_text()) for name in ("drafter", "baseline"))
+    assert f"({ours['output_throughput'] / plain['output_throughput']:.2f}x)" in shown
+    assert "4 of 4" in shown and "16 of 16" in shown and f"{1 + sum(passes) / len(passes):.2f}" in shown
     said = json.loads((tmp_path / "said").read_text())  # by the second, without a drafter
     assert "--speculative-config" not in said["argv"] and not any(map(alive, said["pids"]))
     assert said["argv"][-3:] == ["--dtype", "float32", "--no-enable-prefix-caching"]
@@ -61,12 +60,11 @@ def test_with_and_without_a_drafter(
 
 
 def test_answers_that_differ_are_counted(
-    argv: list[str], drafter_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    argv: list[str], drafter_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "differs")
     assert main([*argv, "--drafter", str(drafter_directory), "--concurrency", "1"]) == 0
-    level = json.loads((tmp_path / "out" / "bench.json").read_text())["levels"][0]
-    assert level["identical_outputs"] == {"same": 0, "of": 4}
+    assert "0 of 4" in capsys.readouterr().out
 
 
 def test_nothing_is_left_of_what_failed(
@@ -76,7 +74,7 @@ def test_nothing_is_left_of_what_failed(
     long.write_text(json.dumps({"prompt": "x" * 200}) + "\n")
     drafter = ["--drafter", str(drafter_directory)]
     for wrong, message in (
-        ([*drafter, "--prompts", str(long), "--concurrency", "1"], "4 requests were not answered: "),
+        ([*drafter, "--bench", str(long), "--concurrency", "1"], "4 requests were not answered: "),
         ([*drafter, "--concurrency", "0"], "must be at least 1"),
         ([], "drafter"),
         ([*drafter, "--", "--port", "1"], "--port after --"),

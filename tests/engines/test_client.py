@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from specdec.engines.client import Endpoint, RequestError, SpecDecodeCounters, streaming
-from specdec.engines.serve import free_port
+from specdec.engines.server import free_port
 from tests.engines.fake_vllm import DRAFTS, FakeVllm, pieces
 
 Servers = Callable[..., FakeVllm]

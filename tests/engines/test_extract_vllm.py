@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
-from specdec.engines.extract_vllm import INSIDE
-from specdec.engines.serve import VARIABLE
+from specdec.engines.extract import INSIDE
+from specdec.engines.server import VARIABLE
 from specdec.features import Cached, OnTheFly
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource
@@ -125,7 +125,7 @@ def test_a_real_vllm_gives_the_targets_features(
     out = tmp_path / "cache"
     layers = list(range(8))
     monkeypatch.setattr(extract, "SHARD_BYTES", 500_000)
-    more = ["--layers", str(layers), "--out", str(out)]
+    more = ["--layers", *map(str, layers), "--out", str(out)]
     assert main(["cache", *arguments(servable, text_file), *more]) == 0
     contract = FeatureIndex.read(out / "index.json").contract
     assert contract.engine.startswith("vllm 0.32.") and contract.layers == tuple(layers)

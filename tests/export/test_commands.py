@@ -41,28 +41,6 @@ def test_out_and_in_again(
     assert same_state(again, load(here)) and again.config == drafter.config
 
 
-def test_what_is_there_is_replaced_only_on_demand_and_only_its_like(
-    drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here, out, back = (str(tmp_path / name) for name in ("drafter", "out", "back"))
-    export = ["export", "--drafter", here, "--target", str(target_directory), "--out"]
-    importing = ["import", "--checkpoint", out, "--target", str(target_directory), "--out"]
-    assert main([*export, out]) == 0 and main([*importing, back]) == 0
-    for line, place in ((export, out), (importing, back)):
-        assert main([*line, place]) == 2
-        assert "exists already" in capsys.readouterr().err and "--force" not in line
-        older = (Path(place) / "config.json").stat().st_ino
-        assert main([*line, place, "--force"]) == 0
-        assert (Path(place) / "config.json").stat().st_ino != older
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.txt").write_text("all of it")
-    for line, message in ((export, "is no export"), (importing, "config.json: no such file")):
-        assert main([*line, str(precious), "--force"]) == 2
-        assert message in capsys.readouterr().err.splitlines()[-1]
-    assert (precious / "thesis.txt").read_text() == "all of it"
-
-
 @pytest.mark.slow
 def test_killed_in_the_middle(drafter: Drafter, target_directory: Path, tmp_path: Path) -> None:
     """All written, nothing verified: there is no directory of that name, and none that stands in the way."""

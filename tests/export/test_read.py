@@ -389,9 +389,6 @@ def test_our_own_record_must_agree(tmp_path: Path, target: Target) -> None:
     (directory / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match=r"specdec\.json and config\.json differ in aux_layers"):
         import_checkpoint(read_checkpoint(directory), target)
-    save_file({"fc.weight": torch.ones(1)}, directory / "model.safetensors")
-    with pytest.raises(ValueError, match="SHA-256"):
-        read_checkpoint(directory)
 
 
 L = 36

@@ -114,7 +114,7 @@ def changed(cache: Path, **more: Any) -> None:
         ({"target_dtype": "bfloat16"}, "made with the target in bfloat16, which runs in float32 here: set model.targ"),
         (
             {"layers": [1, 3, 4]},
-            r"boundaries \[2\] are not stored, only \[1, 3, 4\]: run .* --layers '.1, 2, 3, 4.' into",
+            r"boundaries \[2\] are not stored, only \[1, 3, 4\]: run .* --layers 1 2 3 4 into",
         ),
     ],
 )

