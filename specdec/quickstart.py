@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from specdec.embedded.build import EmbeddedConfig, embedded_target, native_precision
+from specdec.embedded.build import RECORD, EmbeddedConfig, embedded_target, native_precision
 from specdec.embedded.corpus import held_out_prompts
 from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
@@ -77,7 +77,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) 
         metrics = evaluate(config)
     print_results(metrics, console)
     console.rule("specdec quickstart")
-    text = _closing(out, read_record(target), metrics["results"], time.monotonic() - begin)
+    text = _closing(out, read_json(target / RECORD), metrics["results"], time.monotonic() - begin)
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
