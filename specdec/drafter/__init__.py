@@ -1,25 +1,13 @@
 """The drafter and its axes."""
 
-from specdec.drafter.axes import (
-    Concat,
-    Entered,
-    Entry,
-    EntryModule,
-    Fusion,
-    LastLayer,
-    Narrow,
-    Norm,
-    Norms,
-    PostNorm,
-    PreNorm,
-    Recurrence,
-    ScalarMix,
-    Wide,
-)  # fmt: skip
 from specdec.drafter.config import DrafterConfig, DrafterSpec
+from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
+from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
 from specdec.drafter.io import load, save
 from specdec.drafter.model import Drafter, DraftVocab, Step, choose
+from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import dry_run
+from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
 
 __all__ = [
     "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered", "Entry", "EntryModule", "Fusion",

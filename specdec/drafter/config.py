@@ -5,8 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from specdec.drafter.axes import Concat, Entry, Fusion, Norm, Norms, PostNorm, Recurrence, Wide
+from specdec.drafter.entry import Entry, Wide
+from specdec.drafter.fusion import Concat, Fusion
+from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import Part, describe, revive
+from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specdec.drafter.axes import Entered, EntryModule, NormTable
 from specdec.drafter.config import DrafterConfig
+from specdec.drafter.entry import Entered, EntryModule
+from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
 from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View

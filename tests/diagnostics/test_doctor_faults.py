@@ -15,7 +15,7 @@ from specdec.diagnostics import doctor_setup as set_up_module
 from specdec.diagnostics.doctor import made
 from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.drafter import Drafter, save
-from specdec.drafter.axes import FeedNormed
+from specdec.drafter.recurrence import FeedNormed
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
 from specdec.nn.view import View

@@ -19,7 +19,7 @@ from specdec.drafter import (
     PreNorm,
     Wide,
 )
-from specdec.drafter.axes import Entered
+from specdec.drafter.entry import Entered
 from specdec.nn.layers import RMSNorm
 from specdec.nn.view import View
 from tests.published import fill, published

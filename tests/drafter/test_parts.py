@@ -159,9 +159,9 @@ class EmptyNorms(Norms):
     ("axis", "part", "made", "wanted"),
     [
         ("fusion", EmptyFusion(), "a NoneType", "torch.nn.modules.module.Module"),
-        ("entry", PlainEntry(), "a Linear", "specdec.drafter.axes.EntryModule"),
+        ("entry", PlainEntry(), "a Linear", "specdec.drafter.entry.EntryModule"),
         ("recurrence", FunctionRecurrence(), "a function", "torch.nn.modules.module.Module"),
-        ("norms", EmptyNorms(), "a NoneType", "specdec.drafter.axes.NormTable"),
+        ("norms", EmptyNorms(), "a NoneType", "specdec.drafter.norms.NormTable"),
     ],
 )
 def test_a_part_that_builds_no_module_is_named(axis: str, part: Any, made: str, wanted: str) -> None:

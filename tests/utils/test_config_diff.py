@@ -6,13 +6,13 @@ import pytest
 
 from specdec.utils.config_diff import canonical, pairs, words
 
-LONG = {"class_path": "specdec.drafter.axes.Narrow", "init_args": {"bias": False}}
+LONG = {"class_path": "specdec.drafter.entry.Narrow", "init_args": {"bias": False}}
 
 
 def test_one_class_has_one_name() -> None:
     import specdec.drafter  # noqa: F401  only what is loaded has a name
 
-    for name in ("specdec.drafter.axes.Concat", "specdec.drafter.Concat"):
+    for name in ("specdec.drafter.fusion.Concat", "specdec.drafter.Concat"):
         assert canonical([{"class_path": name}]) == [
             {"class_path": "Concat", "init_args": {}},
         ]

@@ -145,7 +145,7 @@ def test_every_way_in_is_guarded(first: str) -> None:
 def test_what_specdec_needs_itself_is_free() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--fusion", type=Fusion)
-    assert type(parse(parser, ["--fusion", "specdec.drafter.axes.Concat"]).fusion).__name__ == "Concat"
+    assert type(parse(parser, ["--fusion", "specdec.drafter.fusion.Concat"]).fusion).__name__ == "Concat"
     assert type(parse(parser, ["--fusion", "ScalarMix"]).fusion).__name__ == "ScalarMix"
 
 

@@ -1,0 +1,109 @@
+"""How the token embedding meets the feature at the drafter's first layer.
+
+Legend: B batch, T nodes, H hidden, W = (query heads + 2 key heads) x head width.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor, nn
+
+from specdec.drafter.parts import Part
+
+if TYPE_CHECKING:
+    from specdec.drafter.config import DrafterConfig, DrafterSpec
+    from specdec.drafter.norms import NormTable
+
+
+class Entered(NamedTuple):
+    """What the first layer receives."""
+
+    block_BTH: Tensor  # the attention's input
+    beside_BTW: Tensor | None  # what goes into its queries, keys and values beside that; W their width together
+    residual_BTH: Tensor  # where the residual path starts
+
+
+class EntryModule(nn.Module):
+    """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
+
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """What the block needs of the normalised embedding, (B, T, anything): of each token by itself, and without
+        chance, since compiled decoding looks it up."""
+        raise TypeError(f"{type(self).__name__} must say what it reads of a token")
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """``read`` from :meth:`read`, ``f`` the normalised feature, ``h`` the feature as it came."""
+        raise TypeError(f"{type(self).__name__} must say what the first layer receives")
+
+
+class Entry(Part):
+    """Base of the entry axis: it builds an :class:`EntryModule`."""
+
+
+@dataclass(frozen=True)
+class Wide(Entry):
+    """EAGLE-3 (https://arxiv.org/abs/2503.01840), as its code has it: q, k and v read ``[e; f]``, 2H channels."""
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        """The input norms of a wide entry are those on its two halves."""
+        if config.norms.input:
+            raise ValueError("norms.input belongs to entry Narrow; entry Wide is normalised by norms.embed and .hidden")
+
+    def build(self, config: "DrafterConfig") -> EntryModule:
+        return WideEntry(config)
+
+
+class WideEntry(EntryModule):
+    """Embedding and feature side by side: a matrix of its own takes the embedding into queries, keys and values."""
+
+    def __init__(self, config: "DrafterConfig") -> None:
+        super().__init__()
+        heads = config.num_attention_heads + 2 * config.num_key_value_heads
+        self.token_qkv_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=False)
+        self.normed_residual = config.norms.residual == "normed"
+
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """The embedding's share of queries, keys and values, (B, T, W)."""
+        return self.token_qkv_proj(e_BTH)
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """The feature goes through the attention's own matrix."""
+        return Entered(f_BTH, read, f_BTH if self.normed_residual else h_BTH)
+
+
+@dataclass(frozen=True)
+class Narrow(Entry):
+    """EAGLE-1 (https://arxiv.org/abs/2401.15077): ``fc([e; f])`` from 2H to H, with a bias in the published code.
+
+    The authors' drafters of LLaMA 3 have none, nor does the class in vLLM that serves EAGLE-1.
+    """
+
+    bias: bool = True
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        """The residual path starts at the projection, so it cannot start at the normalised feature."""
+        if config.norms.residual != "raw":
+            raise ValueError(
+                "norms.residual=normed belongs to entry Wide; after entry Narrow the residual starts at its projection"
+            )
+
+    def build(self, config: "DrafterConfig") -> EntryModule:
+        return NarrowEntry(config.hidden_size, self.bias)
+
+
+class NarrowEntry(EntryModule):
+    """Project embedding and feature to one width before the block."""
+
+    def __init__(self, width: int, bias: bool) -> None:
+        super().__init__()
+        self.token_fc = nn.Linear(width, width, bias=False)
+        self.feature_fc = nn.Linear(width, width, bias=bias)
+
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """The embedding's share of the projection, (B, T, H)."""
+        return self.token_fc(e_BTH)
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """Both shares together are the block's input and the start of the residual path."""
+        merged_BTH = read + self.feature_fc(f_BTH)
+        return Entered(norms.input(merged_BTH), None, merged_BTH)
