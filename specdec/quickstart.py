@@ -93,7 +93,7 @@ def _closing(out: Path, target: dict[str, Any], results: list[dict[str, Any]], s
         f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama trained on this machine "
         f"(held-out loss {target['held_out_loss']:.2f} nats):\n{accepted}"
         f"  {same} of {compared} outputs are the target's own, token for token\n"
-        f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, config.yaml, commands.sh\n\n"
+        f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, report.png, config.yaml, commands.sh\n\n"
         "Next:\n"
         f"  what it stands for          cat {out / 'commands.sh'}\n"
         f"  change one design choice    specdec fit --config {CONFIG} --model.drafter conf/drafter/eagle3.yaml\n"

@@ -50,7 +50,7 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
         assert result["acceptance_length"]["mean"] == pytest.approx(1 + sum(joint))
         assert set(result["tokens_per_second"]) == {"speculative", "plain"}
     kept = {path.name for path in out.iterdir()}
-    assert kept >= {"drafter", "metrics.json", "report.md", "config.yaml", "commands.sh"}
+    assert kept >= {"drafter", "metrics.json", "report.md", "report.png", "config.yaml", "commands.sh"}
     assert kept >= {"provenance.json", "prompts.jsonl", "DONE.json"}
     assert "tokens per target pass" in capsys.readouterr().out
 

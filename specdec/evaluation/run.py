@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from specdec.decoding import Sampling, parse_shape
@@ -15,12 +17,24 @@ from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pai
 from specdec.evaluation.lossless import certify, write_certificate
 from specdec.evaluation.metrics import baseline_summary, summary, write_answers
 from specdec.evaluation.prompts import PromptConversation, Skipped
-from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
+from specdec.evaluation.style import (
+    GREY,
+    ReportTable,
+    few_prompts,
+    label,
+    print_report,
+    save_figure,
+    shown,
+    style,
+    write_report,
+)
 from specdec.utils.config import new_run
 from specdec.utils.files import staged, write_json
 from specdec.utils.progress import progress
 
-METRICS, REPORT, ANSWERS, CERTIFICATE = FILES = ("metrics.json", "report.md", "answers.jsonl", "certificate.json")
+METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE = FILES = (
+    "metrics.json", "report.md", "report.png", "answers.jsonl", "certificate.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +71,8 @@ class EvaluationConfig(MeasurementConfig):
 def evaluate_command(config: EvaluationConfig) -> int:
     """Decode prompts with a saved drafter: acceptance length, acceptance by position, speed-up over plain decoding.
 
-    Writes metrics.json, report.md and every answer's counts and times, answers.jsonl. The exit status is 1 if a
-    certificate was asked for and does not hold.
+    Writes metrics.json, report.md, report.png and every answer's counts and times, answers.jsonl. The exit status is 1
+    if a certificate was asked for and does not hold.
 
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
@@ -103,7 +117,8 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         }
         write_answers(out / ANSWERS, [shape.name for shape in shapes], answers)
         context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
-        write_report(out / REPORT, "Evaluation", notes(metrics), "", report_tables(metrics), context)
+        plot(metrics, out / PLOT)
+        write_report(out / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
         write_json(place, metrics)  # last: where it stands, the evaluation is whole
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {one.prompt_id for one in skipped}
@@ -175,6 +190,34 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
         ReportTable("By category", by_category, categories, left=2),
         ReportTable("Prompts left out", ["Prompt", "Reason"], left_out, left=2),
     ]
+
+
+def plot(metrics: dict[str, Any], path: Path) -> None:
+    """Draw acceptance by position and speed as a PNG at ``path``, whole or not at all."""
+    results = metrics["results"]
+    figure = Figure(figsize=(12, max(4.8, 1.8 + 0.9 * len(results))), dpi=120, layout="constrained")
+    positions, speeds = figure.subplots(1, 2)
+    for row, result in enumerate(results):
+        look, joint = style(row), result["accepted_per_position"]["joint"]
+        if joint:  # the layout engine goes astray over an empty line
+            positions.plot(range(1, len(joint) + 1), joint, clip_on=False, zorder=3, **look)
+        speculative, plain = result["tokens_per_second"].values()
+        bars = [(-0.19, speculative, look["color"], "" if plain is None else f" ({result['speedup']:.2f}x)")]
+        bars += [] if plain is None else [(0.19, plain, GREY, " plain")]
+        for beside, rate, colour, text in bars:
+            bar = speeds.barh(row + beside, rate or 0, height=0.34, color=colour)
+            speeds.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
+    names = [f"{label(one['shape'], 24)}\n{one['acceptance_length']['mean']:.2f} tokens per pass" for one in results]
+    positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
+    positions.set_ylabel("share of passes with at least k accepted")
+    positions.xaxis.set_major_locator(MaxNLocator(integer=True))
+    speeds.set(title="Speed", xlabel="tokens per second (x: times plain decoding)", ylim=(len(names) - 0.4, -0.6))
+    speeds.margins(x=0.35)  # room for the numbers at the ends
+    speeds.set_yticks(range(len(names)), names)
+    for axes in (positions, speeds):
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    save_figure(figure, path)
 
 
 def _number(value: float | None, digits: int) -> str:

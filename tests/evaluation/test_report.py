@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import matplotlib.colors
+import matplotlib.image
 import pytest
 from rich.console import Console
 
 from specdec.evaluation.metrics import Answer, summary
-from specdec.evaluation.run import notes, print_results, report_tables
-from specdec.evaluation.style import write_report
+from specdec.evaluation.run import notes, plot, print_results, report_tables
+from specdec.evaluation.style import COLOURS, GREY, write_report
 
 FOUND = [
     Answer("a", "math", 5, (3, 0), (3, 3), 1.0, 2.0, 5, True),
@@ -94,3 +96,11 @@ def test_the_table_on_the_terminal(result: dict[str, Any]) -> None:
     shown = capture.get()
     assert "tree[b|$]" in shown  # not swallowed as markup
     assert all(part in shown for part in ("2.00 [", "1.75x", "1 of 2", "too narrow"))
+
+
+def test_the_picture(tmp_path: Path, result: dict[str, Any]) -> None:
+    bare = summary("chain", {}, [Answer("a", None, 1, (0,), (2,), 1.0, 0.0, 0, None)])
+    plot({"results": [result, bare]}, tmp_path / "report.png")
+    pixels = matplotlib.image.imread(tmp_path / "report.png")
+    for colour in (COLOURS[0], COLOURS[1], GREY):  # both shapes and plain decoding
+        assert (abs(pixels[..., :3] - matplotlib.colors.to_rgb(colour)).max(-1) < 0.02).any()

@@ -39,7 +39,7 @@ def sums(folder: Path) -> Path:
 def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "answers.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl"}
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["drafter"]["made_for_this_target"] is True
