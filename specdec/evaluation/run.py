@@ -207,7 +207,7 @@ def plot(metrics: dict[str, Any], path: Path) -> None:
         for beside, rate, colour, text in bars:
             bar = speeds.barh(row + beside, rate or 0, height=0.34, color=colour)
             speeds.bar_label(bar, [f"{rate or 0:,.1f}{text}"], padding=4)
-    names = [f"{label(one['shape'], 24)}\n{one['acceptance_length']['mean']:.2f} tokens per pass" for one in results]
+    names = [f"{label(one['shape'], 32)}\n{one['acceptance_length']['mean']:.2f} tokens per pass" for one in results]
     positions.set(title="Acceptance by draft position", xlabel="draft position k", ylim=(0, 1))
     positions.set_ylabel("share of passes with at least k accepted")
     positions.xaxis.set_major_locator(MaxNLocator(integer=True))
