@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
@@ -27,10 +26,7 @@ from specdec.evaluation.style import (
     ReportTable,
     few_prompts,
     print_report,
-    save_figure,
     shown,
-    style,
-    whiskers,
     write_report,
 )
 from specdec.utils.files import staged_directory, write_json
@@ -39,7 +35,7 @@ from specdec.utils.progress import progress
 CLEAN = Condition()
 SAME = "the condition changes no prompt"
 SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
-RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
+RECORD, REPORT = "robustness.json", "report.md"
 Counts = dict[str, tuple[int, int]]
 """Committed tokens and target passes of every prompt, by its id."""
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
@@ -92,8 +88,7 @@ def robustness(config: RobustnessConfig) -> None:
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         told = record(runs) | context
         tables, notes = report_tables(told), few_prompts(len(told["prompts"]))
-        plot_robustness(told, folder / FIGURE)
-        write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
+        write_report(folder / REPORT, "Robustness", notes, "", tables, context)
         write_json(folder / RECORD, told)
     print_report(tables, notes)
 
@@ -127,7 +122,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
             ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
         if not isinstance(ids, list):
             run.left_out[name] = ids.reason if ids else "it has no turn"
-        elif condition.of.change and ids == usual:
+        elif condition.of.of_text and ids == usual:
             run.left_out[name] = SAME
         else:
             run.prompts.append(prompt)
@@ -213,21 +208,3 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
         ReportTable("Not measured", ["Condition", "Reason"], skipped, left=2),
         ReportTable("Prompts left out of all", ["Prompt", "Reason"], left_out, left=2),
     ]
-
-
-def plot_robustness(found: dict[str, Any], path: Path) -> None:
-    """Draw what is kept under every condition."""
-    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
-    figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, share in zip(panels, SHARES, strict=True):
-        for y, one in enumerate(rows):
-            if one[share] is not None:
-                below, above = whiskers(one[share])
-                axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
-        axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
-        axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
-        axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
-    panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
-    save_figure(figure, path)
