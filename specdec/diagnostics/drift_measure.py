@@ -43,10 +43,7 @@ SERIES = ATTENTION | {
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
 
-Document = dict[str, Any]
-"""The measured part of ``drift.json``."""
-
-
+Document = dict[str, Any]  # the measured part of ``drift.json``
 SINK = 1  # first positions of a text that count as the sink
 RECENT = 16  # committed tokens before a chain that count as recent
 
@@ -80,13 +77,13 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
     accepted_A, by_step = counted_A, []
     for k, output in enumerate(one.verify(anchors, chains.tokens_AK)):
         logits_AV = one.target.logits(output.final_BTH)[0]
-        state_AH = chains.features_AJH[:, k + 1]
+        before_AH, state_AH = chains.features_AJH[:, k].double(), chains.features_AJH[:, k + 1].double()
         reached_A, accepted_A = accepted_A, accepted_A * (logits_AV.argmax(-1) == chains.tokens_AK[:, k])
         found = dict(zip(ATTENTION, attention[k].unbind(1), strict=True)) | {
-            "state_rms": state_AH.double().square().mean(-1).sqrt(),
+            "state_rms": state_AH.square().mean(-1).sqrt(),
             "out_rms": outs[k].double().square().mean(-1).sqrt(),
-            "cosine": _cosine(state_AH, chains.features_AJH[:, k]),
-            "feature_cosine": _cosine(state_AH, drafter.fuse(output.aux_BTNH)[0]),
+            "cosine": F.cosine_similarity(state_AH, before_AH, dim=-1),
+            "feature_cosine": F.cosine_similarity(state_AH, drafter.fuse(output.aux_BTNH)[0].double(), dim=-1),
             "kl": _kl(logits_AV[:, drafter.vocab.target_ids_D], chains.log_probs_AKD[:, k]),
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
@@ -118,10 +115,6 @@ def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     """What one layer attends to, (A, 6) in the order of :data:`ATTENTION`: means over heads."""
     mass_AR = torch.einsum("ahs,ars->ar", weights_AhS, regions_ARS.to(weights_AhS)) / weights_AhS.shape[1]
     return torch.cat([mass_AR, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
-
-
-def _cosine(x_AH: Tensor, y_AH: Tensor) -> Tensor:
-    return F.cosine_similarity(x_AH.double(), y_AH.double(), dim=-1)
 
 
 def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
@@ -233,33 +226,30 @@ class DriftFigure(NamedTuple):
         return np.concatenate([sums_KP2[list(depths)].sum(0) for depths in self.depths], axis=1)
 
 
-def _over(sums: Array) -> Array:
-    return ratio(sums[..., 2:]) / ratio(sums[..., :2])
-
-
-def _change(sums: Array) -> Array:
-    return ratio(sums[..., 2:]) - ratio(sums[..., :2])
-
-
 def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
     """What is told of a measurement of so many steps."""
+
+    def over(sums: Array) -> Array:
+        return ratio(sums[..., 2:]) / ratio(sums[..., :2])
+
+    def change(sums: Array) -> Array:
+        return ratio(sums[..., 2:]) - ratio(sums[..., :2])
+
     first, last = range(1), range(depths - 1, depths)
     both, at_last, acceptance = (first, last), f", step {depths}", "conditional_acceptance"
-    yield DriftFigure("state_rms_growth", f"RMS of the state{at_last} over step 1", "state_rms", both, _over)
+    yield DriftFigure("state_rms_growth", f"RMS of the state{at_last} over step 1", "state_rms", both, over)
     yield DriftFigure("sink_mass_last", f"Attention on the sink{at_last}", "sink_mass", (last,))
-    yield DriftFigure("sink_mass_change", f"Attention on the sink, step 1 to {depths}", "sink_mass", both, _change)
+    yield DriftFigure("sink_mass_change", f"Attention on the sink, step 1 to {depths}", "sink_mass", both, change)
     yield DriftFigure("own_mass_last", f"Attention on own drafts{at_last}", "own_mass", (last,))
     yield DriftFigure("kl_first", "KL(target || drafter) in nats, step 1", "kl", (first,))
     yield DriftFigure("kl_last", f"KL(target || drafter) in nats{at_last}", "kl", (last,))
     yield DriftFigure("acceptance", f"Conditional acceptance, steps 1 to {depths}", acceptance, (range(depths),))
     if trained_depth is not None and trained_depth < depths:
         both, title = (range(trained_depth), range(trained_depth, depths)), "beyond the trained depth less within"
-        yield DriftFigure("acceptance_change", f"Conditional acceptance, {title}", acceptance, both, _change)
+        yield DriftFigure("acceptance_change", f"Conditional acceptance, {title}", acceptance, both, change)
 
 
 def summary(found: Document) -> dict[str, dict[str, Any]]:
     """Every figure by name with its title, mean and interval."""
     every = drift_figures(found["depths"], found["trained_depth"])
-    return {
-        one.name: {"title": one.title, **measured(one.columns(sums_of(found, one.series)), one.of)} for one in every
-    }
+    return {one.name: {"title": one.title} | measured(one.columns(sums_of(found, one.series)), one.of) for one in every}

@@ -88,15 +88,6 @@ def served(
     return DraftOutputs(*reference.draft(served_by, ids_T, features_TH, slots, depth))
 
 
-def open_export(directory: Path, method: str, target: Target) -> reference.ServedDrafter:
-    """The directory as vLLM would have it beside this target; Misread if it would not, or not as what it was."""
-    found = reference.load(directory, method, target.embedding_weight(), target.head_weight())
-    ids = found.settings.aux_ids
-    if ids and not 0 <= ids[0] <= ids[-1] <= target.num_layers:
-        raise reference.Misread(f"config.json names states {list(ids)} of a target with 0 to {target.num_layers}")
-    return found
-
-
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
     wide = log_probs_AKD.new_full((*log_probs_AKD.shape[:2], drafter.config.vocab_size), float("-inf"))
     return wide.index_copy(2, drafter.vocab.target_ids_D, log_probs_AKD)
@@ -174,14 +165,9 @@ class Compared(NamedTuple):
 
 @torch.no_grad()
 def compare(
-    target: Target,
-    drafter: Drafter,
-    texts: Sequence[AnsweredText],
-    depth: int,
-    exported: Path | None = None,
-    method: str = "eagle3",
-    on_text: Callable[[], object] = lambda: None,
-) -> Compared:
+    target: Target, drafter: Drafter, texts: Sequence[AnsweredText], depth: int, exported: Path | None = None,
+    method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+) -> Compared:  # fmt: skip
     """Compare at every place of every text, alone and packed behind another, at depths 0 to ``depth``.
 
     Args:
@@ -193,7 +179,9 @@ def compare(
     export, lacking = None, "nothing was exported" if exported is None else None
     if exported is not None:
         try:
-            export = open_export(exported, method, target)
+            export = reference.load(
+                exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
+            )
         except reference.Misread as error:
             lacking = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
@@ -213,9 +201,8 @@ def compare(
         on_text()
     ours = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(ours, target.dtype)
-    return Compared(
-        ours + [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED], lacking, allowed
-    )
+    theirs = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
+    return Compared(ours + theirs, lacking, allowed)
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:

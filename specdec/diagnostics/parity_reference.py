@@ -80,8 +80,8 @@ class ServedDrafter(NamedTuple):
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 
-def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) -> ServedDrafter:
-    """Load a directory beside a target, whose embedding has the dtype and device that all weights get.
+def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int) -> ServedDrafter:
+    """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
 
     Raises:
         Misread: the engine would not load it, or not as what it was.
@@ -94,6 +94,8 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
     for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
         if size != wanted:
             raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
+    if (ids := read.aux_ids) and not 0 <= ids[0] <= ids[-1] <= layers:
+        raise Misread(f"config.json names states {list(ids)} of a target with 0 to {layers}")
     found = _tensors(directory, read)
     shared = read.hidden_size == read.target_width
     if EMBEDDING not in found and not shared:

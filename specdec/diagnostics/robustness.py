@@ -9,7 +9,6 @@ Legend: P prompts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,7 @@ from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pai
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.statistics import Array, measured, ratio
-from specdec.evaluation.style import (
-    ReportTable,
-    few_prompts,
-    print_report,
-    shown,
-    write_report,
-)
+from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
 
@@ -36,8 +29,7 @@ CLEAN = Condition()
 SAME = "the condition changes no prompt"
 SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
 RECORD, REPORT = "robustness.json", "report.md"
-Counts = dict[str, tuple[int, int]]
-"""Committed tokens and target passes of every prompt, by its id."""
+Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
     "length_kept": lambda sums: ratio(sums[..., :2]) / ratio(sums[..., 2:]),
     "drafts_kept": lambda sums: (ratio(sums[..., :2]) - 1) / (ratio(sums[..., 2:]) - 1),

@@ -52,8 +52,7 @@ SAYS = {  # title, and what a loss there means
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),
 }
 
-Levels = dict[str, list[list[int]]]
-"""By name: the drafts that are accepted in every pass of every prompt."""
+Levels = dict[str, list[list[int]]]  # by name: the drafts that are accepted in every pass of every prompt
 
 
 class MeasuredText(NamedTuple):
@@ -61,17 +60,12 @@ class MeasuredText(NamedTuple):
 
     prompt_id: str
     prompt: list[int]
-    accepted: dict[str, list[int]]
-    """Drafts accepted at each place, by level."""
-    sums_FK2: Tensor
-    """As of :func:`specdec.diagnostics.drift_measure.drafted`, of the chains that lie within the answer."""
+    accepted: dict[str, list[int]]  # drafts accepted at each place, by level
+    sums_FK2: Tensor  # as of :func:`drafted`, of the chains that lie within the answer
 
 
 def passes(accepted: Sequence[int]) -> list[int]:
-    """Where passes begin, from place 0 on, if each begins behind what the one before has committed.
-
-    ``accepted`` are the drafts accepted at each place.
-    """
+    """Where passes begin, from place 0 on, given the drafts accepted at each: each behind what the last committed."""
     found, place = list[int](), 0
     while place < len(accepted):
         found.append(place)
@@ -80,11 +74,7 @@ def passes(accepted: Sequence[int]) -> list[int]:
 
 
 def measure_levels(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[tuple[str, list[int]]],
-    max_new_tokens: int,
-    depths: int,
+    target: Target, drafter: Drafter, prompts: Sequence[tuple[str, list[int]]], max_new_tokens: int, depths: int
 ) -> tuple[Levels, list[MeasuredText]]:
     """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
 
@@ -166,27 +156,16 @@ def waterfall(levels: Levels) -> dict[str, Any]:
     assert mean is not None
     holds = mean == 0 if low is None or high is None else abs(mean) < INVISIBLE or low <= 0 <= high
     alike = [pair for pair in zip(own, decoded, strict=True) if len(pair[0]) == len(pair[1])]
-    return {
-        "levels": [
-            {
-                "name": name,
-                "acceptance_length": measured(_sums(accepted)),
-                "committed": [sum(one) + len(one) for one in accepted],
-                "passes": [len(one) for one in accepted],
-            }
-            for name, accepted in levels.items()
-        ],
-        "bars": [
-            {"from": upper, "to": lower, "loss": _less(levels[upper], levels[lower])}
-            for upper, lower in itertools.pairwise(DOWN)
-        ],
-        "check": {
-            "holds": holds,
-            "difference": difference,
-            "passes": sum(map(len, decoded)),
-            "same_passes": sum(a == b for one, two in alike for a, b in zip(one, two, strict=True)),
-        },
-    }
+    same = sum(a == b for one, two in alike for a, b in zip(one, two, strict=True))
+    check = {"holds": holds, "difference": difference, "passes": sum(map(len, decoded)), "same_passes": same}
+    told = []
+    for name, accepted in levels.items():
+        sums_P2 = _sums(accepted)
+        committed, begun = sums_P2.astype(int).T.tolist()
+        told.append({"name": name, "acceptance_length": measured(sums_P2), "committed": committed, "passes": begun})
+    pairs = itertools.pairwise(DOWN)
+    bars = [{"from": one, "to": two, "loss": _less(levels[one], levels[two])} for one, two in pairs]
+    return {"levels": told, "bars": bars, "check": check}
 
 
 def _sums(accepted: Sequence[Sequence[int]]) -> Array:
