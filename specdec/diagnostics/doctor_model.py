@@ -26,7 +26,7 @@ from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
-from specdec.training.ttt import reachable, shift
+from specdec.training.ttt import ORACLE, reachable, shift
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
@@ -81,9 +81,11 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
 def _finite_difference(setup: SetUp) -> Finding:
     """In float64, along a random direction; a loss that holds a weight of its own constant is replaced."""
     held = any(isinstance(term.loss, LKLambda) for term in terms(setup.objective.loss))
-    objective, sample, drafter = setup.precise_objective, setup.sample(), setup.precise().train()
+    objective, sample, drafter = setup.objective, setup.sample(), setup.precise().train()
     if held:
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
+    if setup.target.device.type != "cpu":  # a GPU's kernels do not know float64
+        objective = dataclasses.replace(objective, kernel=ORACLE)
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
 
     def probs(final_CH: Tensor) -> TargetProbs:

@@ -114,9 +114,6 @@ class SetUp:
 
     def __post_init__(self) -> None:
         self.target, self.objective = self.module.target, self.module.objective
-        # for float64, which a GPU's kernels do not know
-        gpu = self.target.device.type != "cpu"
-        self.precise_objective = dataclasses.replace(self.objective, kernel=ORACLE) if gpu else self.objective
 
     def sample(self) -> Batch:
         """A row of one document: real text around where its supervised tokens begin."""

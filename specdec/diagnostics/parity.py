@@ -13,6 +13,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -133,9 +134,8 @@ def parity(
             except Asked as to_end:
                 return to_end.status
             passes = compare_passes(model, own, answers, compared.allowed)
-            table = Table(
-                "draft", "passes", "accepted by vLLM", "by this drafter", "verdict", title="vLLM and decoding"
-            )
+            table = Table("draft", "passes", "accepted by vLLM", "by this drafter", "verdict")
+            table.title = "vLLM and decoding"
             for one in passes.positions:
                 table.add_row(*map(str, (one.position, one.passes, one.accepted, one.expected)), one.verdict)
             console.print(table)
@@ -153,17 +153,11 @@ def parity(
             engines = {**passes._asdict(), "positions": positions, "holds": passes.fault is None}
         rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
         write_json(report, {
-            "drafter": drafter,
-            "target": model.identity,
-            "exported": exported and str(exported),
-            "method": method,
-            "dtype": dtype,
-            "texts": len(texts),
-            "holds": verdict is None,
-            "export_not_compared": compared.lacking,
+            "drafter": drafter, "target": model.identity, "exported": exported and str(exported),
+            "method": method, "dtype": dtype, "texts": len(texts),
+            "holds": verdict is None, "export_not_compared": compared.lacking,
             "rows": [{key: None if value == NO_NUMBER else value for key, value in row.items()} for row in rows],
-            "engine": engines,
-            "provenance": provenance(),
+            "engine": engines, "provenance": provenance(),
         })  # fmt: skip
     same = f"what was trained is what is decoded and what {'vLLM serves' if passes else 'is served'}"
     console.print(verdict or same, markup=False)
@@ -172,13 +166,10 @@ def parity(
 
 def comparison_table(compared: Compared, dtype: str) -> Table:
     """A line for each pair and place, one for each run of depths that differs."""
-    title = (
-        f"log-probabilities in {dtype}: a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
-    )
-    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict", title=title)
-    for (pair, place, verdict), group in itertools.groupby(
-        compared.rows, lambda row: (row.pair, row.place, row.verdict)
-    ):
+    allowed = f"a difference of up to {compared.rows[0].allowed:g} of their range is rounding"
+    table = Table("pair", "the text", "depth", "difference", "of the range", "agreement", "verdict")
+    table.title = f"log-probabilities in {dtype}: {allowed}"
+    for (pair, place, verdict), group in itertools.groupby(compared.rows, attrgetter("pair", "place", "verdict")):
         run = list(group)
         depths = str(run[0].depth) if len(run) == 1 else f"{run[0].depth} to {run[-1].depth}"
         figures = f"{max(row.gap for row in run):.1e}", f"{max(row.share for row in run):.1e}"

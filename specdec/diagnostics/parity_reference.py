@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Raw = Mapping[str, Any]
-Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of every layer, (g, S, d) each; column j stands at position j."""
+Past = list[tuple[Tensor, Tensor]]  # keys and values of every layer, (g, S, d) each; column j stands at position j
 
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
 CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3}
@@ -37,13 +36,6 @@ UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")  # tensors that the eng
 
 class Misread(ValueError):  # noqa: N818  a verdict
     """The engine would refuse the directory, or take it for something else without a word."""
-
-
-class Rotary(NamedTuple):
-    """How fast every pair of channels turns."""
-
-    inverse: Tensor  # (rotated width / 2,) float32
-    factor: float  # on cosine and sine
 
 
 class Settings(NamedTuple):
@@ -69,7 +61,7 @@ class Settings(NamedTuple):
     head_norms: bool
     logit_scale: float
     windows: tuple[int | None, ...]
-    rope: Rotary
+    rope: tuple[Tensor, float]  # as of :func:`rotary`
 
 
 class ServedDrafter(NamedTuple):
@@ -113,7 +105,8 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, la
 
 def settings(raw: Raw, method: str) -> Settings:
     """Read a config; :class:`Misread` if the engine would not, or two of its releases or runners differently."""
-    config, found, fused = _flat(raw), _class(raw, method), method == "eagle3"
+    config, fused = _flat(raw), method == "eagle3"
+    found = _class(config, method)
     for key in SIZES:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -149,15 +142,15 @@ def _flat(raw: Raw) -> Raw:
         return raw
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
-    handed = {key: raw[key] for key in HANDED_ON if key in raw}
-    return {**raw["transformer_layer_config"], **handed, "norm_before_residual": raw.get("norm_before_residual", True)}
+    layer, handed = raw["transformer_layer_config"], {key: raw[key] for key in HANDED_ON if key in raw}
+    named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
+    residual = raw.get("norm_before_residual", True)
+    return {**layer, **handed, "norm_before_residual": residual, "architectures": [named]}
 
 
-def _class(raw: Raw, method: str) -> str:
+def _class(config: Raw, method: str) -> str:
     """The first of the architectures that there is a class for, after the engine has rewritten the names."""
-    named = raw.get("architectures") or []
-    if "speculators_config" in raw:
-        named = ["Qwen3ForCausalLM" if raw["transformer_layer_config"]["model_type"] == "qwen3" else "LlamaForCausalLM"]
+    named = config.get("architectures") or []
     prefix = {"eagle": "Eagle", "eagle3": "Eagle3"}[method]
     for name in named:
         whole = name.startswith(prefix) or (method == "eagle3" and name.endswith(prefix))
@@ -191,8 +184,11 @@ def _windows(config: Raw, fused: bool) -> tuple[int | None, ...]:
     return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
 
 
-def rotary(config: Raw, head_dim: int) -> Rotary:
-    """The rope that a config names, by transformers' formulas; where both spellings stand, ``rope_parameters`` wins."""
+def rotary(config: Raw, head_dim: int) -> tuple[Tensor, float]:
+    """The rope that a config names: inverse frequencies, (r / 2,) float32, and the factor on cosine and sine.
+
+    By transformers' formulas; where both spellings stand, ``rope_parameters`` wins.
+    """
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -204,7 +200,7 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
     if block.get("rope_type", "default") == "default":
         share = float(block.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)
         width = int(head_dim * share)
-        return Rotary(1.0 / (float(theta) ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0)
+        return 1.0 / (float(theta) ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
     block["rope_theta"], longest = float(theta), config["max_position_embeddings"]
     sizes = {"hidden_size": head_dim, "head_dim": head_dim, "num_attention_heads": 1}
     try:
@@ -212,15 +208,11 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
         inverse, factor = ROPE_INIT_FUNCTIONS[block["rope_type"]](scaled, torch.device("cpu"), seq_len=longest)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise Misread(f"config.json: no frequencies can be made of the rope {block}: {error!r}") from error
-    return Rotary(inverse, float(factor))
+    return inverse, float(factor)
 
 
 def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
-    """What the engine looks for a place for: all tensors of the config and no other.
-
-    The engine itself does not miss a tensor: a norm stays at ones, a matrix is whatever lay in memory, and without
-    ``d2t`` the draft tokens are the first of the vocabulary.
-    """
+    """All tensors of the config and no other; the engine itself does not miss one."""
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -243,9 +235,9 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
             raise Misread(f"{name} is {list(value.shape)}, the config says {list(shape)}")
         if not bool(value.isfinite().all()):
             raise Misread(f"{name} holds NaN or infinities")
-    for name in (name for name in wanted if name not in found):
-        left = "at the first tokens" if name == MAP else "at ones" if "norm" in name else "uninitialised"
-        raise Misread(f"it lacks {name}, which the engine leaves {left} without a word")
+    if missing := [name for name in wanted if name not in found]:
+        left = "at the first tokens" if missing[0] == MAP else "at ones" if "norm" in missing[0] else "uninitialised"
+        raise Misread(f"it lacks {missing[0]}, which the engine leaves {left} without a word")
     return found
 
 
@@ -381,10 +373,11 @@ def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, 
     return project(served, f"{at}.o_proj", (shares_hMS.to(v_hSd.dtype) @ v_hSd).transpose(0, 1).flatten(1))
 
 
-def rotate(x_nMd: Tensor, positions_M: Tensor, rope: Rotary) -> Tensor:
+def rotate(x_nMd: Tensor, positions_M: Tensor, rope: tuple[Tensor, float]) -> Tensor:
     """Channel j and channel j + r/2 turn together; the table is made in float32 and used in the dtype of ``x``."""
-    angles_Mr = (positions_M.float()[:, None] * rope.inverse.to(positions_M.device)).repeat(1, 2)
-    cos_Mr, sin_Mr = ((f(angles_Mr) * rope.factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
+    inverse, factor = rope
+    angles_Mr = (positions_M.float()[:, None] * inverse.to(positions_M.device)).repeat(1, 2)
+    cos_Mr, sin_Mr = ((f(angles_Mr) * factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
     r = angles_Mr.shape[1]
     one, two = x_nMd[..., : r // 2], x_nMd[..., r // 2 : r]
     turned = x_nMd[..., :r] * cos_Mr + torch.cat([-two, one], -1) * sin_Mr

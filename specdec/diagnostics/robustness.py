@@ -131,21 +131,15 @@ def measure(
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
-            _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
-
-
-def _decode(
-    clean: CleanRun, drafter: Drafter, shape: DraftShape, run: ConditionRun, batch: int, seed: int,
-    on_prompt: Callable[[], None],
-) -> None:  # fmt: skip
-    longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
-    (run.answers,) = benchmark(
-        clean.target, run.condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
-        sampling=run.condition.sampling(Sampling(seed=seed)), plain=False,
-        converse=lambda prompt, _: run.condition.conversation(prompt, clean),
-        batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=on_prompt,
-        on_skip=lambda one: run.left_out.update({one.prompt_id: one.reason}),
-    )  # fmt: skip
+            condition, left_out = run.condition, run.left_out
+            longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
+            (run.answers,) = benchmark(
+                clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
+                sampling=condition.sampling(Sampling(seed=seed)), plain=False,
+                converse=lambda prompt, _, condition=condition: condition.conversation(prompt, clean),
+                batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
+                on_skip=lambda one, left_out=left_out: left_out.update({one.prompt_id: one.reason}),
+            )  # fmt: skip
 
 
 def counts(answers: Sequence[Answer]) -> Counts:
@@ -177,9 +171,8 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     for run in runs:
         own, condition = counts(run.answers), run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped}
-        shares = kept(own, clean)
-        conditions.append({**what, "committed": columns[0], "passes": columns[1], "left_out": run.left_out, **shares})
+        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped, "left_out": run.left_out}
+        conditions.append({**what, "committed": columns[0], "passes": columns[1], **kept(own, clean)})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 
