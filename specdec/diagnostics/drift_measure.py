@@ -126,17 +126,14 @@ def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
 
 @dataclass
 class Observed:
-    """What the drafter's last forward did inside."""
+    """What the drafter's last forward did inside, and the cache that it did it on.
 
+    It attends as that cache does, and works out the weights from the same queries, keys and mask.
+    """
+
+    cache: StaticCache = field(init=False)
     weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
     out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
-
-
-class _WatchedCache:
-    """A cache that attends as the one behind it, and works out the weights from the same queries, keys and mask."""
-
-    def __init__(self, cache: StaticCache, observed: Observed) -> None:
-        self.cache, self.observed = cache, observed
 
     def attend(
         self, layer: int, q_BhTd: Tensor, k: Tensor, v: Tensor, visibility: Visibility, slots: Tensor | None
@@ -148,7 +145,7 @@ class _WatchedCache:
         hidden_B11TS = ~visibility.mask_B1TS[:, :, None]
         scores = (q_BgrTd @ keys_BgSd[:, :, None].mT).masked_fill(hidden_B11TS, float("-inf"))
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        self.observed.weights_BhTS[layer] = weights.flatten(1, 2)
+        self.weights_BhTS[layer] = weights.flatten(1, 2)
         return out
 
 
@@ -156,7 +153,7 @@ class _WatchedCache:
 def observing(drafter: Drafter) -> Iterator[Observed]:
     """Inside, forwards of the drafter on a static cache leave their traces in what is yielded.
 
-    A drafter's attention never forms its weights as such: hooks hand every attention a cache that does so beside it.
+    A drafter's attention never forms its weights as such: hooks hand every attention a cache that also does so.
     The drafter gives what it gives unobserved, to the last bit.
     """
     observed = Observed()
@@ -164,7 +161,8 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
     def attention(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x_BTH, view, *rest = args
         assert isinstance(view, View) and isinstance(view.cache, StaticCache)
-        return (x_BTH, view._replace(cache=_WatchedCache(view.cache, observed)), *rest)
+        observed.cache = view.cache
+        return (x_BTH, view._replace(cache=observed), *rest)
 
     def recurrence(module: nn.Module, args: tuple[Any, ...]) -> None:
         observed.out_BTH = args[0]

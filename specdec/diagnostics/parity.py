@@ -110,24 +110,24 @@ def parity(
     asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     with tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
-        directory, method, unserved = exported or Path(scratch) / "served", subject_of(own, model).method, None
+        directory, method, refused = exported or Path(scratch) / "served", subject_of(own, model).method, None
         if exported is None:
             try:
                 export_drafter(own, model, directory)
             except NotServable as error:
-                unserved = str(error)
+                refused = str(error)
         else:
             warn_unless_made_for(model, own)
         check_pair(model, own.to(model.device, model.dtype))  # only now: what is exported keeps its dtype
         texts = answered_texts(model, [(str(n), ids) for n, ids in enumerate(asked)], max_new_tokens, to_end=False)
         with progress("comparing", "texts", len(texts)) as done:
-            compared = compare(model, own, texts, depth, None if unserved else directory, method, lambda: done(1))
-        compared = compared._replace(lacking=unserved or compared.lacking)
+            compared = compare(model, own, texts, depth, None if refused else directory, method, lambda: done(1))
+        compared = compared._replace(not_compared=refused or compared.not_compared)
         console.print(comparison_table(compared, dtype))
-        if compared.lacking:
-            console.print(f"the export was not compared: {compared.lacking}", markup=False)
+        if compared.not_compared:
+            console.print(f"the export was not compared: {compared.not_compared}", markup=False)
         passes = None
-        if where and compared.lacking is None:
+        if where and compared.not_compared is None:
             served = DrafterCheckpoint(directory.resolve(), method)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, Path(scratch) / "vllm.log")
@@ -142,7 +142,7 @@ def parity(
     verdict = None
     if not compared.equal:
         verdict = "NOT THE SAME: see above"
-    elif compared.lacking is not None:
+    elif compared.not_compared is not None:
         verdict = "NOT SERVED: what was trained is what is decoded, and there is no export that an engine reads so"
     elif passes and passes.fault:
         verdict = f"NOT THE SAME: {passes.fault}"
@@ -155,7 +155,7 @@ def parity(
         write_json(report, {
             "drafter": drafter, "target": model.identity, "exported": exported and str(exported),
             "method": method, "dtype": dtype, "texts": len(texts),
-            "holds": verdict is None, "export_not_compared": compared.lacking,
+            "holds": verdict is None, "export_not_compared": compared.not_compared,
             "rows": [{key: None if value == NO_NUMBER else value for key, value in row.items()} for row in rows],
             "engine": engines, "provenance": provenance(),
         })  # fmt: skip

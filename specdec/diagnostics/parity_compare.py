@@ -1,4 +1,4 @@
-"""One drafter run three ways on the same texts, at the same places: what it read there and what it said.
+"""One drafter run three ways on the same texts, at the same places: what it reads there and what it predicts.
 
 1. training: target and drafter run whole rows, every slot at once, unrolled as in ``fit``;
 2. cached decoding: drafts are grown from each place in the drafter's cache;
@@ -39,7 +39,7 @@ DECODED, EXPORTED = "training and cached decoding", "training and export"
 
 
 class DraftOutputs(NamedTuple):
-    """What a drafter read and said at every slot and depth."""
+    """What a drafter reads and predicts at every slot and depth."""
 
     features_AKH: Tensor  # at depth 0 the target's states as one, further on what the step before handed on
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
@@ -149,18 +149,13 @@ class Compared(NamedTuple):
     """How the ways compare."""
 
     rows: list[ParityRow]
-    lacking: str | None  # why the export is not among them
+    not_compared: str | None  # why the export is not among them
     allowed: float  # the share that rounding may make of an export's or an engine's differences
 
     @property
     def equal(self) -> bool:
         """Whether all that was compared is the same, up to rounding."""
         return all(row.equal for row in self.rows)
-
-    @property
-    def holds(self) -> bool:
-        """Whether training, decoding and the export are one and the same."""
-        return self.lacking is None and self.equal
 
 
 @torch.no_grad()
@@ -176,14 +171,14 @@ def compare(
         method: ``eagle`` or ``eagle3``, as the checkpoint is served.
         on_text: called as each text is done.
     """
-    export, lacking = None, "nothing was exported" if exported is None else None
+    export, not_compared = None, "nothing was exported" if exported is None else None
     if exported is not None:
         try:
             export = reference.load(
                 exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
             )
         except reference.Misread as error:
-            lacking = f"{exported}: {error}"
+            not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
         slots, other = places(text, depth), texts[number - 1].ids
@@ -202,7 +197,7 @@ def compare(
     ours = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(ours, target.dtype)
     theirs = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
-    return Compared(ours + theirs, lacking, allowed)
+    return Compared(ours + theirs, not_compared, allowed)
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:

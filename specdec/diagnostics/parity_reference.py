@@ -270,7 +270,7 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
 def draft(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """What is read and said at every anchor and depth: the text once over its features, then a chain from each anchor.
+    """What is read and predicted at every anchor and depth: the text once over its features, then chains from anchors.
 
     An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
     instead of drafts of its own. Gives features read (A, K, H), and log-probabilities (A, K, V) of the token after
@@ -280,18 +280,18 @@ def draft(
     past = [(empty_gSd, empty_gSd)] * served.settings.num_hidden_layers
     places_T = torch.arange(len(ids_T), device=ids_T.device)
     feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
-    read, said = [], []
+    read, log_probs = [], []
     for anchor in anchors:
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
         feature_1H = feedback_TH[anchor : anchor + 1]
         read.append(features_TH[anchor])
-        said.append(_log_probs(served, hidden_TH[anchor]))
+        log_probs.append(_log_probs(served, hidden_TH[anchor]))
         for at in range(anchor + 1, anchor + depth + 1):
             read.append(feature_1H[0])
             feature_1H, hidden_1H = step(served, ids_T[at + 1 : at + 2], feature_1H, places_T[at : at + 1], own)
-            said.append(_log_probs(served, hidden_1H[0]))
+            log_probs.append(_log_probs(served, hidden_1H[0]))
     shape = (len(anchors), depth + 1)
-    return torch.stack(read).unflatten(0, shape), torch.stack(said).unflatten(0, shape)
+    return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
 
 
 def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:

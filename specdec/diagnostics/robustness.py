@@ -78,10 +78,10 @@ def robustness(config: RobustnessConfig) -> None:
     with staged_directory(config.place("robustness")) as folder:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
-        told = record(runs) | context
-        tables, notes = report_tables(told), few_prompts(len(told["prompts"]))
+        found = record(runs) | context
+        tables, notes = report_tables(found), few_prompts(len(found["prompts"]))
         write_report(folder / REPORT, "Robustness", notes, "", tables, context)
-        write_json(folder / RECORD, told)
+        write_json(folder / RECORD, found)
     print_report(tables, notes)
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
+from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import SERIES, drafted
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import cpu_matmul_backend
@@ -41,9 +41,8 @@ PERFECT, VOCABULARY, TRUE_FEATURES, OWN_FEATURES = "perfect", "vocabulary", "tru
 OWN_TOKENS, OBSERVED = "own_tokens", "observed"
 DOWN = (PERFECT, VOCABULARY, TRUE_FEATURES, OWN_FEATURES, OWN_TOKENS)
 INVISIBLE = 0.01  # tokens per target pass, which no figure shows
-TOGETHER = 16  # sequences decoded side by side
 
-SAYS = {  # title, and what a loss there means
+MEANINGS = {  # title, and what a loss there means
     PERFECT: ("perfect drafts", "every draft is right"),
     VOCABULARY: ("draft vocabulary", "what it lacks cannot be drafted; a larger one wins this back"),
     TRUE_FEATURES: ("true features", "wrong though the drafter reads the target's states; more training or data"),
@@ -137,7 +136,7 @@ def observed(
     advance: Callable[[int], object],
 ) -> list[list[int]]:  # fmt: skip
     """Drafts that every pass of decoding with a chain accepts, by prompt."""
-    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(TOGETHER, len(prompts)))
+    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
     found: dict[int, list[int]] = {}
     for number, made in decoder.generate_all([Request(ids, max_new_tokens) for ids in prompts], target.eos_token_ids):
         found[number] = list(made.accepted)
@@ -188,7 +187,7 @@ def waterfall_table(found: dict[str, Any], depth: int) -> ReportTable:
     losses = {bar["to"]: bar["loss"] for bar in found["bars"]}
     rows = []
     for one in found["levels"]:
-        title, meaning = SAYS[one["name"]]
+        title, meaning = MEANINGS[one["name"]]
         rows.append([title, _figure(one["acceptance_length"]), _figure(losses.get(one["name"])), meaning])
     headings = ["Level", "Acceptance length", "Loss", "What it means"]
     return ReportTable(f"Where acceptance is lost: chains of {depth}", headings, rows)
@@ -227,5 +226,5 @@ def draw_waterfall(found: dict[str, Any], axes: "Axes") -> None:
         xlim=(1, longest + 0.3 * (longest - 1)), ylim=(len(rows) - 0.4, -0.6), xticks=range(1, int(longest) + 1),
         xlabel="tokens per target pass, bonus token included (lines: 95 % interval)", title="Where acceptance is lost",
     )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [SAYS[name][0] for name, *_ in rows])
+    axes.set_yticks(range(len(rows)), [MEANINGS[name][0] for name, *_ in rows])
     axes.spines[["top", "right"]].set_visible(False)
