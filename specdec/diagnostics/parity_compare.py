@@ -196,8 +196,8 @@ def compare(
         on_text()
     ours = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(ours, target.dtype)
-    theirs = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
-    return Compared(ours + theirs, not_compared, allowed)
+    engines = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
+    return Compared(ours + engines, not_compared, allowed)
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:

@@ -136,9 +136,9 @@ def measure(
             (run.answers,) = benchmark(
                 clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
                 sampling=condition.sampling(Sampling(seed=seed)), plain=False,
-                converse=lambda prompt, _, condition=condition: condition.conversation(prompt, clean),
+                converse=lambda prompt, _: condition.conversation(prompt, clean),  # noqa: B023  called before the next
                 batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
-                on_skip=lambda one, left_out=left_out: left_out.update({one.prompt_id: one.reason}),
+                on_skip=lambda one: left_out.update({one.prompt_id: one.reason}),  # noqa: B023
             )  # fmt: skip
 
 
