@@ -57,12 +57,6 @@ class Chains(NamedTuple):
     log_probs_AKD: Tensor  # float32 at least: the distribution that each draft is the likeliest token of
     features_AJH: Tensor  # what each step read, the fused true states first; and what the last step handed on
 
-    def matched(self, ids: Sequence[int], anchors: Sequence[int]) -> Tensor:
-        """Whether each draft is the token that stands at its place in the target's greedy text, (A, K) bool."""
-        device, depth = self.tokens_AK.device, self.tokens_AK.shape[1]
-        place_AK = torch.tensor(anchors, device=device)[:, None] + torch.arange(1, depth + 1, device=device)
-        return torch.tensor(ids, device=device)[place_AK] == self.tokens_AK
-
 
 class AnchoredText:
     """A text in the target's cache and in the drafter's, with room for chains of ``depth`` drafts that branch off it.

@@ -105,14 +105,14 @@ def measure_text(target: Target, drafter: Drafter, text: AnsweredText, kept: int
     anchors = range(text.prompt, text.prompt + kept - 1)
     more = range(anchors.start, anchors.stop + depth - 1)  # where the drafts of the last place can read true states
     anchored = AnchoredText(target, drafter, ids, depth, len(more), verify=True)
-    right, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
+    drafts, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
     for some in anchored.groups(more):
         chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + kept - depth)
-        right.append(chains.matched([*ids, *[-1] * depth], some))
+        drafts.append(chains.tokens_AK)
         sums_FK2 += part_FK2.cpu()
-    right_SK = torch.cat(right)
-    draft_AK = torch.arange(kept - 1, device=device)[:, None] + torch.arange(depth, device=device)
-    due_AK = torch.tensor(ids, device=device)[draft_AK + anchors.start + 1]
+    draft_SK = torch.arange(len(more), device=device)[:, None] + torch.arange(depth, device=device)
+    due_SK = torch.tensor([*ids, *[-1] * depth], device=device)[draft_SK + anchors.start + 1]
+    right_SK, due_AK, draft_AK = torch.cat(drafts) == due_SK, due_SK[: kept - 1], draft_SK[: kept - 1]
     hits = {
         PERFECT: torch.ones_like(due_AK, dtype=torch.bool),
         VOCABULARY: drafter.vocab.to_draft(due_AK) >= 0,
