@@ -33,13 +33,9 @@ class AnsweredText(NamedTuple):
 
 
 def answered_texts(
-    target: Target,
-    prompts: Sequence[tuple[str, list[int]]],
-    max_new_tokens: int,
-    *,
-    to_end: bool = True,
-    on_answer: Callable[[], None] = lambda: None,
-) -> list[AnsweredText]:
+    target: Target, prompts: Sequence[tuple[str, list[int]]], max_new_tokens: int, *,
+    to_end: bool = True, on_answer: Callable[[], None] = lambda: None,
+) -> list[AnsweredText]:  # fmt: skip
     """The target's greedy answers to prompts (ids and tokens), decoded without any drafter.
 
     Unless ``to_end`` is False they stop at end tokens, which are kept. ValueError if a prompt cannot be decoded.
@@ -61,12 +57,6 @@ class Chains(NamedTuple):
     log_probs_AKD: Tensor  # float32 at least: the distribution that each draft is the likeliest token of
     features_AJH: Tensor  # what each step read, the fused true states first; and what the last step handed on
 
-    def matched(self, ids: Sequence[int], anchors: Sequence[int]) -> Tensor:
-        """Whether each draft is the token that stands at its place in the target's greedy text, (A, K) bool."""
-        device, depth = self.tokens_AK.device, self.tokens_AK.shape[1]
-        place_AK = torch.tensor(anchors, device=device)[:, None] + torch.arange(1, depth + 1, device=device)
-        return torch.tensor(ids, device=device)[place_AK] == self.tokens_AK
-
 
 class AnchoredText:
     """A text in the target's cache and in the drafter's, with room for chains of ``depth`` drafts that branch off it.
@@ -78,15 +68,11 @@ class AnchoredText:
     """
 
     def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        ids: Sequence[int],
-        depth: int,
-        chains: int = CHAINS_SIDE_BY_SIDE,
-        verify: bool = False,
-    ) -> None:
-        self.target, self.drafter, self.depth, self.length = target, drafter, depth, len(ids)
+        self, target: Target, drafter: Drafter, ids: Sequence[int], depth: int,
+        chains: int = CHAINS_SIDE_BY_SIDE, verify: bool = False,
+    ) -> None:  # fmt: skip
+        self.target, self.drafter, self.depth = target, drafter, depth
+        self.rows = len(ids) - 1  # the drafter's, of the text: every token but the first has a feature before it
         most = min(chains, CHAINS_SIDE_BY_SIDE, LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size))
         if verify and target.most_slots is not None:
             most = min(most, (target.most_slots - len(ids)) // depth)
@@ -104,11 +90,6 @@ class AnchoredText:
     def _forward(self, ids_1T: Tensor, view: View) -> TargetOutput:
         config = self.drafter.config
         return self.target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
-
-    @property
-    def rows(self) -> int:
-        """The drafter's rows of the text: every token but the first has a feature before it. Chains stand behind."""
-        return self.length - 1
 
     def groups(self, anchors: Sequence[int]) -> Iterator[list[int]]:
         """The anchors, as many at a time as :meth:`draft` takes."""
@@ -154,7 +135,7 @@ class AnchoredText:
         if levels == 0:
             return found
         before = min(anchors)
-        branches = _Branches(self.length - before, anchor_A + 1 - before)
+        branches = _Branches(self.rows + 1 - before, anchor_A + 1 - before)
         prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
         seen, depth_Q = branches.seen(0, levels), branches.depth(levels)
         view = View.append(prefix_1, seen, depth_Q[None], self._slots, self._cache)

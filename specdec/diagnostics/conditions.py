@@ -91,49 +91,9 @@ class OtherTokenizer:
         return begin + str(self.inner.apply_chat_template(messages, **how, chat_template=self.template))
 
 
-def no_bos(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
-    """Without the start token (https://arxiv.org/abs/2605.09992)."""
-    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, bos=False))
-
-
-def no_template(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
-    """The messages' contents alone."""
-    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=""))
-
-
-def template(prompt: Prompt, family: str, clean: CleanRun) -> PromptConversation:
-    """Another family's chat template."""
-    return PromptConversation(prompt, OtherTokenizer(clean.target.tokenizer, template=FAMILIES[family]))
-
-
-def no_system(prompt: Prompt, value: None, clean: CleanRun) -> PromptConversation:
-    """Without the prompt's own system prompt; what a template adds by itself stays."""
-    return PromptConversation(_without_system(prompt), clean.target.tokenizer)
-
-
-def system(prompt: Prompt, name: str, clean: CleanRun) -> PromptConversation:
-    """Another system prompt in the place of the prompt's own; in front of raw text, which has no place for one."""
-    text, tokenizer = SYSTEM_PROMPTS[name], clean.target.tokenizer
-    if prompt.text is not None:
-        return PromptConversation(prompt._replace(text=f"{text}\n\n{prompt.text}"), tokenizer)
-    return PromptConversation(_without_system(prompt), tokenizer, system=text)
-
-
 def _without_system(prompt: Prompt) -> Prompt:
     messages = [message for message in prompt.messages or [] if message["role"] not in ("system", "developer")]
     return prompt if prompt.messages is None else prompt._replace(messages=messages)
-
-
-def language(prompt: Prompt, code: str, clean: CleanRun) -> PromptConversation:
-    """An instruction to answer in a language, in that language."""
-    asked = with_first_words(prompt, lambda words: f"{LANGUAGES[code]}\n\n{words}")
-    return PromptConversation(asked, clean.target.tokenizer)
-
-
-def context(prompt: Prompt, tokens: int, clean: CleanRun) -> PromptConversation:
-    """Unrelated text first, that does not hold the prompt."""
-    filled = with_first_words(prompt, lambda words: f"{clean.filler(tokens, without=words.strip())}\n\n{words}")
-    return PromptConversation(filled, clean.target.tokenizer)
 
 
 def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
@@ -151,24 +111,24 @@ def with_first_words(prompt: Prompt, change: Callable[[str], str]) -> Prompt:
 class ConditionKind(NamedTuple):
     """What conditions of a name have in common."""
 
-    change: Callable[[Prompt, Any, CleanRun], PromptConversation] | None  # what is asked instead of the usual
     parameter: str = ""
     values: tuple[Any, ...] = (None,)  # measured where none is named; all that there are, unless it is a number
     number: type[int] | type[float] | None = None
     least: float = 0  # of a number
+    of_text: bool = True  # whether it changes what is asked
 
 
 CONDITIONS = {
-    "no_bos": ConditionKind(no_bos),
-    "no_template": ConditionKind(no_template),
-    "template": ConditionKind(template, "family", tuple(FAMILIES)),
-    "no_system": ConditionKind(no_system),
-    "system": ConditionKind(system, "text", tuple(SYSTEM_PROMPTS)),
-    "language": ConditionKind(language, "code", tuple(LANGUAGES)),
-    "context": ConditionKind(context, "tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1),
-    "temperature": ConditionKind(None, "value", (0.6, 1.0), float, 0.01),
-    "noise_hidden": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
-    "noise_embedding": ConditionKind(None, "alpha", (0.1, 0.5, 1.0), float),
+    "no_bos": ConditionKind(),
+    "no_template": ConditionKind(),
+    "template": ConditionKind("family", tuple(FAMILIES)),
+    "no_system": ConditionKind(),
+    "system": ConditionKind("text", tuple(SYSTEM_PROMPTS)),
+    "language": ConditionKind("code", tuple(LANGUAGES)),
+    "context": ConditionKind("tokens", (512, 1024, 2048, 4096, 8192, 16384), int, 1),
+    "temperature": ConditionKind("value", (0.6, 1.0), float, 0.01, of_text=False),
+    "noise_hidden": ConditionKind("alpha", (0.1, 0.5, 1.0), float, of_text=False),
+    "noise_embedding": ConditionKind("alpha", (0.1, 0.5, 1.0), float, of_text=False),
 }
 """By their names on the command line, in the order of tables and figures."""
 
@@ -187,7 +147,7 @@ class Condition:
     @property
     def of(self) -> ConditionKind:
         """What it has in common with others of its name."""
-        return CONDITIONS.get(self.kind, ConditionKind(None))
+        return CONDITIONS.get(self.kind, ConditionKind(of_text=False))
 
     @property
     def name(self) -> str:
@@ -196,9 +156,25 @@ class Condition:
 
     def conversation(self, prompt: Prompt, clean: CleanRun) -> PromptConversation:
         """What the target is asked; ValueError where this prompt cannot be asked so."""
-        if self.of.change is None:
-            return PromptConversation(prompt, clean.target.tokenizer)
-        return self.of.change(prompt, self.value, clean)
+        tokenizer, system = clean.target.tokenizer, None
+        match self.kind:
+            case "no_bos":  # https://arxiv.org/abs/2605.09992
+                tokenizer = OtherTokenizer(tokenizer, bos=False)
+            case "no_template":
+                tokenizer = OtherTokenizer(tokenizer, template="")
+            case "template":
+                tokenizer = OtherTokenizer(tokenizer, template=FAMILIES[self.value])
+            case "no_system":  # what a template adds by itself stays
+                prompt = _without_system(prompt)
+            case "system" if prompt.text is not None:  # raw text has no place for one but in front
+                prompt = prompt._replace(text=f"{SYSTEM_PROMPTS[self.value]}\n\n{prompt.text}")
+            case "system":
+                prompt, system = _without_system(prompt), SYSTEM_PROMPTS[self.value]
+            case "language":
+                prompt = with_first_words(prompt, lambda words: f"{LANGUAGES[self.value]}\n\n{words}")
+            case "context":  # unrelated text, that does not hold the prompt's own
+                prompt = with_first_words(prompt, lambda words: f"{clean.filler(self.value, words.strip())}\n\n{words}")
+        return PromptConversation(prompt, tokenizer, system=system)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """How tokens are drawn; drafts stay the drafter's most likely."""

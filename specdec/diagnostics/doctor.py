@@ -70,14 +70,14 @@ def main(argv: list[str]) -> int:
     findings: list[Finding] = []
     with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
         for name in (name for name in CHECKS if name in own.only):
-            findings += made(name, setup)
+            findings += run_check(name, setup)
             done(1)
     show(findings, console)
     return int(any(one.result is CheckResult.FAULTY for one in findings))
 
 
-def made(name: str, setup: SetUp) -> list[Finding]:
-    """One check's findings; that it cannot be carried through is one: training would end there as well."""
+def run_check(name: str, setup: SetUp) -> list[Finding]:
+    """A check's findings. That it cannot be carried through is a fault, since training would end there as well."""
     findings: list[Finding] = []
     try:
         for finding in CHECKS[name](setup):

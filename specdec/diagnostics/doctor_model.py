@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -26,7 +26,7 @@ from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
-from specdec.training.ttt import reachable, shift
+from specdec.training.ttt import ORACLE, reachable, shift
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
@@ -81,9 +81,11 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
 def _finite_difference(setup: SetUp) -> Finding:
     """In float64, along a random direction; a loss that holds a weight of its own constant is replaced."""
     held = any(isinstance(term.loss, LKLambda) for term in terms(setup.objective.loss))
-    objective, sample, drafter = setup.precise_objective, setup.sample(), setup.precise().train()
+    objective, sample, drafter = setup.objective, setup.sample(), setup.precise().train()
     if held:
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
+    if setup.target.device.type != "cpu":  # a GPU's kernels do not know float64
+        objective = dataclasses.replace(objective, kernel=ORACLE)
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
 
     def probs(final_CH: Tensor) -> TargetProbs:
@@ -160,30 +162,22 @@ def agreement(setup: SetUp) -> Iterator[Finding]:
     yield judged(what, worst.share, "<=", worst.allowed, fault)
 
 
-class Sample(NamedTuple):
-    """A prompt and the target's greedy answer to it."""
-
-    prompt: list[int]
-    answer: list[int]
-    known: list[bool]  # of the answer's tokens, whether the draft vocabulary has them
-    telling: int  # tokens that are known and not the one before: what repeats itself is right by chance
-
-
 def overfit(setup: SetUp) -> Iterator[Finding]:
     """One sample, trained on until decoding accepts every draft; the last check, since it trains the drafter.
 
     The text is a real prompt with the target's own greedy answer, so that the drafts that would be accepted are known.
     The step, loss and precision are the set-up's, without noise or clipping; AdamW's rate is one for a single sample.
     """
-    sample, drafter, K, begin = _sample(setup), setup.drafter.train(), setup.objective.steps, time.monotonic()
-    what = f"share accepted of one sample's drafts ({len(sample.prompt)} + {ANSWER} tokens, a chain of {K})"
-    if sample.telling < ANSWER / 8:
+    telling, prompt, answer, known = _sample(setup)
+    drafter, K, begin = setup.drafter.train(), setup.objective.steps, time.monotonic()
+    what = f"share accepted of one sample's drafts ({len(prompt)} + {ANSWER} tokens, a chain of {K})"
+    if telling < ANSWER / 8:
         why = "the target's answers are one token over and over, or of tokens that the draft vocabulary lacks"
-        yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", sample.telling)
+        yield unchecked(what, f"{why}: such drafts are accepted, or refused, whatever is wrong", telling)
         return
-    ids_1T = torch.tensor([[*sample.prompt, *sample.answer]], device=setup.target.device)
-    batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(sample.prompt), 0 * ids_1T)
-    known_1T = torch.tensor([[False] * len(sample.prompt) + sample.known], device=ids_1T.device)
+    ids_1T = torch.tensor([[*prompt, *answer]], device=setup.target.device)
+    batch = Batch(ids_1T, torch.arange(ids_1T.shape[1], device=ids_1T.device)[None] >= len(prompt), 0 * ids_1T)
+    known_1T = torch.tensor([[False] * len(prompt) + known], device=ids_1T.device)
     reached = [reachable(batch.loss_mask_BT, batch.documents_BT, k) & shift(known_1T, 2 + k) for k in range(K)]
     can = max(sum(int(reached_1T.sum()) for reached_1T in reached), 1)
     outputs = target_outputs(setup.target, drafter, batch, setup.objective)
@@ -199,7 +193,7 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
         most_right, late = max(most_right, right), time.monotonic() - begin >= setup.seconds
         losses.append(loss)
         if (ended := late or idle >= PATIENCE) or (right >= LEARNT and len(losses) % EVERY == 0):
-            accepted, refused = _decode(setup, sample)
+            accepted, refused = _decode(setup, prompt, known)
             tries += right >= LEARNT
             if ended or not refused or tries == TRIES:
                 break
@@ -219,8 +213,12 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
         yield judged(what, share, ">=", 1, f"{counted}. {fault}", counted)
 
 
-def _sample(setup: SetUp) -> Sample:
-    """Of a few real prompts the one whose answer tells most; a prompt ends where its document's supervision begins."""
+def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
+    """Of a few real prompts, each up to where its document's supervision begins, the one whose answer tells most.
+
+    Gives how many of the answer's tokens the draft vocabulary has and are not the one before (what repeats itself is
+    right by chance), prompt, answer, and which of its tokens the draft vocabulary has.
+    """
     target, vocab, length = setup.target, setup.drafter.vocab, ANSWER + setup.objective.steps + 2
     room = min(2 * SAMPLE, target.config.max_position_embeddings - length)
     found = []
@@ -231,17 +229,17 @@ def _sample(setup: SetUp) -> Sample:
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
         changed = (one != other for one, other in pairwise(answer[:ANSWER]))
         telling = sum(there and new for there, new in zip(known[1:], changed, strict=False))
-        found.append(Sample(prompt, answer, known, telling))
-    return max(found, key=lambda one: one.telling)
+        found.append((telling, prompt, answer, known))
+    return max(found, key=lambda one: one[0])
 
 
 @torch.no_grad()
-def _decode(setup: SetUp, sample: Sample) -> tuple[int, int]:
+def _decode(setup: SetUp, prompt: list[int], known: list[bool]) -> tuple[int, int]:
     """Decode with a chain as deep as the unroll: drafts accepted, and refused though the drafter knows the token."""
     K = setup.objective.steps
-    made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(sample.prompt, ANSWER)
+    made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(prompt, ANSWER)
     refused = at = 0
     for count in made.accepted:
         at += count + 1  # the target's own token of this pass
-        refused += count < K and at < len(sample.known) and sample.known[at]
+        refused += count < K and at < len(known) and known[at]
     return sum(made.accepted), refused

@@ -37,8 +37,8 @@ from specdec.training.ttt import ORACLE, ttt_unroll
 ROWS = 4  # of the loader's first batch
 SAMPLE = 96  # tokens of the one document on which the drafter itself is examined
 RULES = {"<=": operator.le, ">=": operator.ge, ">": operator.gt, "<": operator.lt}
-DOCUMENTS, LENGTH = 8, 512  # whose states are compared, and of how many tokens each
-CONVERSATIONS, HOLDING = 64, 64  # rendered again, and rows looked at that hold them
+DOCUMENTS, LENGTH = 8, 512  # documents whose states are compared, and tokens of each
+CONVERSATIONS = 64  # rendered again, and compared
 ALIKE = 0.98  # of the supervised tokens are those found here
 SHIFTED = 0.8  # of them, if the mask is moved by a token
 COVERED = 0.9  # of what the best draft vocabulary of this size covers
@@ -114,9 +114,6 @@ class SetUp:
 
     def __post_init__(self) -> None:
         self.target, self.objective = self.module.target, self.module.objective
-        # for float64, which a GPU's kernels do not know
-        gpu = self.target.device.type != "cpu"
-        self.precise_objective = dataclasses.replace(self.objective, kernel=ORACLE) if gpu else self.objective
 
     def sample(self) -> Batch:
         """A row of one document: real text around where its supervised tokens begin."""
@@ -279,7 +276,7 @@ def masks(setup: SetUp) -> Iterator[Finding]:
         return
     again = "supervised tokens are those between generation prompt and end of turn, rendered and tokenised again"
     yield judged(what, share, "<", 1, "every token is supervised, prompts too: the mask was lost; see --samples")
-    if not (pairs := list(_rendered(setup, data))):
+    if not (pairs := list(islice(_rendered(setup, data), CONVERSATIONS))):
         why = f"none of the first {CONVERSATIONS} conversations is in the training rows as it is rendered here"
         yield unchecked(again, f"{why}: look at --samples")
         return
@@ -302,17 +299,12 @@ def _rendered(setup: SetUp, data: ChatData) -> Iterator[tuple[Tensor, Tensor]]:
     def key(ids_T: Tensor) -> bytes:
         return ids_T.to(torch.int32).cpu().numpy().tobytes()
 
-    def holds(row: int) -> bool:
-        return any(key(one.ids_T) in known for one in documents(Batch(*(x[[row]] for x in train))))
-
     left_out: list[str] | None = [] if data.broken == "drop" else None
-    read, train = partial(conversation, layout=data.layout), data.splits.train
+    read = partial(conversation, layout=data.layout)
     found = (one for source in find_sources(data.train) for one in read_rows(source, read, left_out))
     made = encode(list(islice(found, CONVERSATIONS)), setup.module.tokenizer, data.seq_len, left_out)
     known = {key(one.ids_T): one.loss_mask_T for one in made.documents}
-    if not (rows := list(islice(filter(holds, range(len(train.ids_BT))), HOLDING))):
-        return
-    for batch in ResumableLoader(Batch(*(x[rows] for x in train)), data.batch_size, shuffle=False):
+    for batch in ResumableLoader(data.splits.train, data.batch_size, shuffle=False):
         yield from ((d.loss_mask_T.cpu(), known[key(d.ids_T)]) for d in documents(batch) if key(d.ids_T) in known)
 
 

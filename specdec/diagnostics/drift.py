@@ -12,24 +12,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from specdec.diagnostics.drift_measure import (
-    SERIES,
-    Document,
-    document,
-    summary,
-)
+from specdec.diagnostics.drift_measure import SERIES, Document, document, summary
 from specdec.diagnostics.waterfall import draw_waterfall, measure_levels, verdict, waterfall, waterfall_table
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.prompts import first_turns
-from specdec.evaluation.style import (
-    ReportTable,
-    few_prompts,
-    print_report,
-    save_figure,
-    shown,
-    style,
-    write_report,
-)
+from specdec.evaluation.style import ReportTable, few_prompts, print_report, save_figure, shown, style, write_report
 from specdec.utils.config import read_yaml
 from specdec.utils.files import staged_directory, write_json
 

@@ -43,10 +43,7 @@ SERIES = ATTENTION | {
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
 
-Document = dict[str, Any]
-"""The measured part of ``drift.json``."""
-
-
+Document = dict[str, Any]  # the measured part of ``drift.json``
 SINK = 1  # first positions of a text that count as the sink
 RECENT = 16  # committed tokens before a chain that count as recent
 
@@ -80,13 +77,13 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
     accepted_A, by_step = counted_A, []
     for k, output in enumerate(one.verify(anchors, chains.tokens_AK)):
         logits_AV = one.target.logits(output.final_BTH)[0]
-        state_AH = chains.features_AJH[:, k + 1]
+        before_AH, state_AH = chains.features_AJH[:, k].double(), chains.features_AJH[:, k + 1].double()
         reached_A, accepted_A = accepted_A, accepted_A * (logits_AV.argmax(-1) == chains.tokens_AK[:, k])
         found = dict(zip(ATTENTION, attention[k].unbind(1), strict=True)) | {
-            "state_rms": state_AH.double().square().mean(-1).sqrt(),
+            "state_rms": state_AH.square().mean(-1).sqrt(),
             "out_rms": outs[k].double().square().mean(-1).sqrt(),
-            "cosine": _cosine(state_AH, chains.features_AJH[:, k]),
-            "feature_cosine": _cosine(state_AH, drafter.fuse(output.aux_BTNH)[0]),
+            "cosine": F.cosine_similarity(state_AH, before_AH, dim=-1),
+            "feature_cosine": F.cosine_similarity(state_AH, drafter.fuse(output.aux_BTNH)[0].double(), dim=-1),
             "kl": _kl(logits_AV[:, drafter.vocab.target_ids_D], chains.log_probs_AKD[:, k]),
             "joint_acceptance": accepted_A,
             "conditional_acceptance": accepted_A,
@@ -120,10 +117,6 @@ def _masses(weights_AhS: Tensor, regions_ARS: Tensor) -> Tensor:
     return torch.cat([mass_AR, torch.special.entr(weights_AhS).sum(-1).mean(1, keepdim=True)], 1)
 
 
-def _cosine(x_AH: Tensor, y_AH: Tensor) -> Tensor:
-    return F.cosine_similarity(x_AH.double(), y_AH.double(), dim=-1)
-
-
 def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
     """KL(target || drafter) over the draft vocabulary, to which the target's probabilities are renormalised."""
     log_p_AD = logits_AD.double().log_softmax(-1)
@@ -133,17 +126,14 @@ def _kl(logits_AD: Tensor, log_q_AD: Tensor) -> Tensor:
 
 @dataclass
 class Observed:
-    """What the drafter's last forward did inside."""
+    """What the drafter's last forward did inside, and the cache that it did it on.
 
+    It attends as that cache does, and works out the weights from the same queries, keys and mask.
+    """
+
+    cache: StaticCache = field(init=False)
     weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
     out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
-
-
-class _WatchedCache:
-    """A cache that attends as the one behind it, and works out the weights from the same queries, keys and mask."""
-
-    def __init__(self, cache: StaticCache, observed: Observed) -> None:
-        self.cache, self.observed = cache, observed
 
     def attend(
         self, layer: int, q_BhTd: Tensor, k: Tensor, v: Tensor, visibility: Visibility, slots: Tensor | None
@@ -155,7 +145,7 @@ class _WatchedCache:
         hidden_B11TS = ~visibility.mask_B1TS[:, :, None]
         scores = (q_BgrTd @ keys_BgSd[:, :, None].mT).masked_fill(hidden_B11TS, float("-inf"))
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        self.observed.weights_BhTS[layer] = weights.flatten(1, 2)
+        self.weights_BhTS[layer] = weights.flatten(1, 2)
         return out
 
 
@@ -163,7 +153,7 @@ class _WatchedCache:
 def observing(drafter: Drafter) -> Iterator[Observed]:
     """Inside, forwards of the drafter on a static cache leave their traces in what is yielded.
 
-    A drafter's attention never forms its weights as such: hooks hand every attention a cache that does so beside it.
+    A drafter's attention never forms its weights as such: hooks hand every attention a cache that also does so.
     The drafter gives what it gives unobserved, to the last bit.
     """
     observed = Observed()
@@ -171,7 +161,8 @@ def observing(drafter: Drafter) -> Iterator[Observed]:
     def attention(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x_BTH, view, *rest = args
         assert isinstance(view, View) and isinstance(view.cache, StaticCache)
-        return (x_BTH, view._replace(cache=_WatchedCache(view.cache, observed)), *rest)
+        observed.cache = view.cache
+        return (x_BTH, view._replace(cache=observed), *rest)
 
     def recurrence(module: nn.Module, args: tuple[Any, ...]) -> None:
         observed.out_BTH = args[0]
@@ -233,33 +224,30 @@ class DriftFigure(NamedTuple):
         return np.concatenate([sums_KP2[list(depths)].sum(0) for depths in self.depths], axis=1)
 
 
-def _over(sums: Array) -> Array:
-    return ratio(sums[..., 2:]) / ratio(sums[..., :2])
-
-
-def _change(sums: Array) -> Array:
-    return ratio(sums[..., 2:]) - ratio(sums[..., :2])
-
-
 def drift_figures(depths: int, trained_depth: int | None) -> Iterator[DriftFigure]:
     """What is told of a measurement of so many steps."""
+
+    def over(sums: Array) -> Array:
+        return ratio(sums[..., 2:]) / ratio(sums[..., :2])
+
+    def change(sums: Array) -> Array:
+        return ratio(sums[..., 2:]) - ratio(sums[..., :2])
+
     first, last = range(1), range(depths - 1, depths)
     both, at_last, acceptance = (first, last), f", step {depths}", "conditional_acceptance"
-    yield DriftFigure("state_rms_growth", f"RMS of the state{at_last} over step 1", "state_rms", both, _over)
+    yield DriftFigure("state_rms_growth", f"RMS of the state{at_last} over step 1", "state_rms", both, over)
     yield DriftFigure("sink_mass_last", f"Attention on the sink{at_last}", "sink_mass", (last,))
-    yield DriftFigure("sink_mass_change", f"Attention on the sink, step 1 to {depths}", "sink_mass", both, _change)
+    yield DriftFigure("sink_mass_change", f"Attention on the sink, step 1 to {depths}", "sink_mass", both, change)
     yield DriftFigure("own_mass_last", f"Attention on own drafts{at_last}", "own_mass", (last,))
     yield DriftFigure("kl_first", "KL(target || drafter) in nats, step 1", "kl", (first,))
     yield DriftFigure("kl_last", f"KL(target || drafter) in nats{at_last}", "kl", (last,))
     yield DriftFigure("acceptance", f"Conditional acceptance, steps 1 to {depths}", acceptance, (range(depths),))
     if trained_depth is not None and trained_depth < depths:
         both, title = (range(trained_depth), range(trained_depth, depths)), "beyond the trained depth less within"
-        yield DriftFigure("acceptance_change", f"Conditional acceptance, {title}", acceptance, both, _change)
+        yield DriftFigure("acceptance_change", f"Conditional acceptance, {title}", acceptance, both, change)
 
 
 def summary(found: Document) -> dict[str, dict[str, Any]]:
     """Every figure by name with its title, mean and interval."""
     every = drift_figures(found["depths"], found["trained_depth"])
-    return {
-        one.name: {"title": one.title, **measured(one.columns(sums_of(found, one.series)), one.of)} for one in every
-    }
+    return {one.name: {"title": one.title} | measured(one.columns(sums_of(found, one.series)), one.of) for one in every}

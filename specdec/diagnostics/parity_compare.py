@@ -1,4 +1,4 @@
-"""One drafter run three ways on the same texts, at the same places: what it read there and what it said.
+"""One drafter run three ways on the same texts, at the same places: what it reads there and what it predicts.
 
 1. training: target and drafter run whole rows, every slot at once, unrolled as in ``fit``;
 2. cached decoding: drafts are grown from each place in the drafter's cache;
@@ -39,7 +39,7 @@ DECODED, EXPORTED = "training and cached decoding", "training and export"
 
 
 class DraftOutputs(NamedTuple):
-    """What a drafter read and said at every slot and depth."""
+    """What a drafter reads and predicts at every slot and depth."""
 
     features_AKH: Tensor  # at depth 0 the target's states as one, further on what the step before handed on
     log_probs_AKV: Tensor  # of the token after next, float32 at least; -inf for tokens that the drafter does not know
@@ -86,15 +86,6 @@ def served(
     named = served_by.settings.aux_ids
     features_TH = reference.fuse(served_by, [states[i][0] for i in named] if named else [final_1TH[0]])
     return DraftOutputs(*reference.draft(served_by, ids_T, features_TH, slots, depth))
-
-
-def open_export(directory: Path, method: str, target: Target) -> reference.ServedDrafter:
-    """The directory as vLLM would have it beside this target; Misread if it would not, or not as what it was."""
-    found = reference.load(directory, method, target.embedding_weight(), target.head_weight())
-    ids = found.settings.aux_ids
-    if ids and not 0 <= ids[0] <= ids[-1] <= target.num_layers:
-        raise reference.Misread(f"config.json names states {list(ids)} of a target with 0 to {target.num_layers}")
-    return found
 
 
 def _over_vocabulary(drafter: Drafter, log_probs_AKD: Tensor) -> Tensor:
@@ -158,7 +149,7 @@ class Compared(NamedTuple):
     """How the ways compare."""
 
     rows: list[ParityRow]
-    lacking: str | None  # why the export is not among them
+    not_compared: str | None  # why the export is not among them
     allowed: float  # the share that rounding may make of an export's or an engine's differences
 
     @property
@@ -166,22 +157,12 @@ class Compared(NamedTuple):
         """Whether all that was compared is the same, up to rounding."""
         return all(row.equal for row in self.rows)
 
-    @property
-    def holds(self) -> bool:
-        """Whether training, decoding and the export are one and the same."""
-        return self.lacking is None and self.equal
-
 
 @torch.no_grad()
 def compare(
-    target: Target,
-    drafter: Drafter,
-    texts: Sequence[AnsweredText],
-    depth: int,
-    exported: Path | None = None,
-    method: str = "eagle3",
-    on_text: Callable[[], object] = lambda: None,
-) -> Compared:
+    target: Target, drafter: Drafter, texts: Sequence[AnsweredText], depth: int, exported: Path | None = None,
+    method: str = "eagle3", on_text: Callable[[], object] = lambda: None,
+) -> Compared:  # fmt: skip
     """Compare at every place of every text, alone and packed behind another, at depths 0 to ``depth``.
 
     Args:
@@ -190,12 +171,14 @@ def compare(
         method: ``eagle`` or ``eagle3``, as the checkpoint is served.
         on_text: called as each text is done.
     """
-    export, lacking = None, "nothing was exported" if exported is None else None
+    export, not_compared = None, "nothing was exported" if exported is None else None
     if exported is not None:
         try:
-            export = open_export(exported, method, target)
+            export = reference.load(
+                exported, method, target.embedding_weight(), target.head_weight(), target.num_layers
+            )
         except reference.Misread as error:
-            lacking = f"{exported}: {error}"
+            not_compared = f"{exported}: {error}"
     rows: dict[tuple[str, str, int], ParityRow] = {}
     for number, text in enumerate(texts):
         slots, other = places(text, depth), texts[number - 1].ids
@@ -213,9 +196,8 @@ def compare(
         on_text()
     ours = [row for row in rows.values() if row.pair == DECODED]
     allowed = rounding(ours, target.dtype)
-    return Compared(
-        ours + [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED], lacking, allowed
-    )
+    engines = [row._replace(allowed=allowed) for row in rows.values() if row.pair == EXPORTED]
+    return Compared(ours + engines, not_compared, allowed)
 
 
 def rounding(rows: Sequence[ParityRow], dtype: torch.dtype) -> float:

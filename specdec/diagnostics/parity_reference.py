@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Raw = Mapping[str, Any]
-Past = list[tuple[Tensor, Tensor]]
-"""Keys and values of every layer, (g, S, d) each; column j stands at position j."""
+Past = list[tuple[Tensor, Tensor]]  # keys and values of every layer, (g, S, d) each; column j stands at position j
 
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
 CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3}
@@ -37,13 +36,6 @@ UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")  # tensors that the eng
 
 class Misread(ValueError):  # noqa: N818  a verdict
     """The engine would refuse the directory, or take it for something else without a word."""
-
-
-class Rotary(NamedTuple):
-    """How fast every pair of channels turns."""
-
-    inverse: Tensor  # (rotated width / 2,) float32
-    factor: float  # on cosine and sine
 
 
 class Settings(NamedTuple):
@@ -69,7 +61,7 @@ class Settings(NamedTuple):
     head_norms: bool
     logit_scale: float
     windows: tuple[int | None, ...]
-    rope: Rotary
+    rope: tuple[Tensor, float]  # as of :func:`rotary`
 
 
 class ServedDrafter(NamedTuple):
@@ -80,8 +72,8 @@ class ServedDrafter(NamedTuple):
     target_ids_D: Tensor  # int64, the target's token for each of the drafter's
 
 
-def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) -> ServedDrafter:
-    """Load a directory beside a target, whose embedding has the dtype and device that all weights get.
+def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, layers: int) -> ServedDrafter:
+    """Load a directory beside a target of so many layers, whose embedding has the dtype and device of all weights.
 
     Raises:
         Misread: the engine would not load it, or not as what it was.
@@ -94,6 +86,8 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
     for (key, size), wanted in zip(sizes.items(), embedding_VH.shape, strict=True):
         if size != wanted:
             raise Misread(f"config.json: {key} is {size}, the target has {wanted}")
+    if (ids := read.aux_ids) and not 0 <= ids[0] <= ids[-1] <= layers:
+        raise Misread(f"config.json names states {list(ids)} of a target with 0 to {layers}")
     found = _tensors(directory, read)
     shared = read.hidden_size == read.target_width
     if EMBEDDING not in found and not shared:
@@ -111,7 +105,8 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor) ->
 
 def settings(raw: Raw, method: str) -> Settings:
     """Read a config; :class:`Misread` if the engine would not, or two of its releases or runners differently."""
-    config, found, fused = _flat(raw), _class(raw, method), method == "eagle3"
+    config, fused = _flat(raw), method == "eagle3"
+    found = _class(config, method)
     for key in SIZES:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -147,15 +142,15 @@ def _flat(raw: Raw) -> Raw:
         return raw
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
-    handed = {key: raw[key] for key in HANDED_ON if key in raw}
-    return {**raw["transformer_layer_config"], **handed, "norm_before_residual": raw.get("norm_before_residual", True)}
+    layer, handed = raw["transformer_layer_config"], {key: raw[key] for key in HANDED_ON if key in raw}
+    named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
+    residual = raw.get("norm_before_residual", True)
+    return {**layer, **handed, "norm_before_residual": residual, "architectures": [named]}
 
 
-def _class(raw: Raw, method: str) -> str:
+def _class(config: Raw, method: str) -> str:
     """The first of the architectures that there is a class for, after the engine has rewritten the names."""
-    named = raw.get("architectures") or []
-    if "speculators_config" in raw:
-        named = ["Qwen3ForCausalLM" if raw["transformer_layer_config"]["model_type"] == "qwen3" else "LlamaForCausalLM"]
+    named = config.get("architectures") or []
     prefix = {"eagle": "Eagle", "eagle3": "Eagle3"}[method]
     for name in named:
         whole = name.startswith(prefix) or (method == "eagle3" and name.endswith(prefix))
@@ -189,8 +184,11 @@ def _windows(config: Raw, fused: bool) -> tuple[int | None, ...]:
     return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in kinds)
 
 
-def rotary(config: Raw, head_dim: int) -> Rotary:
-    """The rope that a config names, by transformers' formulas; where both spellings stand, ``rope_parameters`` wins."""
+def rotary(config: Raw, head_dim: int) -> tuple[Tensor, float]:
+    """The rope that a config names: inverse frequencies, (r / 2,) float32, and the factor on cosine and sine.
+
+    By transformers' formulas; where both spellings stand, ``rope_parameters`` wins.
+    """
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -202,7 +200,7 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
     if block.get("rope_type", "default") == "default":
         share = float(block.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1)
         width = int(head_dim * share)
-        return Rotary(1.0 / (float(theta) ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0)
+        return 1.0 / (float(theta) ** (torch.arange(0, width, 2, dtype=torch.float32) / width)), 1.0
     block["rope_theta"], longest = float(theta), config["max_position_embeddings"]
     sizes = {"hidden_size": head_dim, "head_dim": head_dim, "num_attention_heads": 1}
     try:
@@ -210,15 +208,11 @@ def rotary(config: Raw, head_dim: int) -> Rotary:
         inverse, factor = ROPE_INIT_FUNCTIONS[block["rope_type"]](scaled, torch.device("cpu"), seq_len=longest)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise Misread(f"config.json: no frequencies can be made of the rope {block}: {error!r}") from error
-    return Rotary(inverse, float(factor))
+    return inverse, float(factor)
 
 
 def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
-    """What the engine looks for a place for: all tensors of the config and no other.
-
-    The engine itself does not miss a tensor: a norm stays at ones, a matrix is whatever lay in memory, and without
-    ``d2t`` the draft tokens are the first of the vocabulary.
-    """
+    """All tensors of the config and no other; the engine itself does not miss one."""
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -241,9 +235,9 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
             raise Misread(f"{name} is {list(value.shape)}, the config says {list(shape)}")
         if not bool(value.isfinite().all()):
             raise Misread(f"{name} holds NaN or infinities")
-    for name in (name for name in wanted if name not in found):
-        left = "at the first tokens" if name == MAP else "at ones" if "norm" in name else "uninitialised"
-        raise Misread(f"it lacks {name}, which the engine leaves {left} without a word")
+    if missing := [name for name in wanted if name not in found]:
+        left = "at the first tokens" if missing[0] == MAP else "at ones" if "norm" in missing[0] else "uninitialised"
+        raise Misread(f"it lacks {missing[0]}, which the engine leaves {left} without a word")
     return found
 
 
@@ -276,7 +270,7 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
 def draft(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """What is read and said at every anchor and depth: the text once over its features, then a chain from each anchor.
+    """What is read and predicted at every anchor and depth: the text once over its features, then chains from anchors.
 
     An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
     instead of drafts of its own. Gives features read (A, K, H), and log-probabilities (A, K, V) of the token after
@@ -286,18 +280,18 @@ def draft(
     past = [(empty_gSd, empty_gSd)] * served.settings.num_hidden_layers
     places_T = torch.arange(len(ids_T), device=ids_T.device)
     feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
-    read, said = [], []
+    read, log_probs = [], []
     for anchor in anchors:
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
         feature_1H = feedback_TH[anchor : anchor + 1]
         read.append(features_TH[anchor])
-        said.append(_log_probs(served, hidden_TH[anchor]))
+        log_probs.append(_log_probs(served, hidden_TH[anchor]))
         for at in range(anchor + 1, anchor + depth + 1):
             read.append(feature_1H[0])
             feature_1H, hidden_1H = step(served, ids_T[at + 1 : at + 2], feature_1H, places_T[at : at + 1], own)
-            said.append(_log_probs(served, hidden_1H[0]))
+            log_probs.append(_log_probs(served, hidden_1H[0]))
     shape = (len(anchors), depth + 1)
-    return torch.stack(read).unflatten(0, shape), torch.stack(said).unflatten(0, shape)
+    return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
 
 
 def _log_probs(served: ServedDrafter, hidden_H: Tensor) -> Tensor:
@@ -379,10 +373,11 @@ def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, 
     return project(served, f"{at}.o_proj", (shares_hMS.to(v_hSd.dtype) @ v_hSd).transpose(0, 1).flatten(1))
 
 
-def rotate(x_nMd: Tensor, positions_M: Tensor, rope: Rotary) -> Tensor:
+def rotate(x_nMd: Tensor, positions_M: Tensor, rope: tuple[Tensor, float]) -> Tensor:
     """Channel j and channel j + r/2 turn together; the table is made in float32 and used in the dtype of ``x``."""
-    angles_Mr = (positions_M.float()[:, None] * rope.inverse.to(positions_M.device)).repeat(1, 2)
-    cos_Mr, sin_Mr = ((f(angles_Mr) * rope.factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
+    inverse, factor = rope
+    angles_Mr = (positions_M.float()[:, None] * inverse.to(positions_M.device)).repeat(1, 2)
+    cos_Mr, sin_Mr = ((f(angles_Mr) * factor).to(x_nMd.dtype) for f in (torch.cos, torch.sin))
     r = angles_Mr.shape[1]
     one, two = x_nMd[..., : r // 2], x_nMd[..., r // 2 : r]
     turned = x_nMd[..., :r] * cos_Mr + torch.cat([-two, one], -1) * sin_Mr

@@ -9,11 +9,9 @@ Legend: P prompts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
@@ -23,25 +21,15 @@ from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pai
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.statistics import Array, measured, ratio
-from specdec.evaluation.style import (
-    ReportTable,
-    few_prompts,
-    print_report,
-    save_figure,
-    shown,
-    style,
-    whiskers,
-    write_report,
-)
+from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
 
 CLEAN = Condition()
 SAME = "the condition changes no prompt"
 SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
-RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
-Counts = dict[str, tuple[int, int]]
-"""Committed tokens and target passes of every prompt, by its id."""
+RECORD, REPORT = "robustness.json", "report.md"
+Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
     "length_kept": lambda sums: ratio(sums[..., :2]) / ratio(sums[..., 2:]),
     "drafts_kept": lambda sums: (ratio(sums[..., :2]) - 1) / (ratio(sums[..., 2:]) - 1),
@@ -90,11 +78,10 @@ def robustness(config: RobustnessConfig) -> None:
     with staged_directory(config.place("robustness")) as folder:
         runs = [plan(condition, clean) for condition in (CLEAN, *conditions)]
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
-        told = record(runs) | context
-        tables, notes = report_tables(told), few_prompts(len(told["prompts"]))
-        plot_robustness(told, folder / FIGURE)
-        write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
-        write_json(folder / RECORD, told)
+        found = record(runs) | context
+        tables, notes = report_tables(found), few_prompts(len(found["prompts"]))
+        write_report(folder / REPORT, "Robustness", notes, "", tables, context)
+        write_json(folder / RECORD, found)
     print_report(tables, notes)
 
 
@@ -127,7 +114,7 @@ def plan(condition: Condition, clean: CleanRun) -> ConditionRun:
             ids = Skipped(name, str(error).removeprefix(f"prompt {name}: "))
         if not isinstance(ids, list):
             run.left_out[name] = ids.reason if ids else "it has no turn"
-        elif condition.of.change and ids == usual:
+        elif condition.of.of_text and ids == usual:
             run.left_out[name] = SAME
         else:
             run.prompts.append(prompt)
@@ -144,21 +131,15 @@ def measure(
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
     with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
-            _decode(clean, drafter, shape, run, batch, seed, lambda: advance(1))
-
-
-def _decode(
-    clean: CleanRun, drafter: Drafter, shape: DraftShape, run: ConditionRun, batch: int, seed: int,
-    on_prompt: Callable[[], None],
-) -> None:  # fmt: skip
-    longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
-    (run.answers,) = benchmark(
-        clean.target, run.condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
-        sampling=run.condition.sampling(Sampling(seed=seed)), plain=False,
-        converse=lambda prompt, _: run.condition.conversation(prompt, clean),
-        batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=on_prompt,
-        on_skip=lambda one: run.left_out.update({one.prompt_id: one.reason}),
-    )  # fmt: skip
+            condition, left_out = run.condition, run.left_out
+            longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
+            (run.answers,) = benchmark(
+                clean.target, condition.drafter(drafter, seed), [shape], run.prompts, clean.max_new_tokens,
+                sampling=condition.sampling(Sampling(seed=seed)), plain=False,
+                converse=lambda prompt, _: condition.conversation(prompt, clean),  # noqa: B023  called before the next
+                batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
+                on_skip=lambda one: left_out.update({one.prompt_id: one.reason}),  # noqa: B023
+            )  # fmt: skip
 
 
 def counts(answers: Sequence[Answer]) -> Counts:
@@ -190,9 +171,8 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
     for run in runs:
         own, condition = counts(run.answers), run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
-        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped}
-        shares = kept(own, clean)
-        conditions.append({**what, "committed": columns[0], "passes": columns[1], "left_out": run.left_out, **shares})
+        what = {"name": condition.name, "title": condition.name, "skipped": run.skipped, "left_out": run.left_out}
+        conditions.append({**what, "committed": columns[0], "passes": columns[1], **kept(own, clean)})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 
@@ -213,21 +193,3 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
         ReportTable("Not measured", ["Condition", "Reason"], skipped, left=2),
         ReportTable("Prompts left out of all", ["Prompt", "Reason"], left_out, left=2),
     ]
-
-
-def plot_robustness(found: dict[str, Any], path: Path) -> None:
-    """Draw what is kept under every condition."""
-    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
-    figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, share in zip(panels, SHARES, strict=True):
-        for y, one in enumerate(rows):
-            if one[share] is not None:
-                below, above = whiskers(one[share])
-                axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
-        axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
-        axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
-        axes.grid(axis="x", alpha=0.3)
-    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
-    panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
-    save_figure(figure, path)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
-from specdec.diagnostics.anchors import AnchoredText, AnsweredText, answered_texts
+from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText, answered_texts
 from specdec.diagnostics.drift_measure import SERIES, drafted
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import cpu_matmul_backend
@@ -41,9 +41,8 @@ PERFECT, VOCABULARY, TRUE_FEATURES, OWN_FEATURES = "perfect", "vocabulary", "tru
 OWN_TOKENS, OBSERVED = "own_tokens", "observed"
 DOWN = (PERFECT, VOCABULARY, TRUE_FEATURES, OWN_FEATURES, OWN_TOKENS)
 INVISIBLE = 0.01  # tokens per target pass, which no figure shows
-TOGETHER = 16  # sequences decoded side by side
 
-SAYS = {  # title, and what a loss there means
+MEANINGS = {  # title, and what a loss there means
     PERFECT: ("perfect drafts", "every draft is right"),
     VOCABULARY: ("draft vocabulary", "what it lacks cannot be drafted; a larger one wins this back"),
     TRUE_FEATURES: ("true features", "wrong though the drafter reads the target's states; more training or data"),
@@ -52,8 +51,7 @@ SAYS = {  # title, and what a loss there means
     OBSERVED: ("observed by decoding", "what specdec evaluate measures for this chain"),
 }
 
-Levels = dict[str, list[list[int]]]
-"""By name: the drafts that are accepted in every pass of every prompt."""
+Levels = dict[str, list[list[int]]]  # by name: the drafts that are accepted in every pass of every prompt
 
 
 class MeasuredText(NamedTuple):
@@ -61,17 +59,12 @@ class MeasuredText(NamedTuple):
 
     prompt_id: str
     prompt: list[int]
-    accepted: dict[str, list[int]]
-    """Drafts accepted at each place, by level."""
-    sums_FK2: Tensor
-    """As of :func:`specdec.diagnostics.drift_measure.drafted`, of the chains that lie within the answer."""
+    accepted: dict[str, list[int]]  # drafts accepted at each place, by level
+    sums_FK2: Tensor  # as of :func:`drafted`, of the chains that lie within the answer
 
 
 def passes(accepted: Sequence[int]) -> list[int]:
-    """Where passes begin, from place 0 on, if each begins behind what the one before has committed.
-
-    ``accepted`` are the drafts accepted at each place.
-    """
+    """Where passes begin, from place 0 on, given the drafts accepted at each: each behind what the last committed."""
     found, place = list[int](), 0
     while place < len(accepted):
         found.append(place)
@@ -80,11 +73,7 @@ def passes(accepted: Sequence[int]) -> list[int]:
 
 
 def measure_levels(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[tuple[str, list[int]]],
-    max_new_tokens: int,
-    depths: int,
+    target: Target, drafter: Drafter, prompts: Sequence[tuple[str, list[int]]], max_new_tokens: int, depths: int
 ) -> tuple[Levels, list[MeasuredText]]:
     """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
 
@@ -116,14 +105,14 @@ def measure_text(target: Target, drafter: Drafter, text: AnsweredText, kept: int
     anchors = range(text.prompt, text.prompt + kept - 1)
     more = range(anchors.start, anchors.stop + depth - 1)  # where the drafts of the last place can read true states
     anchored = AnchoredText(target, drafter, ids, depth, len(more), verify=True)
-    right, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
+    drafts, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
     for some in anchored.groups(more):
         chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + kept - depth)
-        right.append(chains.matched([*ids, *[-1] * depth], some))
+        drafts.append(chains.tokens_AK)
         sums_FK2 += part_FK2.cpu()
-    right_SK = torch.cat(right)
-    draft_AK = torch.arange(kept - 1, device=device)[:, None] + torch.arange(depth, device=device)
-    due_AK = torch.tensor(ids, device=device)[draft_AK + anchors.start + 1]
+    draft_SK = torch.arange(len(more), device=device)[:, None] + torch.arange(depth, device=device)
+    due_SK = torch.tensor([*ids, *[-1] * depth], device=device)[draft_SK + anchors.start + 1]
+    right_SK, due_AK, draft_AK = torch.cat(drafts) == due_SK, due_SK[: kept - 1], draft_SK[: kept - 1]
     hits = {
         PERFECT: torch.ones_like(due_AK, dtype=torch.bool),
         VOCABULARY: drafter.vocab.to_draft(due_AK) >= 0,
@@ -147,7 +136,7 @@ def observed(
     advance: Callable[[int], object],
 ) -> list[list[int]]:  # fmt: skip
     """Drafts that every pass of decoding with a chain accepts, by prompt."""
-    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(TOGETHER, len(prompts)))
+    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
     found: dict[int, list[int]] = {}
     for number, made in decoder.generate_all([Request(ids, max_new_tokens) for ids in prompts], target.eos_token_ids):
         found[number] = list(made.accepted)
@@ -166,27 +155,16 @@ def waterfall(levels: Levels) -> dict[str, Any]:
     assert mean is not None
     holds = mean == 0 if low is None or high is None else abs(mean) < INVISIBLE or low <= 0 <= high
     alike = [pair for pair in zip(own, decoded, strict=True) if len(pair[0]) == len(pair[1])]
-    return {
-        "levels": [
-            {
-                "name": name,
-                "acceptance_length": measured(_sums(accepted)),
-                "committed": [sum(one) + len(one) for one in accepted],
-                "passes": [len(one) for one in accepted],
-            }
-            for name, accepted in levels.items()
-        ],
-        "bars": [
-            {"from": upper, "to": lower, "loss": _less(levels[upper], levels[lower])}
-            for upper, lower in itertools.pairwise(DOWN)
-        ],
-        "check": {
-            "holds": holds,
-            "difference": difference,
-            "passes": sum(map(len, decoded)),
-            "same_passes": sum(a == b for one, two in alike for a, b in zip(one, two, strict=True)),
-        },
-    }
+    same = sum(a == b for one, two in alike for a, b in zip(one, two, strict=True))
+    check = {"holds": holds, "difference": difference, "passes": sum(map(len, decoded)), "same_passes": same}
+    told = []
+    for name, accepted in levels.items():
+        sums_P2 = _sums(accepted)
+        committed, begun = sums_P2.astype(int).T.tolist()
+        told.append({"name": name, "acceptance_length": measured(sums_P2), "committed": committed, "passes": begun})
+    pairs = itertools.pairwise(DOWN)
+    bars = [{"from": one, "to": two, "loss": _less(levels[one], levels[two])} for one, two in pairs]
+    return {"levels": told, "bars": bars, "check": check}
 
 
 def _sums(accepted: Sequence[Sequence[int]]) -> Array:
@@ -209,7 +187,7 @@ def waterfall_table(found: dict[str, Any], depth: int) -> ReportTable:
     losses = {bar["to"]: bar["loss"] for bar in found["bars"]}
     rows = []
     for one in found["levels"]:
-        title, meaning = SAYS[one["name"]]
+        title, meaning = MEANINGS[one["name"]]
         rows.append([title, _figure(one["acceptance_length"]), _figure(losses.get(one["name"])), meaning])
     headings = ["Level", "Acceptance length", "Loss", "What it means"]
     return ReportTable(f"Where acceptance is lost: chains of {depth}", headings, rows)
@@ -248,5 +226,5 @@ def draw_waterfall(found: dict[str, Any], axes: "Axes") -> None:
         xlim=(1, longest + 0.3 * (longest - 1)), ylim=(len(rows) - 0.4, -0.6), xticks=range(1, int(longest) + 1),
         xlabel="tokens per target pass, bonus token included (lines: 95 % interval)", title="Where acceptance is lost",
     )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [SAYS[name][0] for name, *_ in rows])
+    axes.set_yticks(range(len(rows)), [MEANINGS[name][0] for name, *_ in rows])
     axes.spines[["top", "right"]].set_visible(False)

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from transformers import LlamaForCausalLM
 
 from specdec.data import ChatData, TextData, TokenData
-from specdec.diagnostics.doctor import made
+from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, set_up
 from specdec.drafter import DrafterSpec
 from specdec.nn.optimizers import AdamW
@@ -93,7 +93,7 @@ def subject(data: TokenData, module: DrafterModule | None = None, seconds: float
 
 def faults(checked: SetUp, *names: str) -> list[Finding]:
     """What these checks find wrong."""
-    return [one for name in names for one in made(name, checked) if one.result is CheckResult.FAULTY]
+    return [one for name in names for one in run_check(name, checked) if one.result is CheckResult.FAULTY]
 
 
 def told(found: Sequence[Finding], check: str) -> str:

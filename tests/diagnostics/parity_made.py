@@ -77,6 +77,11 @@ def compared(name: str, directory: Path | None, dtype: torch.dtype = torch.float
     return compare(target(dtype), own, texts(dtype), DEPTH, directory, method)
 
 
+def holds(found: Compared) -> bool:
+    """Whether training, decoding and the export are one and the same."""
+    return found.not_compared is None and found.equal
+
+
 def exported(name: str, directory: Path, format: str = "vllm") -> Path:
     export_drafter(drafter(name), target(), directory, format)
     return directory

@@ -19,7 +19,8 @@ def test_drafts_match_where_decoding_accepts_them(name: str) -> None:
     anchors = places(text, DEPTH)
     one = AnchoredText(target(), drafter(name), text.ids, DEPTH, verify=True)
     chains = one.draft(anchors)
-    accepted = chains.matched(text.ids, anchors).cumprod(1).sum(1).tolist()
+    due_AK = torch.tensor([text.ids[anchor + 1 : anchor + 1 + DEPTH] for anchor in anchors])
+    accepted = (chains.tokens_AK == due_AK).cumprod(1).sum(1).tolist()
     decoder = SpeculativeDecoder(target(), drafter(name), Chain(DEPTH), batch=8)
     requests = [Request(text.ids[:anchor], 2) for anchor in anchors]  # the first pass begins at the anchor
     assert len(set(accepted)) > 2  # some are right, some are not

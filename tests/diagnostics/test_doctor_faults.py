@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.data import Batch, ChatData
 from specdec.data.loader import ResumableLoader
 from specdec.diagnostics import doctor_setup as set_up_module
-from specdec.diagnostics.doctor import made
+from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.drafter import Drafter, save
 from specdec.drafter.recurrence import FeedNormed
@@ -125,7 +125,7 @@ def test_a_saved_drafter_that_was_trained_on_other_boundaries(by: int, tmp_path:
         torch.nn.functional.cross_entropy(logits, due_BT[due_BT >= 0]).backward()
         optimizer.step()
     checked.saved = True
-    last = made("taps", checked)[-1]
+    last = run_check("taps", checked)[-1]
     assert "drafts best from its stated boundaries" in last.what
     assert last.result is (CheckResult.FAULTY if by else CheckResult.SOUND), last
     assert not by or f"trained on boundaries {by:+d}" in last.note

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from specdec.diagnostics import doctor_model as model_checks
-from specdec.diagnostics.doctor import CHECKS, made
+from specdec.diagnostics.doctor import CHECKS, run_check
 from specdec.diagnostics.doctor_setup import CheckResult
 from specdec.features import Cached
 from specdec.training.divergences import LKLambda
@@ -26,7 +26,7 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     first = name in ("eagle1", "eagle2")
     module = learner(design(name), ttt_steps=1 if first else 2, loss=EAGLE1 if first else SoftCrossEntropy())
     checked = subject(text(tmp_path), module)
-    found = [one for check in ALL for one in made(check, checked)]
+    found = [one for check in ALL for one in run_check(check, checked)]
     assert [one for one in found if one.result is CheckResult.FAULTY] == []
     assert {one.check for one in found} == set(ALL)
     assert sum(one.result is CheckResult.SOUND for one in found) >= 9, "most of it can be checked"
@@ -35,7 +35,7 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
 def test_chats(tmp_path: Path) -> None:
     """Also where the drafter's parts are frozen on purpose, and a loss holds a weight constant."""
     checked = subject(chats(tmp_path), learner(train_embed=True, train_head=False, loss=LKLambda()))
-    found = [one for check in ALL for one in made(check, checked)]
+    found = [one for check in ALL for one in run_check(check, checked)]
     assert [one for one in found if one.result is CheckResult.FAULTY] == []
     assert any("generation prompt" in one.what and one.result is CheckResult.SOUND for one in found)
 
@@ -61,16 +61,16 @@ def test_cached_features(tmp_path: Path) -> None:
 def test_every_draft_of_the_sample_is_accepted(tmp_path: Path) -> None:
     """Noise of the set-up is left out."""
     checked = subject(chats(tmp_path), learner(noise=UniformNoise(9.0), ttt_steps=2))
-    (accepted,) = made("overfit", checked)
+    (accepted,) = run_check("overfit", checked)
     assert accepted.result is CheckResult.SOUND and accepted.figure == 1
     assert "0 refused" in accepted.note and float(accepted.note.split("training ")[1].split("%")[0]) > 97
 
 
 def test_what_one_sample_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over, or the drafter knows two tokens only."""
-    found = made("overfit", subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3))
+    found = run_check("overfit", subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3))
     assert found[-1].result is CheckResult.UNCHECKED and "the time was over" in found[-1].note
     spec = dataclasses.replace(design("eagle3"), draft_vocab_size=2)
     monkeypatch.setattr(model_checks, "PROMPTS", 1)
-    (found_,) = made("overfit", subject(chats(tmp_path), learner(spec)))
+    (found_,) = run_check("overfit", subject(chats(tmp_path), learner(spec)))
     assert found_.result is CheckResult.UNCHECKED and "over and over" in found_.note

@@ -35,6 +35,7 @@ from tests.diagnostics.parity_made import (
     drafter,
     edit,
     exported,
+    holds,
     sharp,
     target,
     verdicts,
@@ -50,7 +51,7 @@ PLACES = ["alone", "packed"]
 def test_everything_that_is_served_is_the_same(name: str, tmp_path: Path) -> None:
     directory = exported(name, tmp_path / "out")
     found = compared(name, directory)
-    assert found.holds
+    assert holds(found)
     wanted = [(pair, place, k) for pair in (DECODED, EXPORTED) for place in PLACES for k in range(DEPTH + 1)]
     assert [row[:3] for row in found.rows] == wanted
     assert all(row.agree == row.slots >= 4 for row in found.rows)
@@ -62,13 +63,13 @@ def test_what_is_not_served_is_compared_with_decoding(name: str, tmp_path: Path)
     with pytest.raises(NotServable):
         exported(name, tmp_path / "out")
     found = compared(name, None)
-    assert {row.pair for row in found.rows} == {DECODED} and found.equal and not found.holds
+    assert {row.pair for row in found.rows} == {DECODED} and found.equal and not holds(found)
 
 
 @pytest.mark.parametrize(("name", "format"), [("eagle1", "sglang"), ("eagle3_1", "sglang"), ("two_layer", "speculators"), ("four_states", "speculators")])  # fmt: skip # noqa: E501
 def test_the_other_formats_as_vllm_reads_them(name: str, format: str, tmp_path: Path) -> None:
     directory = exported(name, tmp_path / "out", format)
-    assert compared(name, directory).holds
+    assert holds(compared(name, directory))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -76,7 +77,7 @@ def test_the_other_formats_as_vllm_reads_them(name: str, format: str, tmp_path: 
 def test_rounding_is_none_of_the_differences(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     export_drafter(drafter(name, dtype), target(dtype), tmp_path / "own")
     found = compared(name, tmp_path / "own", dtype)
-    assert found.holds
+    assert holds(found)
     assert max(row.share for row in found.rows) > 1e-9  # else the dtype was not what was asked
 
 
@@ -87,9 +88,9 @@ def test_scaled_ropes(rope: dict[str, Any], tmp_path: Path) -> None:
     own = sharp(made_drafter(SPECS["eagle3_1"], scaled))
     export_drafter(own, scaled, tmp_path / "out")
     asked = answered_texts(scaled, [("a", [3, 9, 4] * 9)], 12, to_end=False)
-    assert compare(scaled, own, asked, 2, tmp_path / "out").holds
+    assert holds(compare(scaled, own, asked, 2, tmp_path / "out"))
     edit(tmp_path / "out", lambda raw: raw["rope_parameters"].update(factor=3.0), None)
-    assert not compare(scaled, own, asked, 2, tmp_path / "out").holds
+    assert not holds(compare(scaled, own, asked, 2, tmp_path / "out"))
 
 
 def test_a_mistake_that_training_and_decoding_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

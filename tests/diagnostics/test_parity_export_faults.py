@@ -16,6 +16,7 @@ from tests.diagnostics.parity_made import (
     drops,
     edit,
     exported,
+    holds,
     sets,
     transposed,
     verdicts,
@@ -98,7 +99,7 @@ def test_what_an_engine_takes_without_a_word_is_found(fault: Fault, tmp_path: Pa
     directory = exported(fault.preset, tmp_path / "out")
     edit(directory, fault.config, fault.tensors)
     found = compared(fault.preset, directory)
-    assert not found.holds and found.lacking is None
+    assert not found.equal and found.not_compared is None
     assert {row.verdict for row in found.rows if row.pair == DECODED} == {"equal"}
     wrong = {k: said - {"equal"} for k, said in verdicts(found, EXPORTED).items() if said != {"equal"}}
     assert min(wrong) == fault.depth and wrong[fault.depth] == {f"DIFFERENT: {fault.where}"}
@@ -168,19 +169,19 @@ def test_what_an_engine_refuses_is_told(fault: str, tmp_path: Path) -> None:
     directory = exported(name, tmp_path / "out")
     edit(directory, change if fault in CONFIGS else None, change if fault in TENSORS else None)
     found = compared(name, directory)
-    assert not found.holds and {row.pair for row in found.rows} == {DECODED}
-    assert found.lacking is not None and len(found.lacking.splitlines()) == 1
-    assert re.search(message, found.lacking), found.lacking
+    assert not holds(found) and {row.pair for row in found.rows} == {DECODED}
+    assert found.not_compared is not None and len(found.not_compared.splitlines()) == 1
+    assert re.search(message, found.not_compared), found.not_compared
 
 
 def test_files_that_are_missing_or_damaged(tmp_path: Path) -> None:
     directory = exported("eagle3", tmp_path / "out")
     weights, config = directory / "model.safetensors", directory / "config.json"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert "damaged or cut off" in str(compared("eagle3", directory).lacking)
+    assert "damaged or cut off" in str(compared("eagle3", directory).not_compared)
     weights.unlink()
-    assert "no .safetensors file" in str(compared("eagle3", directory).lacking)
+    assert "no .safetensors file" in str(compared("eagle3", directory).not_compared)
     config.write_text("3")
-    assert "no JSON object" in str(compared("eagle3", directory).lacking)
+    assert "no JSON object" in str(compared("eagle3", directory).not_compared)
     config.unlink()
-    assert "config.json is missing" in str(compared("eagle3", directory).lacking)
+    assert "config.json is missing" in str(compared("eagle3", directory).not_compared)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.diagnostics.parity_compare import EXPORTED, compare
 from specdec.export import import_checkpoint, read_checkpoint
 from specdec.target import Target
-from tests.diagnostics.parity_made import DEPTH, target, texts
+from tests.diagnostics.parity_made import DEPTH, holds, target, texts
 from tests.export.test_read import HIDDEN, IDS, VOCAB, D, eagle1, eagle3, flat, nested, written
 from tests.tiny import LAYERS
 
@@ -80,11 +80,11 @@ def test_the_import_says_what_the_reference_reads(name: str, tmp_path: Path) -> 
         (directory / "config.json").write_text(json.dumps(config | {IDS: states}))
         save_file({name.removeprefix("model."): x for name, x in tensors.items()}, directory / "model.safetensors")
     found = compare(of, drafter, texts(), DEPTH, directory, method)
-    assert found.lacking is None and found.holds, [row.verdict for row in found.rows if not row.equal]
+    assert holds(found), [row.verdict for row in found.rows if not row.equal]
     compared = [row for row in found.rows if row.pair == EXPORTED]
     assert {row.depth for row in compared} == set(range(DEPTH + 1)) and all(row.slots for row in compared)
     other = _swapped(of, drafter, name)
-    assert not compare(other, drafter, texts(), DEPTH, directory, method).holds
+    assert not holds(compare(other, drafter, texts(), DEPTH, directory, method))
 
 
 def _swapped(of: Target, drafter: Any, name: str) -> Target:

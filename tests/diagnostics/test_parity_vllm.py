@@ -8,8 +8,7 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
-from specdec.diagnostics.parity import PROMPTS
-from specdec.diagnostics.parity_vllm import TRIES, EnginePasses, VllmAnswer, ask, compare_passes
+from specdec.diagnostics.parity import PROMPTS, TRIES, EnginePasses, VllmAnswer, ask, compare_passes
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
 from specdec.engines.client import Endpoint
 from specdec.engines.server import VARIABLE, VllmLaunch
