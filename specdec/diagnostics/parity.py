@@ -23,7 +23,7 @@ from specdec.target import TargetSource
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked
+from specdec.utils.signals import StopRequested
 
 REPORT = "parity.json"
 PROMPTS = (  # which the embedded target knows
@@ -117,7 +117,7 @@ def parity(
             served = DrafterCheckpoint(directory.resolve(), method)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, Path(scratch) / "vllm.log")
-            except Asked as to_end:
+            except StopRequested as to_end:
                 return to_end.status
             passes = compare_passes(model, own, answers, compared.allowed)
             console.print(engine_table(passes))

@@ -21,7 +21,7 @@ from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
 from specdec.engines.server import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
 from specdec.target import Target, TargetSource
 from specdec.utils.progress import progress
-from specdec.utils.signals import asked_to_end
+from specdec.utils.signals import stop_on_signals
 
 TRIES = 5
 PATH = "/v1/completions"
@@ -61,12 +61,12 @@ def ask_all(
 ) -> list[VllmAnswer]:  # fmt: skip
     """Put every prompt to the vLLM at a URL, or to one that is started for it in this dtype and ended.
 
-    ``log`` is a new file for what a started one says. Asked if somebody asked this process to end; ValueError as of
+    ``log`` is a new file for what a started one says. StopRequested if a signal came; ValueError as of
     :func:`ask`, or if vLLM does not come up.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
-            stack.enter_context(asked_to_end())
+            stack.enter_context(stop_on_signals())
             launch = dataclasses.replace(where, extra=("--dtype", dtype, *where.extra))
             where = stack.enter_context(launch.server(drafter, log)).url
         endpoint = Endpoint(where)

@@ -16,7 +16,7 @@ from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, asked_to_end
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def regenerate(config: RegenerateConfig) -> int:
     hint = f"what is done is kept in {path}: the same command goes on"
     answering: InProcess | Remote
     try:
-        with asked_to_end():
+        with stop_on_signals():
             # the target is known by what the answers depend on, not by where it runs
             if config.url is None:
                 target = config.target.load(config.device)
@@ -73,7 +73,7 @@ def regenerate(config: RegenerateConfig) -> int:
                     raise ValueError(f"{error}; {hint}") from error
             about |= {"data": config.data, "left_out": left_out or [], "provenance": provenance(seed=config.seed)}
             counts = _write(rows, out, config.truncated, about)
-    except Asked as asked:
+    except StopRequested as asked:
         sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
         return asked.status
     if counts["truncated"] and config.truncated == "drop":

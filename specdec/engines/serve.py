@@ -22,7 +22,7 @@ from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, asked_to_end
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def serve(
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False
     try:
-        with asked_to_end(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
+        with stop_on_signals(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
             if bench:
                 _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
@@ -98,7 +98,7 @@ def serve(
                 sys.stdout.flush()
                 log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
                 server.wait()
-    except Asked as asked:
+    except StopRequested as asked:
         return 0 if serving else asked.status
     return 0
 

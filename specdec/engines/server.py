@@ -27,7 +27,7 @@ from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
-from specdec.utils.files import explain, read_json
+from specdec.utils.files import explained, read_json
 
 log = logging.getLogger(__name__)
 
@@ -180,20 +180,17 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
         socket.create_server((host, port)).close()
     except (OSError, OverflowError) as error:
         raise ValueError(f"port {port} of {host} cannot be had ({error}): choose another --port") from error
-    try:
-        with log_file.open("xb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
-            )
-    except FileExistsError as error:
-        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log") from error
-    except OSError as error:
-        raise explain(error, log_file) from error
+    if log_file.exists():
+        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log")
+    with explained(log_file), log_file.open("xb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+            env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
+        )
     server, grace = Server(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process), HURRY
     try:
         _wait_until_healthy(server, timeout)

@@ -20,17 +20,6 @@ TEMPORARY = ".tmp-"
 """How the name of what is being written begins; a kill leaves it behind."""
 
 
-def explain(error: OSError, path: Path | str) -> ValueError:
-    """Say in one line why ``path`` could not be read or written."""
-    known = {
-        errno.EEXIST: "a part of the path is a file, not a directory",
-        errno.ENOTDIR: "a part of the path is a file, not a directory",
-        errno.EISDIR: "it is a directory",
-    }
-    reason = error.strerror or str(error)
-    return ValueError(f"{path}: {known.get(error.errno or 0, reason[:1].lower() + reason[1:])}")
-
-
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -48,8 +37,13 @@ def explained(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        culprit = str(error.filename or path)
-        raise explain(error, path if TEMPORARY in culprit else culprit) from error
+        culprit, reason = str(error.filename or path), error.strerror or str(error)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "a part of the path is a file, not a directory"
+        elif isinstance(error, IsADirectoryError):
+            reason = "it is a directory"
+        named = path if TEMPORARY in culprit else culprit
+        raise ValueError(f"{named}: {reason[:1].lower()}{reason[1:]}") from error
 
 
 def _temporary(path: Path) -> Path:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.utils.config_diff import pairs, words
+from specdec.utils.config import pairs, words
 from specdec.utils.files import explained, lock_now
 
 
