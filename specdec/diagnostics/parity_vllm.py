@@ -90,16 +90,16 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmA
             raise ValueError(f"{endpoint.url}{PATH} sends no token_ids, which vLLM does from 0.10.2 on")
         pieces = [choice["token_ids"] for choice in choices if choice["token_ids"]]
         ids = [token for piece in pieces for token in piece]
-        counted = before.settled(endpoint, len(ids)).since(before)
+        counted = before.growth(endpoint, len(ids))
         if not counted.passes:
             raise ValueError(f"{endpoint.url} drafts nothing: is it served with the drafter?")
         if (counted.generated, counted.passes) == (len(ids), len(pieces) - 1):
             known = [sum(map(len, pieces[:number])) for number in range(1, len(pieces))]
-            return VllmAnswer(prompt, ids, len(counted.per_position), known, [len(piece) - 1 for piece in pieces[1:]])
+            return VllmAnswer(prompt, ids, counted.draft_tokens, known, [len(piece) - 1 for piece in pieces[1:]])
     raise ValueError(
         f"{endpoint.url} sent {len(ids)} tokens in {len(pieces)} pieces and counted {counted.generated} in "
         f"{counted.passes} passes and the prompt's, {TRIES} times: does somebody else use it, has it another "
-        f"--stream-interval than 1, or a --max-model-len below {len(prompt) + tokens + len(counted.per_position) + 1}?"
+        f"--stream-interval than 1, or a --max-model-len below {len(prompt) + tokens + counted.draft_tokens + 1}?"
     )
 
 

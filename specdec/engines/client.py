@@ -54,14 +54,6 @@ class Endpoint:
         with self._response("GET", path) as response:
             return response.read().decode("utf-8", errors="replace")
 
-    def away(self) -> bool:
-        """Whether nobody answers at all."""
-        try:
-            self.text("/v1/models")
-        except RequestError as error:
-            return error.status is None
-        return False
-
     def model(self) -> str:
         """The name of the first model that it serves."""
         try:
@@ -124,43 +116,29 @@ def _reason(body: bytes) -> str:
 
 
 class SpecDecodeCounters(NamedTuple):
-    """What vLLM counts since its start, over all its engines; differences of two are what happened between.
-
-    A pass is a verification that had a draft to judge. Drafts accepted behind an answer's last token count too.
-    """
+    """What vLLM counts since its start, over all its engines. A pass is a verification that had a draft to judge."""
 
     generated: int  # tokens of answers
     passes: int
-    accepted: int  # drafts
-    per_position: tuple[int, ...]  # passes that accepted at least so many drafts, from one on; empty without a drafter
-
-    def since(self, before: Self) -> "SpecDecodeCounters":
-        """What was counted after ``before``."""
-        old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
-        positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
-        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
-        return SpecDecodeCounters(generated, passes, accepted, positions)
+    draft_tokens: int  # of a pass; 0 before the first, and without a drafter
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
         """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
-        counts, positions = Counter[str](), Counter[int]()
+        counts, positions = Counter[str](), set[str]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
-            if position := _POSITION.search(labels):
-                positions[int(position[1])] += int(float(value))
-            else:
-                counts[name] += int(float(value))
+            counts[name] += int(float(value))
+            positions.update(_POSITION.findall(labels))
         if "generation_tokens" not in counts:
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
-        passes, accepted = counts["spec_decode_num_drafts"], counts["spec_decode_num_accepted_tokens"]
-        return cls(counts["generation_tokens"], passes, accepted, tuple(positions[k] for k in sorted(positions)))
+        return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))
 
-    def settled(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> "SpecDecodeCounters":
-        """The counters once they hold ``tokens`` generated ones more than these: the server counts a little late."""
+    def growth(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
+        """What came since these, once ``tokens`` generated ones are among it: the server counts a little late."""
         end = time.monotonic() + patience
         while (now := self.read(endpoint)).generated - self.generated < tokens and time.monotonic() < end:
             time.sleep(0.05)
-        return now
+        return now._replace(generated=now.generated - self.generated, passes=now.passes - self.passes)
 
 
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:

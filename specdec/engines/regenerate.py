@@ -128,7 +128,6 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         "failed": sum(bool(row.failed) for row in due),
         "skipped": len(rows) - len(due),
         "written": len(written),
-        "cut_before_a_tool_call": sum(row.cut for row in due),
         "answers": len(answers),
         "tokens": sum(answer.tokens for answer in answers),
     }

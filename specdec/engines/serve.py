@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from specdec.engines.client import KEY
 from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
+from specdec.evaluation.style import ReportTable, print_report
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
@@ -115,9 +113,6 @@ def _bench(
     texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
     found: dict[tuple[str, int], dict[str, Any]] = {}
     body = {"add_special_tokens": False, "repetition_penalty": 1.0}
-    shown = Table(title="vllm bench serve", caption=CAPTION)
-    for column, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="left" if column == 1 else "right")
     with (
         staged_directory(out or new_run("bench")) as folder,
         tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
@@ -142,6 +137,7 @@ def _bench(
                     found[name, users] = _measured(command, folder / f"{name}-{users}.json")
                     advance(1)
         write_json(folder / "provenance.json", provenance())
+    rows = []
     for users in levels:
         ours, plain = found["drafter", users], found["baseline", users]
         pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
@@ -150,9 +146,9 @@ def _bench(
         length = ours.get("spec_decode_acceptance_length")
         shares = ours.get("spec_decode_per_position_acceptance_rates")
         accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
-        shown.add_row(str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same)
-        shown.add_row(str(users), "baseline", *_speeds(plain), "-", "-", "-")
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(shown)
+        rows.append([str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same])
+        rows.append([str(users), "baseline", *_speeds(plain), "-", "-", "-"])
+    print_report([ReportTable("vllm bench serve", HEADINGS, rows, left=2)], [CAPTION])
 
 
 def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:

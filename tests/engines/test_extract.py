@@ -102,7 +102,7 @@ def status(argv: list[str]) -> object:
 
 def trained_rows(config: list[str]) -> int:
     """Rows of training that a config's data has."""
-    _, model, data = read([*config, "--out", "nowhere"], "specdec cache")
+    _, model, data = read([*config, "--out", "nowhere"])
     data.prepare(model.target.tokenizer)
     return len(data.splits.train.ids_BT)
 
@@ -113,27 +113,11 @@ def test_further_boundaries_are_stored(config: list[str], tmp_path: Path) -> Non
     assert FeatureIndex.read(out / "index.json").contract.layers == (1, 2, 3, 4, 6)
 
 
-def test_the_plan_counts_and_writes_nothing(
-    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_disk_that_cannot_hold_it(
+    config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "cache"
-    assert main(["cache", "plan", *config, "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert not out.exists()
-    assert main(["cache", *config, "--out", str(out)]) == 0
-    index = FeatureIndex.read(out / "index.json")
-    tokens = sum(entry.tokens for entry in index.shards)
-    assert f"{tokens:,}" in said and f"{4 * 32 * 4:,}" in said
-    assert f"{sum(entry.rows for entry in index.shards):,} rows" in said
-
-
-@pytest.mark.parametrize("command", [["plan"], []])
-def test_a_disk_that_cannot_hold_it_stops_both(
-    command: list[str], config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
     monkeypatch.setattr(extract.shutil, "disk_usage", lambda path: _Usage(free=1000))
-    assert main(["cache", *command, *config, "--out", str(tmp_path / "cache")]) == 1
+    assert main(["cache", *config, "--out", str(tmp_path / "cache")]) == 2
     assert "the disk cannot hold it" in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
 
@@ -164,7 +148,7 @@ def test_wrong_arguments_are_one_line(
 def test_the_target_may_be_named_as_in_other_commands(
     config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cache", "plan", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
+    assert main(["cache", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
     assert f"{tmp_path / 'none'}: no such directory" in capsys.readouterr().err
 
 
