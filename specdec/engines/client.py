@@ -35,12 +35,8 @@ class RequestError(ValueError):
 class Endpoint:
     """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
 
-    Args:
-        patience: seconds that the server may be silent.
-
-    Raises:
-        ValueError: it is no URL of http or https, or holds a user or password.
-        RequestError: from every method, if the server cannot be reached, or refuses.
+    It may be silent for ``patience`` seconds. ValueError if it is no URL of http or https, or holds a user or password;
+    RequestError from every method if the server cannot be reached, or refuses.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:

@@ -2,7 +2,7 @@
 
 The options are those of specdec fit and some of its own: specdec cache --config RUN.yaml --out DIR stores what
 specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted, the
-same command goes on after the last whole shard. specdec cache verify DIR checks every byte.
+same command goes on after the last whole shard.
 
 Example: specdec cache --config RUN.yaml --out features
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from specdec.data import TokenData
 from specdec.engines.server import VARIABLE, find_vllm
-from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow, packed_rows
+from specdec.features.store import CacheWriter, Contract, PackedRow, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
@@ -169,13 +169,7 @@ class VllmEngine:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command.
-
-    Raises:
-        ValueError: an argument, the data or the target is wrong, or the cache cannot be written.
-    """
-    if argv[:1] == ["verify"]:
-        return _verify(argv[1:])
+    """Run the command; ValueError if an argument, the data or the target is wrong, or the cache cannot be written."""
     options, model, data = read(argv)
     if options.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
         target = dataclasses.replace(model.target_source, device_map=None).load()
@@ -257,20 +251,10 @@ def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
 def _engine(
     options: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
 ) -> Iterator[TransformersEngine | VllmEngine]:
-    if options.engine == "vllm":
-        longest = max(len(piece) for row in rows for piece in row.pieces())
-        with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
-            yield engine
-    else:
+    if options.engine == "transformers":
         with matmul_backend() as products:  # as in training
             yield TransformersEngine(target, layers, products)
-
-
-def _verify(argv: list[str]) -> int:
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ValueError("specdec cache verify takes one directory: specdec cache verify DIR")
-    store = FeatureStore(Path(argv[0]), {})
-    store.verify()
-    tokens = sum(entry.tokens for entry in store.entries)
-    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.entries), f"{tokens:,}")
-    return 0
+        return
+    longest = max(len(piece) for row in rows for piece in row.pieces())
+    with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
+        yield engine

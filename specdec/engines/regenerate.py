@@ -32,9 +32,6 @@ def regenerate(config: RegenerateConfig) -> int:
     1 if no row was made, or more than a tenth of them failed.
 
     Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
-
-    Raises:
-        ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
     """
     out = config.out
     if out.suffix != ".jsonl":
@@ -110,11 +107,7 @@ def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Jo
 
 
 def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]) -> dict[str, int]:
-    """Write the data set, in the input's order, and then its record; the record's counts.
-
-    Raises:
-        ValueError: the disk is full, or a file may not be written.
-    """
+    """Write the data set, in the input's order, and then its record; the record's counts."""
     due = [row for row in rows if not row.skipped]
     written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:

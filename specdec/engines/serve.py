@@ -78,9 +78,6 @@ def serve(
         ignore_eos: go on behind the end of a text, of --bench
         out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
-
-    Raises:
-        ValueError: an argument is wrong, vLLM cannot serve the drafter, did not come up, or ended by itself.
     """
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False

@@ -49,7 +49,7 @@ TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
 HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
 POLL = 0.1
-LOG_EVERY = 30.0  # seconds between two lines about a server that starts
+LOG_EVERY = 300  # polls between two lines about a server that starts
 
 
 def find_vllm(given: str | None = None) -> list[str]:
@@ -104,13 +104,12 @@ class VllmLaunch:
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
-        """The server, to be entered; without ``caching`` of prefixes, unless a flag of ``extra`` says otherwise."""
+        """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
         port, arguments = self.port or free_port(self.host), vllm_arguments(self.target)
         if drafter is not None:
             arguments = vllm_arguments(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
-        arguments += ["--host", self.host, "--port", str(port), *self.extra]
-        if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
-            arguments.append("--no-enable-prefix-caching")
+        arguments += ["--host", self.host, "--port", str(port)]
+        arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
@@ -208,15 +207,14 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
 
 
 def _wait_until_healthy(server: Server, timeout: float) -> None:
-    begin = logged = time.monotonic()
+    begin, polls = time.monotonic(), 0
     while not healthy(server.url):
-        now = time.monotonic()
         server.check()
-        if now - begin > timeout:
+        seconds, polls = time.monotonic() - begin, polls + 1
+        if seconds > timeout:
             raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
-        if now - logged >= LOG_EVERY:
-            logged = now
-            log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(server.log)[-1:])[:100])
+        if polls % LOG_EVERY == 0:
+            log.info("starting vLLM, %.0f s: %s", seconds, "".join(_lines(server.log)[-1:])[:100])
         time.sleep(POLL)
 
 

@@ -59,10 +59,8 @@ def _located(value: Any, folder: Path) -> Any:
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The config files of a command line, merged, later ones over earlier ones, and the remaining arguments.
 
-    ``${...}`` references are left for the parser, which resolves them after the arguments (``omegaconf+``).
-
-    Raises:
-        ValueError: a file cannot be read.
+    ``${...}`` references are left for the parser, which resolves them after the arguments (``omegaconf+``). ValueError
+    if a file cannot be read.
     """
     guard()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)

@@ -76,9 +76,7 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
 
 def cores() -> int | None:
     """That this process may use; None where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # none on macOS
 
 
 def multiplies_bfloat16() -> bool:
