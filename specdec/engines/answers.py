@@ -22,6 +22,7 @@ STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
 PATH = "/v1/chat/completions"
 END: Message = {"role": "assistant", "content": ""}  # behind the last message, which may be a user's
+PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 RETRIES = 6  # tries after the first, where a server is busy or away
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 
@@ -252,21 +253,17 @@ class Remote:
                 for one in waiting:
                     while not one.done and not over.is_set():
                         results.put(self._ask(one, over))
-                results.put(None)
             except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
                 results.put(error)
+            results.put(None)
 
         for _ in range(self.config.concurrency):  # daemons: who leaves does not wait for answers
             threading.Thread(target=user, daemon=True).start()
         try:
-            users = self.config.concurrency
-            while users:
-                result = results.get()
-                if isinstance(result, BaseException):
-                    raise result
-                if result is None:
-                    users -= 1
-                else:
+            for _ in range(self.config.concurrency):
+                for result in iter(results.get, None):  # None: a thread has ended
+                    if isinstance(result, BaseException):
+                        raise result
                     yield result
         finally:
             over.set()
@@ -279,7 +276,8 @@ class Remote:
             except RequestError as error:
                 # drawn, so that many users do not come back together
                 pause = min(LONGEST_WAIT, BACKOFF * 2**number) * random.uniform(0.5, 1)
-                if number < RETRIES and error.passing and not over.wait(pause):
+                passing = error.status is None or error.status >= 500 or error.status in PASSING
+                if number < RETRIES and passing and not over.wait(pause):
                     continue
                 if error.status is None:
                     self.endpoint.model()  # raises if nobody answers at all: that ends the run

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 KEY = "VLLM_API_KEY"  # vLLM's own variable
 PATIENCE = 600.0  # seconds for one line of an answer
-PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 _METRIC = re.compile(r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
@@ -25,11 +24,6 @@ class RequestError(ValueError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-
-    @property
-    def passing(self) -> bool:
-        """Whether the same request may be answered later."""
-        return self.status is None or self.status >= 500 or self.status in PASSING
 
 
 class Endpoint:

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.engines.server import VARIABLE, find_vllm
+from specdec.engines.server import find_vllm
 from specdec.features.store import CacheWriter, Contract, PackedRow, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
@@ -88,9 +88,7 @@ class VllmEngine:
 
         ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
-        command = find_vllm()
-        if len(command) == 1:
-            raise ValueError(f"--engine vllm runs a script: name the Python of {command[0]} with {VARIABLE}")
+        python = find_vllm()[0]
         with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
             job = {
                 "folder": folder,
@@ -108,7 +106,7 @@ class VllmEngine:
             log = Path(folder) / "vllm.log"
             with log.open("w") as stderr:
                 process = subprocess.Popen(
-                    [command[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
+                    [python, str(INSIDE / "extract.py"), json.dumps(job)], text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                     env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
                 )  # fmt: skip
@@ -180,7 +178,10 @@ def main(argv: list[str]) -> int:
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     rows = rows_of(data, first)
-    layers, directory = boundaries(model, target, options.layers), Path(options.out)
+    # every boundary that the design taps; the final state, which is always stored, is none
+    config, directory = config_for(model.spec, target), Path(options.out)
+    taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
+    layers = sorted(taps | set(options.layers))
     with _engine(options, model, target, layers, rows) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
         total = sum(row.tokens for row in rows)
@@ -232,13 +233,6 @@ def yaml_mapping(text: str) -> dict[str, Any]:
         return dict(yaml.safe_load(text))
     except (yaml.YAMLError, TypeError) as error:
         raise ValueError(str(error)) from error
-
-
-def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
-    """Every boundary that the design taps, and more; the final state, which is always stored, is none."""
-    config = config_for(module.spec, target)
-    taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
-    return sorted(taps | set(more))
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:

@@ -58,10 +58,11 @@ def regenerate(config: RegenerateConfig) -> int:
             rows = [Dialogue.of(one) for one in conversations]
             if left_out:
                 log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+            dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)
             about: dict[str, Any] = {
                 "target": identity,
                 "asking": {name: getattr(config, name) for name in ASKING},
-                "input": {"rows": len(rows), "sha256": _digest(rows)},
+                "input": {"rows": len(rows), "sha256": hashlib.sha256(dialogues.encode()).hexdigest()},
             }
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
@@ -70,9 +71,9 @@ def regenerate(config: RegenerateConfig) -> int:
                     raise ValueError(f"{error}; {hint}") from error
             about |= {"data": config.data, "left_out": left_out or [], "provenance": provenance(seed=config.seed)}
             counts = _write(rows, out, config.truncated, about)
-    except StopRequested as asked:
+    except StopRequested as stop:
         sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
-        return asked.status
+        return stop.status
     if counts["truncated"] and config.truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
@@ -82,14 +83,6 @@ def regenerate(config: RegenerateConfig) -> int:
     sys.stdout.write(f"{out}: {counts['written']} of {counts['rows']} rows ({others}), {counts['tokens']} tokens\n")
     most = MOST_FAILED * (counts["rows"] - counts["skipped"])
     return 1 if not counts["written"] or counts["failed"] > most else 0
-
-
-def _digest(rows: Sequence[Dialogue]) -> str:
-    """SHA-256 of what is asked and in which order, wherever the files lie."""
-    out = hashlib.sha256()
-    for row in rows:
-        out.update(json.dumps([row.id, row.turns, row.tools], sort_keys=True).encode())
-    return out.hexdigest()
 
 
 def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Journal) -> None:

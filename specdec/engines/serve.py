@@ -67,7 +67,7 @@ def serve(
         draft_tokens: drafts a pass
         host: address to listen on
         port: port to listen on; 0 takes a free one
-        vllm: a Python that has vLLM, or its executable; by default $SPECDEC_VLLM_PYTHON, else this environment
+        vllm: a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment
         timeout: seconds until vLLM must be healthy
         log_file: a new file for what vLLM says; without it only its end is shown, if it fails
         bench: prompts as of specdec evaluate, of conversations the first turn: measure with them and end

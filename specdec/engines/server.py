@@ -53,7 +53,7 @@ LOG_EVERY = 300  # polls between two lines about a server that starts
 
 
 def find_vllm(given: str | None = None) -> list[str]:
-    """The command of the vLLM of a Python, or that is an executable; ValueError, with a remedy, if there is none."""
+    """The command of a Python's vLLM; ValueError, with a remedy, if there is none."""
     what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
     if not name:
         if importlib.util.find_spec("vllm") is None:
@@ -62,8 +62,6 @@ def find_vllm(given: str | None = None) -> list[str]:
     path = shutil.which(name)
     if path is None:
         raise ValueError(f"{what} {name}: no such executable")
-    if not re.fullmatch(r"python[\d.]*", Path(path).name):
-        return [path]
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([path, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode:
         raise ValueError(f"{what} {name}: this Python has no vLLM: {HOW}")
@@ -105,9 +103,8 @@ class VllmLaunch:
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
-        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target)
-        if drafter is not None:
-            arguments = vllm_arguments(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
+        drafting = (self.draft_tokens, drafter.method, str(drafter.directory)) if drafter else ()
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, *drafting)
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
@@ -167,13 +164,8 @@ class Server(NamedTuple):
 def running(command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT) -> Iterator[Server]:
     """A server for the length of a block; it and all processes that it started end with this one, however that ends.
 
-    Args:
-        command: it must listen on ``host`` and ``port``.
-        log_file: a new file for the server's output.
-
-    Raises:
-        ServerError: it ends, or is not healthy after ``timeout`` seconds; nothing of it is left then.
-        ValueError: the port is taken, or the log exists or cannot be written.
+    ServerError if it ends, or does not answer at ``host`` and ``port`` after ``timeout`` seconds; nothing of it is left
+    then. ValueError if the port is taken, or the log exists or cannot be written.
     """
     try:  # whoever answers at a taken port would pass for our server
         socket.create_server((host, port)).close()

@@ -162,7 +162,7 @@ def run(
         if entry.folder.is_done():
             entry.phase = Phase.DONE
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
-    with stop_on_signals(patience=1) as first_signal, progress(title, "jobs", len(entries), settled) as advance:
+    with stop_on_signals(patience=1) as signals, progress(title, "jobs", len(entries), settled) as advance:
         try:
             engine.open(study)
             try:
@@ -172,11 +172,11 @@ def run(
                     now = sum(entry.phase in SETTLED for entry in entries.values())
                     advance(now - settled)
                     settled = now
-                    if first_signal.number is not None or settled == len(entries):
+                    if signals or settled == len(entries):
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
-                if first_signal.number is not None:
+                if signals:
                     log.warning("stopping: what runs saves and ends; once more does not wait for it")
             finally:
                 engine.close()
@@ -189,7 +189,7 @@ def run(
         if entry.phase is Phase.RUNNING and entry.folder.is_done():
             entry.phase = Phase.DONE
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
-    return Outcome(entries, int(failed) if first_signal.number is None else 128 + first_signal.number)
+    return Outcome(entries, 128 + signals[0] if signals else int(failed))
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:

@@ -56,8 +56,8 @@ def _temporary(path: Path) -> Path:
 def staged(path: Path | str) -> Iterator[Path]:
     """A temporary sibling of ``path`` that takes its place when the block ends well, and vanishes otherwise.
 
-    The sibling lies on the same file system, is synced to disk before it is renamed, and the folder after it. ValueError
-    if the disk is full, or ``path`` may not be written; ``path`` is as it was then.
+    The sibling lies on the same file system, is synced to disk before it is renamed, and the folder after it.
+    ValueError if the disk is full, or ``path`` may not be written; ``path`` is as it was then.
     """
     path = Path(path)
     with explained(path):
@@ -144,7 +144,7 @@ def write_sums(directory: Path) -> None:
 def check_sums(directory: Path, remedy: str) -> None:
     """Compare every file with its hash in the list that :func:`write_sums` has written.
 
-    ValueError, which ends with ``remedy``, if the list cannot be read, or a file is missing, was changed or is not in it.
+    ValueError, with ``remedy``, if the list cannot be read, or a file is missing, was changed or is not in it.
     """
     with explained(directory / SUMS):
         listed = (directory / SUMS).read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
@@ -167,7 +167,7 @@ def cache_directory() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, waiting for whoever holds it; it ends with the process, however that ends.
 
-    The file stays: were it removed, two processes could hold a lock of the same name. ValueError if it may not be written.
+    The file stays: were it removed, two processes could hold a lock of the same name. ValueError if it cannot be made.
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,8 @@ class Journal:
         kind: whose journal it is; one of another kind is refused.
         settings: JSON-ready; a journal of other settings is refused, and the message says which differ.
 
-    ``entries`` are what earlier processes wrote, in order. Entering raises JournalBusyError if another process writes it,
-    or a child that inherited it; else ValueError if it is damaged, not writable, or on a file system without locks.
+    ``entries`` are what earlier processes wrote, in order. Entering raises JournalBusyError if another process, or one
+    that inherited it, writes it; ValueError if it is damaged, not writable, or on a file system without locks.
     """
 
     def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:

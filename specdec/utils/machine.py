@@ -24,9 +24,6 @@ PROC, GROUP = Path("/proc"), Path("/sys/fs/cgroup")
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """Describe this process and the code it runs, so that it can be rerun; JSON-ready.
 
-    Args:
-        seed: the seed of the run, None where it has none.
-
     Returns:
         ``date`` (UTC, ISO 8601), ``command`` (as typed), ``seed``, ``python``, ``platform``, ``cpu``, ``cores`` (that
         this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not in use by now),

@@ -14,32 +14,22 @@ class StopRequested(BaseException):
         self.status = 128 + number
 
 
-class FirstSignal:
-    """``number`` of the first signal that came, or None."""
-
-    number: int | None = None
-
-
 @contextlib.contextmanager
-def stop_on_signals(patience: int = 0) -> Iterator[FirstSignal]:
-    """Inside, SIGINT and SIGTERM raise :class:`StopRequested` of the first one's number; in the main thread only.
+def stop_on_signals(patience: int = 0) -> Iterator[list[int]]:
+    """Inside, SIGINT and SIGTERM are listed in what is yielded and raise :class:`StopRequested`; main thread only.
 
-    Args:
-        patience: signals that are recorded before one raises: 1 for code that calls libraries which do not let an
-            exception through, and looks at what is yielded.
+    The first ``patience`` signals do not raise: 1 is for libraries that do not let an exception through.
     """
-    first, left = FirstSignal(), patience
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal left
-        first.number = first.number or number
-        left -= 1
-        if left < 0:
-            raise StopRequested(first.number)
+        signals.append(number)
+        if len(signals) > patience:
+            raise StopRequested(signals[0])
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield first
+        yield signals
     finally:
         for number, old in before.items():
             signal.signal(number, old)
