@@ -90,7 +90,7 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmA
             raise ValueError(f"{endpoint.url}{PATH} sends no token_ids, which vLLM does from 0.10.2 on")
         pieces = [choice["token_ids"] for choice in choices if choice["token_ids"]]
         ids = [token for piece in pieces for token in piece]
-        counted = before.growth(endpoint, len(ids))
+        counted = before.increase(endpoint, len(ids))
         if not counted.passes:
             raise ValueError(f"{endpoint.url} drafts nothing: is it served with the drafter?")
         if (counted.generated, counted.passes) == (len(ids), len(pieces) - 1):

@@ -261,7 +261,7 @@ class Remote:
             threading.Thread(target=user, daemon=True).start()
         try:
             for _ in range(self.config.concurrency):
-                for result in iter(results.get, None):  # None: a thread has ended
+                while (result := results.get()) is not None:  # None: a thread has ended
                     if isinstance(result, BaseException):
                         raise result
                     yield result

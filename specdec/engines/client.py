@@ -123,7 +123,7 @@ class SpecDecodeCounters(NamedTuple):
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
         return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))
 
-    def growth(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
+    def increase(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
         """What came since these, once ``tokens`` generated ones are among it: the server counts a little late."""
         end = time.monotonic() + patience
         while (now := self.read(endpoint)).generated - self.generated < tokens and time.monotonic() < end:

@@ -77,10 +77,7 @@ class DrafterCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class VllmLaunch:
-    """How vLLM is started for a target.
-
-    ValueError if ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
-    """
+    """How vLLM is started for a target; ValueError if a flag in ``extra`` is specdec's, or a number out of range."""
 
     vllm: Sequence[str]  # the command, see :func:`find_vllm`
     target: TargetSource
@@ -95,9 +92,7 @@ class VllmLaunch:
             if flag in REFUSED:
                 raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
         if self.draft_tokens < 1 or self.timeout <= 0:
-            raise ValueError(
-                f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
-            )
+            raise ValueError("draft_tokens must be at least 1 and timeout above 0")
 
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True

@@ -57,10 +57,7 @@ def _config_of(function: Callable[..., Any]) -> Any:
 
 
 def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
-    """Parse and build the parts; ValueError if an argument is unknown, missing or of the wrong type.
-
-    The parser must have been made with ``exit_on_error=False``.
-    """
+    """Parse, without ``exit_on_error``, and build the parts; ValueError if an argument is unknown, missing or wrong."""
     guard()
     try:
         return parser.instantiate(parser.parse_args(argv))

@@ -37,7 +37,7 @@ def test_a_stream_comes_pass_by_pass_and_is_counted(served: Servers) -> None:
     events = list(endpoint.events("/v1/completions", {"prompt": "def f", **streaming("m", 9)}))
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "".join(f"def{n} " for n in range(9))
     accepted = [count for _, count in pieces(9, True) if count is not None]
-    assert before.growth(endpoint, 9) == (9, len(accepted), DRAFTS)
+    assert before.increase(endpoint, 9) == (9, len(accepted), DRAFTS)
 
 
 @pytest.mark.parametrize(("how", "message"), [("told", "the engine fell$"), ("silent", "the stream ended before")])
@@ -66,7 +66,7 @@ def test_engines_are_summed(served: Servers, monkeypatch: pytest.MonkeyPatch) ->
     endpoint = Endpoint(server.url)
     monkeypatch.setattr(server, "metrics", lambda: TEXT)
     assert SpecDecodeCounters.read(endpoint) == (42, 10, 3)
-    assert SpecDecodeCounters(2, 2, 3).growth(endpoint, 40) == (40, 8, 3)
+    assert SpecDecodeCounters(2, 2, 3).increase(endpoint, 40) == (40, 8, 3)
     monkeypatch.setattr(server, "metrics", lambda: "process_cpu_seconds_total 3.0")
     with pytest.raises(ValueError, match="is this vLLM"):
         SpecDecodeCounters.read(endpoint)
@@ -83,5 +83,5 @@ def test_counting_lags_behind(served: Servers, monkeypatch: pytest.MonkeyPatch) 
         return original()
 
     monkeypatch.setattr(server, "metrics", late)
-    assert before.growth(endpoint, 7).generated == 7 and asked == [3]
-    assert before.growth(endpoint, 8, patience=0.1).generated == 7  # it never comes
+    assert before.increase(endpoint, 7).generated == 7 and asked == [3]
+    assert before.increase(endpoint, 8, patience=0.1).generated == 7  # it never comes
