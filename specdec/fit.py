@@ -24,8 +24,7 @@ from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.utils.command import short
-from specdec.utils.config import compose
-from specdec.utils.config_diff import canonical
+from specdec.utils.config import canonical, compose
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
 

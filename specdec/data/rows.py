@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.files import explain
+from specdec.utils.files import explained
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +104,8 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: the file is unreadable or not UTF-8.
     """
-    try:
+    with explained(path):
         return _decoded(path.read_bytes(), str(path))
-    except OSError as error:
-        raise explain(error, path) from error
 
 
 def hub_rows(source: str) -> Any:
@@ -151,11 +149,8 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
         table = hub_rows(source) if source.startswith(HUB) else _parquet_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
-        try:
-            with path.open("rb") as stream:
-                yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
-        except OSError as error:
-            raise explain(error, path) from error
+        with explained(path), path.open("rb") as stream:
+            yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
     elif suffix == ".json":
         items = _json(read_text(path), source, "; are these JSON lines? name the file .jsonl")
         if not isinstance(items, list):
@@ -169,11 +164,11 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     from pyarrow import parquet  # only here: most files need none of it
 
+    with explained(path):
+        path.open("rb").close()  # pyarrow tells a missing file in other words
     try:
         return parquet.read_table(path).to_pylist()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
-        if isinstance(error, OSError) and error.errno:
-            raise explain(error, path) from error
         raise ValueError(f"{path}: not a readable Parquet file: {' '.join(str(error).split())}") from error
 
 

@@ -36,7 +36,7 @@ from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, asked_to_end
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 REPORT = "parity.json"
 TRIES = 5  # of a prompt whose passes vLLM sends together
@@ -131,7 +131,7 @@ def parity(
             served = DrafterCheckpoint(directory.resolve(), method)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, Path(scratch) / "vllm.log")
-            except Asked as to_end:
+            except StopRequested as to_end:
                 return to_end.status
             passes = compare_passes(model, own, answers, compared.allowed)
             table = Table("draft", "passes", "accepted by vLLM", "by this drafter", "verdict")
@@ -212,12 +212,12 @@ def ask_all(
 ) -> list[VllmAnswer]:  # fmt: skip
     """Put every prompt to the vLLM at a URL, or to one that is started for it in this dtype and ended.
 
-    ``log`` is a new file for what a started one says. Asked if somebody asked this process to end; ValueError as of
+    ``log`` is a new file for what a started one says. StopRequested if a signal came; ValueError as of
     :func:`ask`, or if vLLM does not come up.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(where, VllmLaunch):
-            stack.enter_context(asked_to_end())
+            stack.enter_context(stop_on_signals())
             launch = dataclasses.replace(where, extra=("--dtype", dtype, *where.extra))
             where = stack.enter_context(launch.server(drafter, log)).url
         endpoint = Endpoint(where)
@@ -241,16 +241,16 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmA
             raise ValueError(f"{endpoint.url}/v1/completions sends no token_ids, which vLLM does from 0.10.2 on")
         pieces = [choice["token_ids"] for choice in choices if choice["token_ids"]]
         ids = [token for piece in pieces for token in piece]
-        counted = before.settled(endpoint, len(ids)).since(before)
+        counted = before.increase(endpoint, len(ids))
         if not counted.passes:
             raise ValueError(f"{endpoint.url} drafts nothing: is it served with the drafter?")
         if (counted.generated, counted.passes) == (len(ids), len(pieces) - 1):
             known = [sum(map(len, pieces[:number])) for number in range(1, len(pieces))]
-            return VllmAnswer(prompt, ids, len(counted.per_position), known, [len(piece) - 1 for piece in pieces[1:]])
+            return VllmAnswer(prompt, ids, counted.draft_tokens, known, [len(piece) - 1 for piece in pieces[1:]])
     raise ValueError(
         f"{endpoint.url} sent {len(ids)} tokens in {len(pieces)} pieces and counted {counted.generated} in "
         f"{counted.passes} passes and the prompt's, {TRIES} times: does somebody else use it, has it another "
-        f"--stream-interval than 1, or a --max-model-len below {len(prompt) + tokens + len(counted.per_position) + 1}?"
+        f"--stream-interval than 1, or a --max-model-len below {len(prompt) + tokens + counted.draft_tokens + 1}?"
     )
 
 

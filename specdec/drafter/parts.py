@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from specdec.utils.config_diff import class_name
+from specdec.utils.config import class_name
 from specdec.utils.imports import FLAG, ensure
 
 if TYPE_CHECKING:

@@ -21,6 +21,8 @@ from specdec.target import Target, TargetSource
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
 PATH = "/v1/chat/completions"
+END: Message = {"role": "assistant", "content": ""}  # behind the last message, which may be a user's
+PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 RETRIES = 6  # tries after the first, where a server is busy or away
 BACKOFF, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, then doubled; and at most
 
@@ -31,17 +33,17 @@ class RegenerateConfig:
 
     Args:
         data: conversations as ChatData reads them
-        out: the data set to write, FILE.jsonl; FILE.json tells of it
+        out: the data set to write, FILE.jsonl; its record is FILE.json
         target: the model that answers in this process
         engine: the target in this process, or what serves it at --url
         limit: use the first rows only
-        layout: of all conversations; by default told by each row's columns
+        layout: of all conversations; by default each row's columns decide
         broken: whether a malformed conversation ends the run or is left out
         max_new_tokens: new tokens per answer
         temperature: 0 for greedy decoding
         top_p: 1 for all tokens
         top_k: 0 for all tokens
-        seed: of it, a row's id and the turn every answer's seed is made
+        seed: with a row's id and the turn it makes the seed of every answer
         thinking: the chat template's enable_thinking; by default the template's own choice
         truncated: whether rows are written whose last answer ran out of tokens
         device: of --engine transformers
@@ -73,9 +75,7 @@ class RegenerateConfig:
 
     def __post_init__(self) -> None:
         if (self.url is None) != (self.engine == "transformers"):
-            raise ValueError(
-                "--engine vllm and openai ask a server, which is started before, at its --url; no other does"
-            )
+            raise ValueError("--engine vllm and openai need the --url of a running server; transformers takes none")
         for name in ("max_new_tokens", "batch_size", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -115,7 +115,6 @@ class Dialogue:
     turns: list[list[Message]]  # the messages before each answer
     tools: list[dict[str, Any]] | None = None
     skipped: str | None = None  # why there are no turns
-    cut: bool = False  # whether it ended before a tool was called
     answers: list[TurnAnswer] = field(default_factory=list)  # the last one may have failed
 
     @classmethod
@@ -128,24 +127,20 @@ class Dialogue:
         """
         turns: list[list[Message]] = []
         messages: list[Message] = []
-        cut, skipped = False, None
-        for message in one.messages:
+        skipped = "no user's turn"
+        for message in [*one.messages, END]:
             if message["role"] in ("tool", "function") or message.get("tool_calls"):
-                cut, messages = True, []
+                skipped = "a tool is called in the first answer"
                 break
             if message["role"] != "assistant":
                 messages.append(message)
             elif any(before["role"] == "user" for before in messages):
                 turns.append(messages)
                 messages = []
-            elif not turns:
-                skipped, messages = "the assistant speaks before any user does", []
+            elif not turns and message is not END:
+                skipped = "the assistant speaks before any user does"
                 break
-        if any(message["role"] == "user" for message in messages):
-            turns.append(messages)
-        if not turns and not skipped:
-            skipped = "a tool is called in the first answer" if cut else "no user's turn"
-        return cls(one.id, one.place, turns, one.tools, skipped, cut and not skipped)
+        return cls(one.id, one.place, turns, one.tools, None if turns else skipped)
 
     @property
     def failed(self) -> str | None:
@@ -258,21 +253,17 @@ class Remote:
                 for one in waiting:
                     while not one.done and not over.is_set():
                         results.put(self._ask(one, over))
-                results.put(None)
             except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
                 results.put(error)
+            results.put(None)
 
         for _ in range(self.config.concurrency):  # daemons: who leaves does not wait for answers
             threading.Thread(target=user, daemon=True).start()
         try:
-            users = self.config.concurrency
-            while users:
-                result = results.get()
-                if isinstance(result, BaseException):
-                    raise result
-                if result is None:
-                    users -= 1
-                else:
+            for _ in range(self.config.concurrency):
+                while (result := results.get()) is not None:  # None: a thread has ended
+                    if isinstance(result, BaseException):
+                        raise result
                     yield result
         finally:
             over.set()
@@ -285,10 +276,11 @@ class Remote:
             except RequestError as error:
                 # drawn, so that many users do not come back together
                 pause = min(LONGEST_WAIT, BACKOFF * 2**number) * random.uniform(0.5, 1)
-                if number < RETRIES and error.passing and not over.wait(pause):
+                passing = error.status is None or error.status >= 500 or error.status in PASSING
+                if number < RETRIES and passing and not over.wait(pause):
                     continue
-                if error.status is None and self.endpoint.away():
-                    raise
+                if error.status is None:
+                    self.endpoint.model()  # raises if nobody answers at all: that ends the run
                 return one.add(failed=str(error))
         raise AssertionError
 

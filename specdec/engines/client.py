@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 KEY = "VLLM_API_KEY"  # vLLM's own variable
 PATIENCE = 600.0  # seconds for one line of an answer
-PASSING = (408, 425, 429)  # of statuses below 500: it may be answered later
 _METRIC = re.compile(r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
@@ -26,21 +25,12 @@ class RequestError(ValueError):
         super().__init__(message)
         self.status = status
 
-    @property
-    def passing(self) -> bool:
-        """Whether the same request may be answered later."""
-        return self.status is None or self.status >= 500 or self.status in PASSING
-
 
 class Endpoint:
     """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
 
-    Args:
-        patience: seconds that the server may be silent.
-
-    Raises:
-        ValueError: it is no URL of http or https, or holds a user or password.
-        RequestError: from every method, if the server cannot be reached, or refuses.
+    It may be silent for ``patience`` seconds. ValueError if it is no URL of http or https, or holds a user or password;
+    RequestError from every method if the server cannot be reached, or refuses.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
@@ -53,14 +43,6 @@ class Endpoint:
         """What ``GET`` gives."""
         with self._response("GET", path) as response:
             return response.read().decode("utf-8", errors="replace")
-
-    def away(self) -> bool:
-        """Whether nobody answers at all."""
-        try:
-            self.text("/v1/models")
-        except RequestError as error:
-            return error.status is None
-        return False
 
     def model(self) -> str:
         """The name of the first model that it serves."""
@@ -124,43 +106,29 @@ def _reason(body: bytes) -> str:
 
 
 class SpecDecodeCounters(NamedTuple):
-    """What vLLM counts since its start, over all its engines; differences of two are what happened between.
-
-    A pass is a verification that had a draft to judge. Drafts accepted behind an answer's last token count too.
-    """
+    """What vLLM counts since its start, over all its engines. A pass is a verification that had a draft to judge."""
 
     generated: int  # tokens of answers
     passes: int
-    accepted: int  # drafts
-    per_position: tuple[int, ...]  # passes that accepted at least so many drafts, from one on; empty without a drafter
-
-    def since(self, before: Self) -> "SpecDecodeCounters":
-        """What was counted after ``before``."""
-        old = before.per_position or (0,) * len(self.per_position)  # there are none before the first draft
-        positions = tuple(now - then for now, then in zip(self.per_position, old, strict=True))
-        generated, passes, accepted = (now - then for now, then in zip(self[:3], before[:3], strict=True))
-        return SpecDecodeCounters(generated, passes, accepted, positions)
+    draft_tokens: int  # of a pass; 0 before the first, and without a drafter
 
     @classmethod
     def read(cls, endpoint: Endpoint) -> Self:
         """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
-        counts, positions = Counter[str](), Counter[int]()
+        counts, positions = Counter[str](), set[str]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
-            if position := _POSITION.search(labels):
-                positions[int(position[1])] += int(float(value))
-            else:
-                counts[name] += int(float(value))
+            counts[name] += int(float(value))
+            positions.update(_POSITION.findall(labels))
         if "generation_tokens" not in counts:
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
-        passes, accepted = counts["spec_decode_num_drafts"], counts["spec_decode_num_accepted_tokens"]
-        return cls(counts["generation_tokens"], passes, accepted, tuple(positions[k] for k in sorted(positions)))
+        return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))
 
-    def settled(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> "SpecDecodeCounters":
-        """The counters once they hold ``tokens`` generated ones more than these: the server counts a little late."""
+    def increase(self, endpoint: Endpoint, tokens: int, patience: float = 5.0) -> Self:
+        """What came since these, once ``tokens`` generated ones are among it: the server counts a little late."""
         end = time.monotonic() + patience
         while (now := self.read(endpoint)).generated - self.generated < tokens and time.monotonic() < end:
             time.sleep(0.05)
-        return now
+        return now._replace(generated=now.generated - self.generated, passes=now.passes - self.passes)
 
 
 def streaming(model: str, max_new_tokens: int) -> dict[str, Any]:

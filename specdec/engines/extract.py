@@ -2,8 +2,7 @@
 
 The options are those of specdec fit and some of its own: specdec cache --config RUN.yaml --out DIR stores what
 specdec fit --config RUN.yaml --model.features Cached --model.features.directory DIR reads. Killed or interrupted, the
-same command goes on after the last whole shard. specdec cache plan, with the same arguments, writes nothing and says
-what it would take; specdec cache verify DIR checks every byte.
+same command goes on after the last whole shard.
 
 Example: specdec cache --config RUN.yaml --out features
 """
@@ -18,11 +17,10 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import transformers
@@ -32,8 +30,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.engines.server import VARIABLE, find_vllm
-from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow, packed_rows
+from specdec.engines.server import find_vllm
+from specdec.features.store import CacheWriter, Contract, PackedRow, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
@@ -52,13 +50,7 @@ INSIDE = Path(__file__).parent / "inside_vllm"
 KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
 TOKENS = 16384  # of rows that vLLM works out at once
 
-
-class RowStates(NamedTuple):
-    """A row, its boundaries' states and its final one."""
-
-    row: PackedRow
-    aux_RNH: Tensor
-    final_RH: Tensor
+RowStates = tuple[PackedRow, Tensor, Tensor]  # a row, its boundaries' states (R, N, H) and its final one (R, H)
 
 
 class TransformersEngine:
@@ -74,7 +66,7 @@ class TransformersEngine:
         for row in rows:
             ids_1R, documents_1R = (x[None].to(self.target.device) for x in (row.ids_R, row.documents_R))
             out = self.target.forward(ids_1R, View.packed(documents_1R), self.layers)
-            yield RowStates(row, out.aux_BTNH[0].cpu(), out.final_BTH[0].cpu())
+            yield row, out.aux_BTNH[0].cpu(), out.final_BTH[0].cpu()
 
 
 class VllmEngine:
@@ -96,9 +88,7 @@ class VllmEngine:
 
         ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
-        command = find_vllm()
-        if len(command) == 1:
-            raise ValueError(f"--engine vllm runs a script: name the Python of {command[0]} with {VARIABLE}")
+        python = find_vllm()[0]
         with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
             job = {
                 "folder": folder,
@@ -116,7 +106,7 @@ class VllmEngine:
             log = Path(folder) / "vllm.log"
             with log.open("w") as stderr:
                 process = subprocess.Popen(
-                    [command[0], str(INSIDE / "extract.py"), json.dumps(job)], text=True,
+                    [python, str(INSIDE / "extract.py"), json.dumps(job)], text=True,
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
                     env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path},
                 )  # fmt: skip
@@ -147,7 +137,7 @@ class VllmEngine:
         for row in rows:
             found = [self._piece(*next(files)) for _ in row.pieces()]
             aux_RNH, final_RH = (torch.cat(columns) for columns in zip(*found, strict=True))
-            yield RowStates(row, aux_RNH, final_RH)
+            yield row, aux_RNH, final_RH
 
     def _piece(self, ids_M: Tensor, file: str) -> tuple[Tensor, Tensor]:
         """(M, N, H) and (M, H) of one request, whose file is removed."""
@@ -177,15 +167,8 @@ class VllmEngine:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; status 1 if the disk cannot hold the cache.
-
-    Raises:
-        ValueError: an argument, the data or the target is wrong, or the cache cannot be written.
-    """
-    if argv[:1] == ["verify"]:
-        return _verify(argv[1:])
-    planning = argv[:1] == ["plan"]
-    options, model, data = read(argv[planning:], "specdec cache plan" if planning else "specdec cache")
+    """Run the command; ValueError if an argument, the data or the target is wrong, or the cache cannot be written."""
+    options, model, data = read(argv)
     if options.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
         target = dataclasses.replace(model.target_source, device_map=None).load()
     else:
@@ -195,35 +178,36 @@ def main(argv: list[str]) -> int:
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     rows = rows_of(data, first)
-    layers, directory = boundaries(model, target, options.layers), Path(options.out)
-    with contextlib.nullcontext() if planning else _engine(options, model, target, layers, rows) as engine:
-        contract = Contract.of(target, data, layers, options.dtype, engine.name if engine else "", first)
-        tokens, each = sum(row.tokens for row in rows), contract.token_bytes
-        size = int(tokens * each * SPARE)
+    # every boundary that the design taps; the final state, which is always stored, is none
+    config, directory = config_for(model.spec, target), Path(options.out)
+    taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
+    layers = sorted(taps | set(options.layers))
+    with _engine(options, model, target, layers, rows) as engine:
+        contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
+        total = sum(row.tokens for row in rows)
+        size = int(total * contract.token_bytes * SPARE)
         written = sum(file.stat().st_size for file in directory.glob("shard-*.safetensors"))
         there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
         free = shutil.disk_usage(there).free
-        if planning:
-            sys.stdout.write(
-                f"{len(rows):,} rows of {tokens:,} tokens, boundaries {list(contract.layers)} and the final state, "
-                f"{contract.hidden_size} wide, {contract.dtype}: {each:,} bytes a token, {size / 1e9:,.3f} GB; "
-                f"{written / 1e9:,.3f} GB are written, {free / 1e9:,.1f} GB are free\n"
-            )
+        sizes = f"{size / 1e9:,.1f} GB for {total:,} tokens, {written / 1e9:,.1f} written, {free / 1e9:,.1f} free"
         if size > written + free:
-            sys.stderr.write(
-                f"specdec cache: {directory}: the disk cannot hold it: {size / 1e9:,.1f} GB are wanted, "
-                f"{free / 1e9:,.1f} GB are free; store fewer boundaries, --dtype bfloat16 or less data\n"
+            raise ValueError(
+                f"{directory}: the disk cannot hold it: {sizes}; store fewer boundaries, --dtype bfloat16 or less data"
             )
-            return 1
-        if engine is not None:
-            _build(directory, contract, engine, rows)
+        log.info("%s: boundaries %s and the final state: %s", directory, list(contract.layers), sizes)
+        with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
+            left = [row for row in rows if row.key not in writer.known]
+            with progress("features", "tokens", total, total - sum(row.tokens for row in left)) as advance:
+                for row, aux_RNH, final_RH in engine.states(left):
+                    writer.add(row, aux_RNH, final_RH)
+                    advance(row.tokens)
     return 0
 
 
-def read(argv: list[str], prog: str) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
+def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
     """The command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
     parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
+        prog="specdec cache", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     more = parser.add_argument
@@ -251,13 +235,6 @@ def yaml_mapping(text: str) -> dict[str, Any]:
         raise ValueError(str(error)) from error
 
 
-def boundaries(module: DrafterModule, target: Target, more: Sequence[int]) -> list[int]:
-    """Every boundary that the design taps, and more; the final state, which is always stored, is none."""
-    config = config_for(module.spec, target)
-    taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
-    return sorted(taps | set(more))
-
-
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
     """The rows of training, or of it those drawn first, and of validation, each once."""
     splits = (data.first_rows(first), data.splits.validation)
@@ -268,34 +245,10 @@ def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:
 def _engine(
     options: argparse.Namespace, model: DrafterModule, target: Target, layers: Sequence[int], rows: Sequence[PackedRow]
 ) -> Iterator[TransformersEngine | VllmEngine]:
-    if options.engine == "vllm":
-        longest = max(len(piece) for row in rows for piece in row.pieces())
-        with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
-            yield engine
-    else:
+    if options.engine == "transformers":
         with matmul_backend() as products:  # as in training
             yield TransformersEngine(target, layers, products)
-
-
-def _build(
-    directory: Path, contract: Contract, engine: TransformersEngine | VllmEngine, rows: Sequence[PackedRow]
-) -> None:
-    with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
-        left = [row for row in rows if row.key not in writer.known]
-        total = sum(row.tokens for row in rows)
-        with progress("features", "tokens", total, total - sum(row.tokens for row in left)) as advance:
-            for row, aux_RNH, final_RH in engine.states(left):
-                writer.add(row, aux_RNH, final_RH)
-                advance(row.tokens)
-    size = sum((directory / entry.file).stat().st_size for entry in writer.shards)
-    log.info("%s: %s tokens in %d shards, %.2f GB", directory, f"{total:,}", len(writer.shards), size / 1e9)
-
-
-def _verify(argv: list[str]) -> int:
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise ValueError("specdec cache verify takes one directory: specdec cache verify DIR")
-    store = FeatureStore(Path(argv[0]), {})
-    store.verify()
-    tokens = sum(entry.tokens for entry in store.entries)
-    log.info("%s: %d shards, %s tokens: every byte as written", argv[0], len(store.entries), f"{tokens:,}")
-    return 0
+        return
+    longest = max(len(piece) for row in rows for piece in row.pieces())
+    with VllmEngine.started(model.target_source, target, layers, longest, options.vllm_args) as engine:
+        yield engine

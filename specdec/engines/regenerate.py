@@ -16,7 +16,7 @@ from specdec.utils.files import sha256, staged, write_json
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, asked_to_end
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,6 @@ def regenerate(config: RegenerateConfig) -> int:
     1 if no row was made, or more than a tenth of them failed.
 
     Example: specdec regenerate --target Qwen/Qwen3-4B --data chats.jsonl --out own.jsonl --device cuda
-
-    Raises:
-        ValueError: an argument or a file is wrong, the run was begun otherwise, or the target is not to be had.
     """
     out = config.out
     if out.suffix != ".jsonl":
@@ -45,7 +42,7 @@ def regenerate(config: RegenerateConfig) -> int:
     hint = f"what is done is kept in {path}: the same command goes on"
     answering: InProcess | Remote
     try:
-        with asked_to_end():
+        with stop_on_signals():
             # the target is known by what the answers depend on, not by where it runs
             if config.url is None:
                 target = config.target.load(config.device)
@@ -61,10 +58,11 @@ def regenerate(config: RegenerateConfig) -> int:
             rows = [Dialogue.of(one) for one in conversations]
             if left_out:
                 log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+            dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)
             about: dict[str, Any] = {
                 "target": identity,
                 "asking": {name: getattr(config, name) for name in ASKING},
-                "input": {"rows": len(rows), "sha256": _digest(rows)},
+                "input": {"rows": len(rows), "sha256": hashlib.sha256(dialogues.encode()).hexdigest()},
             }
             with Journal(path, "specdec.regenerate", about) as journal:
                 try:
@@ -73,9 +71,9 @@ def regenerate(config: RegenerateConfig) -> int:
                     raise ValueError(f"{error}; {hint}") from error
             about |= {"data": config.data, "left_out": left_out or [], "provenance": provenance(seed=config.seed)}
             counts = _write(rows, out, config.truncated, about)
-    except Asked as asked:
+    except StopRequested as stop:
         sys.stderr.write(f"specdec regenerate: stopped; {hint}\n")
-        return asked.status
+        return stop.status
     if counts["truncated"] and config.truncated == "drop":
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
@@ -85,14 +83,6 @@ def regenerate(config: RegenerateConfig) -> int:
     sys.stdout.write(f"{out}: {counts['written']} of {counts['rows']} rows ({others}), {counts['tokens']} tokens\n")
     most = MOST_FAILED * (counts["rows"] - counts["skipped"])
     return 1 if not counts["written"] or counts["failed"] > most else 0
-
-
-def _digest(rows: Sequence[Dialogue]) -> str:
-    """SHA-256 of what is asked and in which order, wherever the files lie."""
-    out = hashlib.sha256()
-    for row in rows:
-        out.update(json.dumps([row.id, row.turns, row.tools], sort_keys=True).encode())
-    return out.hexdigest()
 
 
 def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Journal) -> None:
@@ -110,11 +100,7 @@ def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Jo
 
 
 def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str, Any]) -> dict[str, int]:
-    """Write the data set, in the input's order, and then its record; the record's counts.
-
-    Raises:
-        ValueError: the disk is full, or a file may not be written.
-    """
+    """Write the data set, in the input's order, and then its record; the record's counts."""
     due = [row for row in rows if not row.skipped]
     written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
@@ -128,7 +114,6 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         "failed": sum(bool(row.failed) for row in due),
         "skipped": len(rows) - len(due),
         "written": len(written),
-        "cut_before_a_tool_call": sum(row.cut for row in due),
         "answers": len(answers),
         "tokens": sum(answer.tokens for answer in answers),
     }

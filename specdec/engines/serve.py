@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from specdec.engines.client import KEY
 from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
+from specdec.evaluation.style import ReportTable, print_report
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, asked_to_end
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,7 @@ def serve(
         draft_tokens: drafts a pass
         host: address to listen on
         port: port to listen on; 0 takes a free one
-        vllm: a Python that has vLLM, or its executable; by default $SPECDEC_VLLM_PYTHON, else this environment
+        vllm: a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment
         timeout: seconds until vLLM must be healthy
         log_file: a new file for what vLLM says; without it only its end is shown, if it fails
         bench: prompts as of specdec evaluate, of conversations the first turn: measure with them and end
@@ -80,14 +78,11 @@ def serve(
         ignore_eos: go on behind the end of a text, of --bench
         out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
-
-    Raises:
-        ValueError: an argument is wrong, vLLM cannot serve the drafter, did not come up, or ended by itself.
     """
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False
     try:
-        with asked_to_end(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
+        with stop_on_signals(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
             if bench:
                 _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
@@ -98,7 +93,7 @@ def serve(
                 sys.stdout.flush()
                 log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
                 server.wait()
-    except Asked as asked:
+    except StopRequested as asked:
         return 0 if serving else asked.status
     return 0
 
@@ -115,9 +110,6 @@ def _bench(
     texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
     found: dict[tuple[str, int], dict[str, Any]] = {}
     body = {"add_special_tokens": False, "repetition_penalty": 1.0}
-    shown = Table(title="vllm bench serve", caption=CAPTION)
-    for column, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="left" if column == 1 else "right")
     with (
         staged_directory(out or new_run("bench")) as folder,
         tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
@@ -142,6 +134,7 @@ def _bench(
                     found[name, users] = _measured(command, folder / f"{name}-{users}.json")
                     advance(1)
         write_json(folder / "provenance.json", provenance())
+    rows = []
     for users in levels:
         ours, plain = found["drafter", users], found["baseline", users]
         pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
@@ -150,9 +143,9 @@ def _bench(
         length = ours.get("spec_decode_acceptance_length")
         shares = ours.get("spec_decode_per_position_acceptance_rates")
         accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
-        shown.add_row(str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same)
-        shown.add_row(str(users), "baseline", *_speeds(plain), "-", "-", "-")
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(shown)
+        rows.append([str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same])
+        rows.append([str(users), "baseline", *_speeds(plain), "-", "-", "-"])
+    print_report([ReportTable("vllm bench serve", HEADINGS, rows, left=2)], [CAPTION])
 
 
 def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:

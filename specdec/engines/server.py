@@ -27,7 +27,7 @@ from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
-from specdec.utils.files import explain, read_json
+from specdec.utils.files import explained, read_json
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ TIMEOUT = 1800.0  # seconds until it is healthy: large weights take long to load
 GRACE = 20.0  # seconds to end by itself
 HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
 POLL = 0.1
-LOG_EVERY = 30.0  # seconds between two lines about a server that starts
+LOG_EVERY = 300  # polls between two lines about a server that starts
 
 
 def find_vllm(given: str | None = None) -> list[str]:
-    """The command of the vLLM of a Python, or that is an executable; ValueError, with a remedy, if there is none."""
+    """The command of a Python's vLLM; ValueError, with a remedy, if there is none."""
     what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
     if not name:
         if importlib.util.find_spec("vllm") is None:
@@ -62,8 +62,6 @@ def find_vllm(given: str | None = None) -> list[str]:
     path = shutil.which(name)
     if path is None:
         raise ValueError(f"{what} {name}: no such executable")
-    if not re.fullmatch(r"python[\d.]*", Path(path).name):
-        return [path]
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([path, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode:
         raise ValueError(f"{what} {name}: this Python has no vLLM: {HOW}")
@@ -79,10 +77,7 @@ class DrafterCheckpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class VllmLaunch:
-    """How vLLM is started for a target.
-
-    ValueError if ``extra`` holds a flag that is specdec's to give, or a secret, or a number is out of range.
-    """
+    """How vLLM is started for a target; ValueError if a flag in ``extra`` is specdec's, or a number out of range."""
 
     vllm: Sequence[str]  # the command, see :func:`find_vllm`
     target: TargetSource
@@ -97,20 +92,16 @@ class VllmLaunch:
             if flag in REFUSED:
                 raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
         if self.draft_tokens < 1 or self.timeout <= 0:
-            raise ValueError(
-                f"draft_tokens must be at least 1 and timeout above 0, not {self.draft_tokens} and {self.timeout:g}"
-            )
+            raise ValueError("draft_tokens must be at least 1 and timeout above 0")
 
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
-        """The server, to be entered; without ``caching`` of prefixes, unless a flag of ``extra`` says otherwise."""
-        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target)
-        if drafter is not None:
-            arguments = vllm_arguments(self.target, self.draft_tokens, drafter.method, str(drafter.directory))
-        arguments += ["--host", self.host, "--port", str(port), *self.extra]
-        if not caching and not any("prefix-caching" in flag_of(word) for word in self.extra):
-            arguments.append("--no-enable-prefix-caching")
+        """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
+        drafting = (self.draft_tokens, drafter.method, str(drafter.directory)) if drafter else ()
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, *drafting)
+        arguments += ["--host", self.host, "--port", str(port)]
+        arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
 
 
@@ -168,32 +159,24 @@ class Server(NamedTuple):
 def running(command: Sequence[str], host: str, port: int, log_file: Path, timeout: float = TIMEOUT) -> Iterator[Server]:
     """A server for the length of a block; it and all processes that it started end with this one, however that ends.
 
-    Args:
-        command: it must listen on ``host`` and ``port``.
-        log_file: a new file for the server's output.
-
-    Raises:
-        ServerError: it ends, or is not healthy after ``timeout`` seconds; nothing of it is left then.
-        ValueError: the port is taken, or the log exists or cannot be written.
+    ServerError if it ends, or does not answer at ``host`` and ``port`` after ``timeout`` seconds; nothing of it is left
+    then. ValueError if the port is taken, or the log exists or cannot be written.
     """
     try:  # whoever answers at a taken port would pass for our server
         socket.create_server((host, port)).close()
     except (OSError, OverflowError) as error:
         raise ValueError(f"port {port} of {host} cannot be had ({error}): choose another --port") from error
-    try:
-        with log_file.open("xb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
-            )
-    except FileExistsError as error:
-        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log") from error
-    except OSError as error:
-        raise explain(error, log_file) from error
+    if log_file.exists():
+        raise ValueError(f"{log_file} exists already and is never overwritten: choose another log")
+    with explained(log_file), log_file.open("xb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-I", supervise.__file__, str(GRACE), *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+            env=os.environ | {"VLLM_NO_USAGE_STATS": "1"},
+        )
     server, grace = Server(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", log_file, process), HURRY
     try:
         _wait_until_healthy(server, timeout)
@@ -211,15 +194,14 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
 
 
 def _wait_until_healthy(server: Server, timeout: float) -> None:
-    begin = logged = time.monotonic()
+    begin, polls = time.monotonic(), 0
     while not healthy(server.url):
-        now = time.monotonic()
         server.check()
-        if now - begin > timeout:
+        seconds, polls = time.monotonic() - begin, polls + 1
+        if seconds > timeout:
             raise ServerError(f"vLLM was not healthy after {timeout:g} s: {failure_reason(server.log)}")
-        if now - logged >= LOG_EVERY:
-            logged = now
-            log.info("starting vLLM, %.0f s: %s", now - begin, "".join(_lines(server.log)[-1:])[:100])
+        if polls % LOG_EVERY == 0:
+            log.info("starting vLLM, %.0f s: %s", seconds, "".join(_lines(server.log)[-1:])[:100])
         time.sleep(POLL)
 
 

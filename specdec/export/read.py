@@ -23,7 +23,7 @@ from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
-from specdec.utils.files import SUMS, check_sums, explain, read_json
+from specdec.utils.files import SUMS, check_sums, explained, read_json
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -128,14 +128,14 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
+    with explained(file):
+        file.open("rb").close()
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise ValueError(f"{file}: damaged or cut off ({error}): fetch it again") from error
-    except OSError as error:
-        raise explain(error, file) from error
     except UNREADABLE as error:
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
         raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error

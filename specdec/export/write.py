@@ -18,7 +18,7 @@ from specdec.export import read
 from specdec.export.formats import FORMATS, Format
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
-from specdec.utils.config_diff import canonical
+from specdec.utils.config import canonical
 from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
 

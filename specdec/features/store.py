@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.target import Target
-from specdec.utils.config_diff import class_name, pairs, words
+from specdec.utils.config import class_name, pairs, words
 from specdec.utils.files import locked, read_json, sha256, staged, write_json
 
 log = logging.getLogger(__name__)

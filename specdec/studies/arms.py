@@ -30,7 +30,7 @@ from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import parse, parser_of
-from specdec.utils.config_diff import canonical, is_part, pairs, words
+from specdec.utils.config import canonical, is_part, pairs, words
 
 COMMANDS = {
     "evaluate": "specdec.evaluation.run:evaluate_command",

@@ -22,7 +22,7 @@ from specdec.studies.arms import Arm
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
-from specdec.utils.config_diff import canonical
+from specdec.utils.config import canonical
 from specdec.utils.files import sha256
 from specdec.utils.machine import provenance
 

@@ -24,7 +24,7 @@ from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_
 from specdec.studies.study import MEASURES, Study, arm_name, as_list, read_strictly
 from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
 from specdec.target import EMBEDDED, TargetSource
-from specdec.utils.config_diff import canonical
+from specdec.utils.config import canonical
 from specdec.utils.files import write_json, write_text
 from specdec.utils.machine import provenance
 

@@ -14,7 +14,7 @@ from specdec.evaluation.compare import read_evaluation
 from specdec.studies.record import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_lines
-from specdec.utils.config_diff import pairs
+from specdec.utils.config import pairs
 from specdec.utils.files import read_json, write_json
 from specdec.utils.machine import provenance
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import yaml
 
-from specdec.utils.config import shipped
-from specdec.utils.config_diff import is_part
-from specdec.utils.files import explain
+from specdec.utils.config import is_part, shipped
+from specdec.utils.files import explained
 
 MEASURES = ("evaluate", "drift", "robustness")
 FEWEST_SEEDS = 3
@@ -269,9 +268,8 @@ def read_strictly(path: Path | str) -> Any:
         ValueError: it cannot be read, or is not YAML; the message names the line.
     """
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506  it is a SafeLoader
-    except OSError as error:
-        raise explain(error, path) from error
+        with explained(path):
+            return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506  it is a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

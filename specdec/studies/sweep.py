@@ -18,7 +18,7 @@ from specdec.studies.study import read_study
 from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
-from specdec.utils.signals import Asked, noted
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def run(
         if entry.folder.is_done():
             entry.phase = Phase.DONE
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
-    with noted() as note, progress(title, "jobs", len(entries), settled) as advance:
+    with stop_on_signals(patience=1) as signals, progress(title, "jobs", len(entries), settled) as advance:
         try:
             engine.open(study)
             try:
@@ -172,24 +172,24 @@ def run(
                     now = sum(entry.phase in SETTLED for entry in entries.values())
                     advance(now - settled)
                     settled = now
-                    if note.number is not None or settled == len(entries):
+                    if signals or settled == len(entries):
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
-                if note.number is not None:
+                if signals:
                     log.warning("stopping: what runs saves and ends; once more does not wait for it")
             finally:
                 engine.close()
-        except Asked:
+        except StopRequested:
             pass
         except SystemError as error:  # Ray makes this of it
-            if not isinstance(error.__cause__, Asked):
+            if not isinstance(error.__cause__, StopRequested):
                 raise
     for entry in entries.values():  # some were done when they were stopped
         if entry.phase is Phase.RUNNING and entry.folder.is_done():
             entry.phase = Phase.DONE
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
-    return Outcome(entries, int(failed) if note.number is None else 128 + note.number)
+    return Outcome(entries, 128 + signals[0] if signals else int(failed))
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:

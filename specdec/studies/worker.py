@@ -26,7 +26,7 @@ import yaml
 
 from specdec.features.store import INDEX
 from specdec.utils import supervise
-from specdec.utils.files import explain, write_text
+from specdec.utils.files import explained, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
 
@@ -168,22 +168,19 @@ def _attempt(
     begun, start = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), time.monotonic()
     journal.append({"begun": begun, "host": socket.gethostname()})
     keep = {name: text for name, text in os.environ.items() if name not in RANKS and not name.startswith("SLURM_")}
-    try:
-        with (folder.path / LOG).open("ab") as stream:
-            stream.write(f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode())
-            stream.flush()
-            supervisor = subprocess.Popen(
-                [sys.executable, "-I", supervise.__file__, str(GRACE), sys.executable, "-m", *job.command],
-                cwd=cwd,
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C goes to us alone
-                pass_fds=[journal.fileno()],  # the lock
-                env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
-            )
-    except OSError as error:
-        raise explain(error, error.filename or folder.path) from error
+    with explained(folder.path), (folder.path / LOG).open("ab") as stream:
+        stream.write(f"--- attempt {len(before) + 1}, {begun}: {shlex.join(job.command)}\n".encode())
+        stream.flush()
+        supervisor = subprocess.Popen(
+            [sys.executable, "-I", supervise.__file__, str(GRACE), sys.executable, "-m", *job.command],
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C goes to us alone
+            pass_fds=[journal.fileno()],  # the lock
+            env=keep | dict.fromkeys(THREADS, str(job.threads)) | dict(environment),
+        )
     try:
         while supervisor.poll() is None and not stop.wait(POLL):
             pass

@@ -15,7 +15,7 @@ from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load
 from specdec.drafter.parts import dry_run
 from specdec.target import Target
-from specdec.utils.config_diff import canonical, pairs, words
+from specdec.utils.config import canonical, pairs, words
 
 log = logging.getLogger(__name__)
 

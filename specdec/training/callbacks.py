@@ -25,7 +25,7 @@ from specdec.training.ema import EMA
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES
-from specdec.utils.files import explain, write_json, write_text
+from specdec.utils.files import explained, write_json, write_text
 
 
 class RunRecord(pl.Callback):
@@ -134,11 +134,8 @@ class RunRecord(pl.Callback):
         losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
         lines = [f"{step} {part} {loss.hex()}\n" for (step, part, _), loss in zip(self._held, losses, strict=True)]
         self._held, path = [], self.directory / LOSSES
-        try:
-            with path.open("a", encoding="ascii") as file:
-                file.writelines(lines)
-        except OSError as error:
-            raise explain(error, path) from error
+        with explained(path), path.open("a", encoding="ascii") as file:
+            file.writelines(lines)
 
 
 def read_lines(path: Path) -> list[str]:

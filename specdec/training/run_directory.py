@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import contents
-from specdec.utils.config import run_names
-from specdec.utils.config_diff import canonical, keys, pairs, words
-from specdec.utils.files import explain, lock_now
+from specdec.utils.config import canonical, keys, pairs, run_names, words
+from specdec.utils.files import explained, lock_now
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +80,8 @@ class RunDirectory:
         if not self._resumed and _is_used(path):  # before anything is written into what is someone else's
             return False
         self._made = not path.exists()
-        try:
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise explain(error, path) from error
         self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
         if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
             _release(path, self._claim)
@@ -116,18 +113,17 @@ def _take(directory: Path, patience: float = 0.0) -> TextIO | None:
     run has it, after so many seconds too."""
     path, end = directory / CLAIM, time.monotonic() + patience
     while True:
-        try:
-            stream = path.open("a+")
-            # unless its last holder has just removed the file that was opened here
-            if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                stream.truncate(0)
-                stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-                stream.flush()
-                return stream
-        except FileNotFoundError:
-            return None  # another run gave the directory up just now
-        except OSError as error:
-            raise explain(error, directory) from error
+        with explained(directory):
+            try:
+                stream = path.open("a+")
+                # unless its last holder has just removed the file that was opened here
+                if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                    stream.truncate(0)
+                    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                    stream.flush()
+                    return stream
+            except FileNotFoundError:
+                return None  # another run gave the directory up just now
         stream.close()
         if time.monotonic() >= end:
             return None

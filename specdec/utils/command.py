@@ -40,11 +40,7 @@ def parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
 
 
 def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
-    """Parse the arguments of ``specdec NAME`` and call its function; the exit status, 0 where it returns none.
-
-    Raises:
-        ValueError: an argument is unknown, missing or of the wrong type.
-    """
+    """Parse the arguments of ``specdec NAME`` and call its function; the exit status, 0 where it returns none."""
     parser = parser_of(function, name)
     config = _config_of(function)
     given = dict(vars(parse(parser, _spelled(config or function, target_shorthand(argv)))))
@@ -61,11 +57,7 @@ def _config_of(function: Callable[..., Any]) -> Any:
 
 
 def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
-    """Parse and build the parts; the parser must have been made with ``exit_on_error=False``.
-
-    Raises:
-        ValueError: an argument is unknown, missing or of the wrong type.
-    """
+    """Parse, without ``exit_on_error``, and build the parts; ValueError if an argument is unknown, missing or wrong."""
     guard()
     try:
         return parser.instantiate(parser.parse_args(argv))

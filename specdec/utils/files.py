@@ -20,17 +20,6 @@ TEMPORARY = ".tmp-"
 """How the name of what is being written begins; a kill leaves it behind."""
 
 
-def explain(error: OSError, path: Path | str) -> ValueError:
-    """Say in one line why ``path`` could not be read or written."""
-    known = {
-        errno.EEXIST: "a part of the path is a file, not a directory",
-        errno.ENOTDIR: "a part of the path is a file, not a directory",
-        errno.EISDIR: "it is a directory",
-    }
-    reason = error.strerror or str(error)
-    return ValueError(f"{path}: {known.get(error.errno or 0, reason[:1].lower() + reason[1:])}")
-
-
 def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -48,8 +37,13 @@ def explained(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        culprit = str(error.filename or path)
-        raise explain(error, path if TEMPORARY in culprit else culprit) from error
+        culprit, reason = str(error.filename or path), error.strerror or str(error)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "a part of the path is a file, not a directory"
+        elif isinstance(error, IsADirectoryError):
+            reason = "it is a directory"
+        named = path if TEMPORARY in culprit else culprit
+        raise ValueError(f"{named}: {reason[:1].lower()}{reason[1:]}") from error
 
 
 def _temporary(path: Path) -> Path:
@@ -63,9 +57,7 @@ def staged(path: Path | str) -> Iterator[Path]:
     """A temporary sibling of ``path`` that takes its place when the block ends well, and vanishes otherwise.
 
     The sibling lies on the same file system, is synced to disk before it is renamed, and the folder after it.
-
-    Raises:
-        ValueError: the disk is full, or ``path`` may not be written; ``path`` is as it was.
+    ValueError if the disk is full, or ``path`` may not be written; ``path`` is as it was then.
     """
     path = Path(path)
     with explained(path):
@@ -84,11 +76,7 @@ def staged(path: Path | str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
-    """As :func:`staged`, for a directory that appears whole or not at all.
-
-    Raises:
-        ValueError: ``path`` exists and ``replace`` is false, the disk is full, or ``path`` may not be written.
-    """
+    """As :func:`staged`, for a directory; ValueError also if ``path`` exists and ``replace`` is false."""
     path = Path(path)
     if path.exists() and not replace:
         raise ValueError(f"{path} exists already: choose another place or remove it first")
@@ -126,11 +114,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def read_json(path: Path | str) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        ValueError: the file is missing, unreadable or not JSON; the message names file and line.
-    """
+    """What a JSON file holds; ValueError, with file and line, if it is missing, unreadable or not JSON."""
     try:
         with explained(path):
             return json.loads(Path(path).read_text(encoding="utf-8"))
@@ -141,11 +125,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def sha256(path: Path | str) -> str:
-    """Hexadecimal SHA-256 of a file's bytes.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """Hexadecimal SHA-256 of a file's bytes; ValueError if it cannot be read."""
     with explained(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -164,11 +144,7 @@ def write_sums(directory: Path) -> None:
 def check_sums(directory: Path, remedy: str) -> None:
     """Compare every file with its hash in the list that :func:`write_sums` has written.
 
-    Args:
-        remedy: what to do where one differs.
-
-    Raises:
-        ValueError: the list cannot be read or is damaged, or a file is missing, was changed or is not in it.
+    ValueError, with ``remedy``, if the list cannot be read, or a file is missing, was changed or is not in it.
     """
     with explained(directory / SUMS):
         listed = (directory / SUMS).read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
@@ -191,10 +167,7 @@ def cache_directory() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, waiting for whoever holds it; it ends with the process, however that ends.
 
-    The file stays: were it removed, two processes could hold a lock of the same name.
-
-    Raises:
-        ValueError: ``path`` may not be written.
+    The file stays: were it removed, two processes could hold a lock of the same name. ValueError if it cannot be made.
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,15 +180,10 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def lock_now(stream: IO, shared: bool = False) -> bool:
-    """Whether the lock of an open file could be had without waiting.
+    """Whether the lock of an open file could be had without waiting, ``shared`` beside others that ask for no more.
 
-    It lasts until this process, and all that have inherited the open file, have closed it or ended.
-
-    Args:
-        shared: beside others that ask for no more.
-
-    Raises:
-        OSError: the file system has no locks.
+    It lasts until this process, and all that have inherited the open file, have closed it or ended. OSError if the file
+    system has no locks.
     """
     try:
         fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

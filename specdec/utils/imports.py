@@ -39,9 +39,7 @@ def allowing(modules: Sequence[str]) -> Iterator[None]:
     finds its parts.
 
     The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
-
-    Raises:
-        ValueError: one is no module, or cannot be imported.
+    ValueError if one is no module, or cannot be imported.
     """
     vouched, path = list(_vouched), list(sys.path)
     try:
@@ -71,22 +69,14 @@ def _import(module: str) -> None:
 
 
 def ensure(class_path: str) -> None:
-    """Import the module of a saved part, if the user has vouched for it or for a package around it; else do nothing.
-
-    Raises:
-        ValueError: it cannot be imported.
-    """
+    """Import the module of a saved part, if the user has vouched for it or for a package around it; else do nothing."""
     module = class_path.rpartition(".")[0]
     if any(f"{module}.".startswith(f"{name}.") for name in _vouched):
         _import(module)
 
 
 def take(args: list[str]) -> tuple[list[str], list[str]]:
-    """The modules that ``--allow_imports`` and ``$SPECDEC_ALLOW_IMPORTS`` name, and the other arguments.
-
-    Raises:
-        ValueError: the flag has no value.
-    """
+    """The modules that ``--allow_imports`` and ``$SPECDEC_ALLOW_IMPORTS`` name, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(FLAG, action="append", default=[os.environ.get(VARIABLE, "")])
     try:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.utils.config_diff import pairs, words
+from specdec.utils.config import pairs, words
 from specdec.utils.files import explained, lock_now
 
 
@@ -31,12 +31,8 @@ class Journal:
         kind: whose journal it is; one of another kind is refused.
         settings: JSON-ready; a journal of other settings is refused, and the message says which differ.
 
-    Attributes:
-        entries: what was written by earlier processes, in order.
-
-    Raises:
-        ValueError: on entering: it has other settings, is damaged, not writable, or on a file system without locks.
-        JournalBusyError: on entering: another process writes it, or a child that inherited it from its writer.
+    ``entries`` are what earlier processes wrote, in order. Entering raises JournalBusyError if another process, or one
+    that inherited it, writes it; ValueError if it is damaged, not writable, or on a file system without locks.
     """
 
     def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:
@@ -67,11 +63,7 @@ class Journal:
         return self._file.fileno()
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one entry, which a kill of this process leaves whole.
-
-        Raises:
-            ValueError: the disk is full.
-        """
+        """Write one entry, which a kill of this process leaves whole; ValueError if the disk is full."""
         data = _line(entry)
         with explained(self.path):
             if self._file.write(data) < len(data):

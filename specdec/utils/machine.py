@@ -24,9 +24,6 @@ PROC, GROUP = Path("/proc"), Path("/sys/fs/cgroup")
 def provenance(seed: int | None = None) -> dict[str, Any]:
     """Describe this process and the code it runs, so that it can be rerun; JSON-ready.
 
-    Args:
-        seed: the seed of the run, None where it has none.
-
     Returns:
         ``date`` (UTC, ISO 8601), ``command`` (as typed), ``seed``, ``python``, ``platform``, ``cpu``, ``cores`` (that
         this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not in use by now),
@@ -76,9 +73,7 @@ def _git(checkout: Path) -> tuple[str | None, bool | None]:
 
 def cores() -> int | None:
     """That this process may use; None where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # none on macOS
 
 
 def multiplies_bfloat16() -> bool:

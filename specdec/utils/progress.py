@@ -15,13 +15,9 @@ EVERY = 30.0  # seconds between lines
 
 @contextlib.contextmanager
 def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with how many more are done.
+    """Yields a function to call with how many more of ``total`` are done; ``what`` is the bar's title.
 
-    Args:
-        what: is worked at, as the bar's title.
-        unit: what is counted: ``tokens``.
-        total: how many there are.
-        done: of them before, which say nothing about speed.
+    ``done`` of them were done before, which says nothing about speed.
     """
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())

@@ -21,12 +21,8 @@ NOT_RUN = 127  # the exit status of what could not be started, as a shell has it
 
 
 def main(grace: float, command: list[str]) -> int:
-    """Run a command to its end, or until nobody wants it any more; its exit status, 128 and the signal's number if one
-    ended it.
-
-    Args:
-        grace: seconds between SIGTERM to the command and SIGKILL to its process group.
-    """
+    """Run a command to its end, or until standard input ends, with ``grace`` seconds between SIGTERM to the command and
+    SIGKILL to its process group; its exit status, 128 and the signal's number if one ended it."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: signals.append(number))  # ignoring them would be inherited

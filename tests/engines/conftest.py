@@ -20,11 +20,13 @@ LONG = 230.0  # seconds for processes to begin or end on a busy machine; pytest'
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An executable ``vllm``; what it was told lies in ``tmp_path / "said"``."""
+    """A Python that has a stand-in for vLLM; what it was told lies in ``tmp_path / "said"``."""
     root = Path(__file__).parents[2]
-    path = tmp_path / "vllm"
+    path = tmp_path / "python"
     path.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(root)!r})\n"
+        "if sys.argv[1] == '-c': sys.exit()\n"  # whether it has vLLM
+        "if sys.argv[1] == '-m': del sys.argv[1:3]\n"
         "from tests.engines.fake_vllm import main\nmain()\n"
     )
     path.chmod(0o755)

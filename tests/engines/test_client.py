@@ -37,9 +37,7 @@ def test_a_stream_comes_pass_by_pass_and_is_counted(served: Servers) -> None:
     events = list(endpoint.events("/v1/completions", {"prompt": "def f", **streaming("m", 9)}))
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "".join(f"def{n} " for n in range(9))
     accepted = [count for _, count in pieces(9, True) if count is not None]
-    counted = before.settled(endpoint, 9).since(before)
-    assert counted[:3] == (9, len(accepted), sum(accepted))
-    assert counted.per_position == tuple(sum(count > k for count in accepted) for k in range(DRAFTS))
+    assert before.increase(endpoint, 9) == (9, len(accepted), DRAFTS)
 
 
 @pytest.mark.parametrize(("how", "message"), [("told", "the engine fell$"), ("silent", "the stream ended before")])
@@ -55,7 +53,6 @@ def test_servers_that_are_none(served: Servers) -> None:
         Endpoint("localhost:8000")
     with pytest.raises(ValueError, match=r"its key in \$VLLM_API_KEY$"):
         Endpoint("http://me:very-secret@127.0.0.1:1")
-    assert Endpoint(f"http://127.0.0.1:{free_port()}").away() and not Endpoint(served(False).url).away()
     with pytest.raises(ValueError, match=r"Connection refused: is the server up\?"):
         Endpoint(f"http://127.0.0.1:{free_port()}").model()
     with pytest.raises(ValueError, match="status 404: Not Found"):
@@ -64,14 +61,12 @@ def test_servers_that_are_none(served: Servers) -> None:
         Endpoint(served(False).url).complete("/v1/completions", {"prompt": "x" * 101})
 
 
-def test_engines_are_summed_and_positions_ordered(served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_summed(served: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     server = served(False)
     endpoint = Endpoint(server.url)
     monkeypatch.setattr(server, "metrics", lambda: TEXT)
-    found = SpecDecodeCounters.read(endpoint)
-    assert found == SpecDecodeCounters(42, 10, 12, (8, 4, 0))
-    assert found.since(SpecDecodeCounters(2, 2, 2, (2, 0, 0))) == SpecDecodeCounters(40, 8, 10, (6, 4, 0))
-    assert found.since(SpecDecodeCounters(0, 0, 0, ())) == found  # before the first draft there are no positions
+    assert SpecDecodeCounters.read(endpoint) == (42, 10, 3)
+    assert SpecDecodeCounters(2, 2, 3).increase(endpoint, 40) == (40, 8, 3)
     monkeypatch.setattr(server, "metrics", lambda: "process_cpu_seconds_total 3.0")
     with pytest.raises(ValueError, match="is this vLLM"):
         SpecDecodeCounters.read(endpoint)
@@ -88,5 +83,5 @@ def test_counting_lags_behind(served: Servers, monkeypatch: pytest.MonkeyPatch) 
         return original()
 
     monkeypatch.setattr(server, "metrics", late)
-    assert before.settled(endpoint, 7).generated == 7 and asked == [3]
-    assert before.settled(endpoint, 8, patience=0.1).generated == 7  # it never comes
+    assert before.increase(endpoint, 7).generated == 7 and asked == [3]
+    assert before.increase(endpoint, 8, patience=0.1).generated == 7  # it never comes

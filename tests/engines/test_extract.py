@@ -54,7 +54,6 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
     assert main([*fit, "--model.features.rows", "1", "--out", str(tmp_path / "fly")]) == 0
     assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
     assert losses(tmp_path / "fly") == losses(tmp_path / "cached") and len(losses(tmp_path / "fly")) == 4
-    assert main(["cache", "verify", str(out)]) == 0
     before = {path: path.stat().st_mtime_ns for path in out.glob("shard-*")}
     assert main(["cache", *config, "--out", str(out)]) == 0  # nothing is left to do
     assert {path: path.stat().st_mtime_ns for path in out.glob("shard-*")} == before
@@ -102,7 +101,7 @@ def status(argv: list[str]) -> object:
 
 def trained_rows(config: list[str]) -> int:
     """Rows of training that a config's data has."""
-    _, model, data = read([*config, "--out", "nowhere"], "specdec cache")
+    _, model, data = read([*config, "--out", "nowhere"])
     data.prepare(model.target.tokenizer)
     return len(data.splits.train.ids_BT)
 
@@ -113,27 +112,11 @@ def test_further_boundaries_are_stored(config: list[str], tmp_path: Path) -> Non
     assert FeatureIndex.read(out / "index.json").contract.layers == (1, 2, 3, 4, 6)
 
 
-def test_the_plan_counts_and_writes_nothing(
-    config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_disk_that_cannot_hold_it(
+    config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "cache"
-    assert main(["cache", "plan", *config, "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert not out.exists()
-    assert main(["cache", *config, "--out", str(out)]) == 0
-    index = FeatureIndex.read(out / "index.json")
-    tokens = sum(entry.tokens for entry in index.shards)
-    assert f"{tokens:,}" in said and f"{4 * 32 * 4:,}" in said
-    assert f"{sum(entry.rows for entry in index.shards):,} rows" in said
-
-
-@pytest.mark.parametrize("command", [["plan"], []])
-def test_a_disk_that_cannot_hold_it_stops_both(
-    command: list[str], config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
     monkeypatch.setattr(extract.shutil, "disk_usage", lambda path: _Usage(free=1000))
-    assert main(["cache", *command, *config, "--out", str(tmp_path / "cache")]) == 1
+    assert main(["cache", *config, "--out", str(tmp_path / "cache")]) == 2
     assert "the disk cannot hold it" in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
 
@@ -164,18 +147,8 @@ def test_wrong_arguments_are_one_line(
 def test_the_target_may_be_named_as_in_other_commands(
     config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["cache", "plan", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
+    assert main(["cache", *config, "--target", str(tmp_path / "none"), "--out", str(tmp_path / "cache")]) == 2
     assert f"{tmp_path / 'none'}: no such directory" in capsys.readouterr().err
-
-
-def test_verify_names_what_is_damaged(config: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "cache"
-    cache([*config, "--out", str(out)])
-    shard = sorted(out.glob("shard-*"))[-1]
-    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
-    assert main(["cache", "verify", str(out)]) == 2
-    assert shard.name in capsys.readouterr().err
-    assert main(["cache", "verify"]) == 2
 
 
 @pytest.mark.slow

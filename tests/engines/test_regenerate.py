@@ -44,7 +44,7 @@ def test_the_targets_own_words_take_the_place_of_others(chat_target: Path, chats
     assert rows(out) == [{"id": f"row-{n}", "messages": messages(said)} for n, said in enumerate(LEARNT)]
     told = record(out)
     assert told["counts"] == {
-        "rows": 4, "truncated": 0, "failed": 0, "skipped": 0, "written": 4, "cut_before_a_tool_call": 0, "answers": 6,
+        "rows": 4, "truncated": 0, "failed": 0, "skipped": 0, "written": 4, "answers": 6,
         "tokens": told["counts"]["tokens"],
     }  # fmt: skip
     assert told["asking"]["temperature"] == 0 and told["asking"]["max_new_tokens"] == 40
@@ -101,7 +101,6 @@ def test_system_and_tools_stay(chat_target: Path, tmp_path: Path) -> None:
     assert first["messages"] == [SYSTEM, *messages(LEARNT[0])] and first["tools"] == tools
     assert second["messages"] == messages(LEARNT[1]) and second["tools"] == tools
     told = record(out)
-    assert told["counts"]["cut_before_a_tool_call"] == 1
     assert told["skipped"] == {"a tool is called in the first answer": 1}
 
 
@@ -180,7 +179,7 @@ def read_rows(tmp_path: Path, *rows: Any) -> list[Dialogue]:
 def test_every_answer_is_due_to_what_was_said_before(messages: list[Any], said: list[Any], tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages})
     assert row.turns == said
-    assert row.skipped is None and not row.cut
+    assert row.skipped is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,7 @@ def test_a_row_is_cut_before_the_first_tool_call(
     messages: list[Any], said: list[Any], skipped: str | None, tmp_path: Path
 ) -> None:
     (row,) = read_rows(tmp_path, {"messages": messages, "tools": [{"name": "f"}]})
-    assert (row.turns, row.skipped, row.cut) == (said, skipped, skipped is None)
+    assert (row.turns, row.skipped) == (said, skipped)
     assert row.tools == [{"name": "f"}]
 
 
@@ -328,7 +327,7 @@ def test_what_the_answers_do_not_depend_on_may_differ(server: FakeVllm, argv: li
     [
         (["--out", "x.json"], "name it FILE.jsonl"),
         (["--out", "there.jsonl"], "there.jsonl exists already, without there.jsonl.journal"),
-        (["--out", "x.jsonl", "--engine", "transformers"], "ask a server, which is started before, at its --url"),
+        (["--out", "x.jsonl", "--engine", "transformers"], "need the --url of a running server"),
         (["--out", "x.jsonl", "--temperature", "-1"], "temperature must be 0 (greedy)"),
         (["--out", "x.jsonl", "--max_new_tokens", "0"], "max_new_tokens must be at least 1"),
         (["--out", "x.jsonl", "--concurrency", "0"], "concurrency must be at least 1"),

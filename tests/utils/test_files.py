@@ -46,13 +46,13 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_reason_in_one_line(code: int, reason: str) -> None:
-    error = files.explain(OSError(code, os.strerror(code)), "some/path")
-    assert type(error) is ValueError
-    assert str(error) == f"some/path: {reason}"
+    with pytest.raises(ValueError, match=f"^some/path: {reason}$"), files.explained("some/path"):
+        raise OSError(code, os.strerror(code))
 
 
 def test_an_error_without_a_number_keeps_its_words() -> None:
-    assert str(files.explain(OSError("odd"), Path("x"))) == "x: odd"
+    with pytest.raises(ValueError, match=r"^x: odd$"), files.explained(Path("x")):
+        raise OSError("odd")
 
 
 def test_a_staged_file_appears_at_the_end(tmp_path: Path) -> None:

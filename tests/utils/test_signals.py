@@ -3,22 +3,22 @@ import signal
 
 import pytest
 
-from specdec.utils.signals import Asked, asked_to_end, noted
+from specdec.utils.signals import StopRequested, stop_on_signals
 
 
 def test_the_first_signal_is_noted_and_the_second_raises() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with noted() as note:
-        assert note.number is None
+    with stop_on_signals(patience=1) as signals:
+        assert not signals
         os.kill(os.getpid(), signal.SIGTERM)
-        assert note.number == signal.SIGTERM
-        with pytest.raises(Asked) as found:
+        assert signals == [signal.SIGTERM]
+        with pytest.raises(StopRequested) as found:
             os.kill(os.getpid(), signal.SIGINT)
     assert found.value.status == 143 and signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_signal_raises() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Asked) as found, asked_to_end():
+    with pytest.raises(StopRequested) as found, stop_on_signals():
         os.kill(os.getpid(), signal.SIGINT)
     assert found.value.status == 130 and signal.getsignal(signal.SIGINT) is before

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.utils.config_diff import canonical, pairs, words
+from specdec.utils.config import canonical, pairs, words
 
 LONG = {"class_path": "specdec.drafter.entry.Narrow", "init_args": {"bias": False}}
 
