@@ -10,9 +10,8 @@ from markdown_it import MarkdownIt
 
 from specdec.evaluation.style import FEW_PROMPTS, bracketed, table
 from specdec.studies.figures import draw
-from specdec.studies.record import Json, read_record
 from specdec.studies.reproduce import CARD, VERSION, manifest
-from specdec.studies.results import ACCEPTANCE, FAMILIES, results
+from specdec.studies.results import ACCEPTANCE, FAMILIES, Json, read_record, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
 from specdec.utils.files import staged_directory, write_json, write_text

@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from specdec.evaluation.style import GREY, LINES, label, short, style
-from specdec.studies.record import Json
-from specdec.studies.results import ACCEPTANCE, FAMILIES
+from specdec.studies.results import ACCEPTANCE, FAMILIES, Json
 from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from specdec.evaluation.compare import read_evaluation
-from specdec.studies.record import Json, RecordedRun, RecordedStudy
+from specdec.studies.results import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_lines
 from specdec.utils.config_diff import pairs

@@ -1,4 +1,5 @@
-"""All of a card's numbers, JSON-ready: quantities of every arm, their differences from the baseline, and effects.
+"""A study's plan and finished jobs read back, and from them all of a card's numbers, JSON-ready: quantities of every
+arm, their differences from the baseline, and effects.
 
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (rise of the state: its size at the last draft step over that at the
@@ -7,15 +8,19 @@ first). Arms are compared on the seeds and prompts that both have.
 Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft positions or steps.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
+from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.statistics import Array
-from specdec.studies.record import Json, RecordedRun, RecordedStudy
+from specdec.studies.plan import PLAN, VERSION
 from specdec.studies.statistics import (
     COSINE,
     POSITIVE,
@@ -27,18 +32,97 @@ from specdec.studies.statistics import (
     estimate,
     pooled,
 )
+from specdec.studies.study import MEASURES
+from specdec.studies.worker import JobFolder
+from specdec.utils.files import read_json
 
+Json = dict[str, Any]
 Table = Mapping[str, Array]
 """Of a run: by prompt, its sums and weights."""
 
 ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
+MEASUREMENT = 1  # the version of drift.json and robustness.json
 OF_DRIFT = {
     "state_rms_growth": ("ratio", 1.0, Linear.over),
     "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
     "acceptance_change": ("difference of shares of chains", None, Linear.minus),  # later steps are of fewer chains
 }
 """Of :func:`specdec.diagnostics.drift_measure.drift_figures`, those that compare two depths."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """An arm with one seed, and by kind the folders of its jobs."""
+
+    seed: int
+    folders: dict[str, JobFolder]
+
+    @functools.cached_property
+    def states(self) -> dict[str, Json]:
+        """Of each job: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
+        ``message`` (why it failed) and ``seconds`` of all its attempts.
+        """
+        states = {}
+        for kind, folder in self.folders.items():
+            attempts = folder.attempts()
+            last = attempts[-1] if attempts else {"end": "not begun"}
+            name = last.get("end") or ("running" if folder.is_held() else "killed")
+            if folder.is_done():
+                name, last = "done", {}
+            elif name in ("died", "done"):  # or whose file was removed
+                name = "failed"
+            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
+        return states
+
+    def done(self, kind: str) -> bool:
+        """Whether there is a job of this kind and it is done."""
+        return kind in self.folders and self.folders[kind].is_done()
+
+    @functools.cached_property
+    def evaluation(self) -> SavedEvaluation:
+        """The results of its evaluation."""
+        return read_evaluation(self.folders["evaluate"].output)
+
+    def measured(self, kind: str) -> Json:
+        """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
+        path = self.folders[kind].last_file
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
+            raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
+        return found
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """A study's plan, and of every arm by name what came of it: a run for each seed."""
+
+    plan: Json
+    arms: dict[str, list[RecordedRun]]
+
+    @property
+    def baseline(self) -> str:
+        """The baseline's name."""
+        return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
+
+    def done(self, kind: str) -> dict[str, list[RecordedRun]]:
+        """Of every arm the runs whose job of this kind is done."""
+        return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
+
+
+def read_record(directory: Path) -> RecordedStudy:
+    """Read ``plan.json``; ValueError if there is none, or it is of another version."""
+    path = directory / PLAN
+    plan = read_json(path)
+    if not isinstance(plan, dict) or plan.get("version") != VERSION:
+        raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
+    arms: dict[str, list[RecordedRun]] = {arm["name"]: [] for arm in plan["arms"]}
+    for arm in plan["arms"]:
+        for run in arm["runs"]:
+            folders = {kind: JobFolder(directory, kind, run[kind]) for kind in ("fit", *MEASURES) if run[kind]}
+            arms[arm["name"]].append(RecordedRun(run["seed"], folders))
+    return RecordedStudy(plan, arms)
 
 
 class Quantity(NamedTuple):
@@ -78,7 +162,7 @@ def results(study: RecordedStudy) -> Json:
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
-        "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
+        "training": {name: {str(run.seed): _training(run) for run in runs} for name, runs in study.done("fit").items()},
     }
     for quantity in _quantities(study):
         known = {}
@@ -95,6 +179,12 @@ def results(study: RecordedStudy) -> Json:
         for kind in ("comparisons", "effects"):
             add_verdicts([row for row in out[kind] if row["family"] == family])
     return out
+
+
+def _training(run: RecordedRun) -> Json:
+    """Optimizer steps and seconds of a finished fit, its process's start included."""
+    steps = int(read_json(run.folders["fit"].last_file)["steps"])
+    return {"steps": steps, "seconds": run.states["fit"]["seconds"]}
 
 
 def _quantities(study: RecordedStudy) -> list[Quantity]:
