@@ -144,8 +144,8 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
 
 
 def statements(found: Json) -> list[str]:
-    """A sentence for every comparison of acceptance length, and for every difference in drift or robustness that is told
-    apart: effects and interactions where the design has them, else comparisons with the baseline.
+    """A sentence for every comparison of acceptance length, and for every difference in drift or robustness that is
+    told apart: effects and interactions where the design has them, else comparisons with the baseline.
     """
     lengths = [row for row in found["comparisons"] if row["family"] == ACCEPTANCE]
     effects = [row for row in found["effects"] if row["family"] != ACCEPTANCE]

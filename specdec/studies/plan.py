@@ -231,8 +231,9 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
         count, config = _first_rows(group), group[0].config
         key = key_of("cache", [same, layers, count])
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        given = {"model": parts, "data": config["data"], "layers": layers, "first_rows": count}
-        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, ())
+        given, more = {"model": parts, "data": config["data"]}, ["--layers", *map(str, layers)]
+        more += [] if count is None else ["--first_rows", str(count)]
+        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, (), *more)
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
 

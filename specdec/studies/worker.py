@@ -48,8 +48,8 @@ LONGEST = 400  # letters of a reason
 class Ended(NamedTuple):
     """How a worker's attempt at a job ended, and why it failed, in one line.
 
-    ``stopped``: on request; ``died``: of a signal from elsewhere; ``busy``: another worker has the job; None: the worker
-    itself was lost.
+    ``stopped``: on request; ``died``: of a signal from elsewhere; ``busy``: another worker has the job; None: the
+    worker itself was lost.
     """
 
     end: Literal["done", "failed", "stopped", "died", "busy"] | None

@@ -88,7 +88,7 @@ def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
     changes = differences(plan.arms[0], plan.arms[1])
     assert [line.split(":")[0] for line in changes] == ["evaluate.shape"]
     (cache,) = (key for key, job in plan.jobs.items() if job.kind == "cache")
-    assert plan.jobs[cache].config["layers"] == [1, 2, 3, 4, 5]
+    assert plan.jobs[cache].command[-8:-2] == ("--layers", "1", "2", "3", "4", "5")
     assert plan.jobs[cache].label == "features of 4 arms"
 
 
@@ -99,7 +99,8 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
         plan = planned(**changes, baseline=None, seeds=[0], evaluate=None)
         (one,) = (job for job in plan.jobs.values() if job.kind == "cache")
         keys.append(one.key)
-        return one.config["first_rows"]
+        command = list(one.command)
+        return int(command[command.index("--first_rows") + 1]) if "--first_rows" in command else None
 
     axes = {"K": {"model.ttt_steps": [1, 2]}}
     assert stored(axes=axes) == 2 * 2  # steps times rows of a batch
