@@ -63,12 +63,7 @@ def page(text: str, folder: Path, title: str) -> str:
 
 
 def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str) -> Iterator[str]:
-    """The lines of the card in Markdown.
-
-    Args:
-        figures: files and captions, by section.
-        where: the path of ``card.json`` in commands.
-    """
+    """The lines of the card in Markdown, with figures (files and captions) by section; ``where`` ``card.json`` lies."""
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
     design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
@@ -134,8 +129,8 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
     fits = [run["fit"]["provenance"] or {} for runs in manifest["runs"].values() for run in runs.values()]
     rows = []
     for name in ("git_commit", "git_dirty", "versions", "platform", "cpu", "gpus"):
-        known = {words(fit[name]) for fit in fits if fit.get(name)}
-        rows.append([f"Fits: {name.replace('_', ' ')}", "; ".join(sorted(known)) or "-"])
+        if known := {words(fit[name]) for fit in fits if fit.get(name)}:
+            rows.append([f"Fits: {name.replace('_', ' ')}", "; ".join(sorted(known))])
     yield from _table(["What", "Value"], [*rows, ["Card made", manifest["provenance"]["date"]]], left=2)
     for arm, runs in [*manifest["runs"].items()][:1]:
         command = shlex.join(["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))])

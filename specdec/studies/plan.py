@@ -15,6 +15,7 @@ import glob
 import hashlib
 import importlib.util
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,14 +135,12 @@ class StudyPlan:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
         about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
         lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
-        budgets = {arm.tokens for arm in self.arms}
-        if len(budgets) == 1 and (budget := budgets.pop()) is not None:
-            lines.append(f"every fit trains on {budget:,} tokens, padding included")
+        if not self.unequal and (tokens := self.baseline.tokens) is not None:
+            lines.append(f"every fit trains on {tokens:,} tokens, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
-        done: dict[str, list[bool]] = {}
-        for key, job in self.jobs.items():
-            done.setdefault(job.kind, []).append(self.is_done(key))
-        return [*lines, "jobs: " + ", ".join(f"{sum(each)} of {len(each)} {kind} done" for kind, each in done.items())]
+        done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
+        total = Counter(job.kind for job in self.jobs.values())
+        return [*lines, "jobs: " + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items())]
 
 
 def claim(directory: Path, name: str) -> None:
@@ -158,12 +157,11 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
     """Work out a study's plan; nothing is written.
 
     Args:
-        threads: that a job asks for.
+        threads: of a job.
         allow_unequal: whether budgets may differ between arms.
 
     Raises:
-        ValueError: an arm is illegal, or not equal to others in its budget, or a measure's arguments are wrong; the
-            message has the arm's name.
+        ValueError: an arm is illegal or has another budget, or a measure's arguments are wrong, with the arm's name.
     """
     arms = read_arms(study)
     base = next(arm for arm in arms if arm.levels == study.baseline)
@@ -239,7 +237,7 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:
-    """How many rows of an epoch's beginning all the fits together draw; None where that is not known."""
+    """The number of rows from an epoch's start that the fits read at most; None if it is not known."""
     most = 0
     for arm in arms:
         trainer, drawn = arm.config["trainer"], arm.tokens

@@ -37,18 +37,16 @@ from specdec.studies.worker import JobFolder
 from specdec.utils.files import read_json
 
 Json = dict[str, Any]
-Table = Mapping[str, Array]
-"""Of a run: by prompt, its sums and weights."""
+Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
 
 ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
 MEASUREMENT = 1  # the version of drift.json and robustness.json
-OF_DRIFT = {
+OF_DRIFT = {  # of specdec.diagnostics.drift_measure.drift_figures, those that compare two depths
     "state_rms_growth": ("ratio", 1.0, Linear.over),
     "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
     "acceptance_change": ("difference of shares of chains", None, Linear.minus),  # later steps are of fewer chains
 }
-"""Of :func:`specdec.diagnostics.drift_measure.drift_figures`, those that compare two depths."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,17 @@ class RecordedRun:
             raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
         return found
 
+    def training(self) -> Json:
+        """Optimizer steps and seconds of a finished fit, its process's start included."""
+        return {
+            "steps": int(read_json(self.folders["fit"].last_file)["steps"]),
+            "seconds": self.states["fit"]["seconds"],
+        }
+
 
 @dataclass(frozen=True)
 class RecordedStudy:
-    """A study's plan, and of every arm by name what came of it: a run for each seed."""
+    """A study's plan, and by arm a run for each seed."""
 
     plan: Json
     arms: dict[str, list[RecordedRun]]
@@ -107,7 +112,7 @@ class RecordedStudy:
         return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
 
     def done(self, kind: str) -> dict[str, list[RecordedRun]]:
-        """Of every arm the runs whose job of this kind is done."""
+        """By arm, the runs whose job of this kind is done."""
         return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
 
 
@@ -126,43 +131,39 @@ def read_record(directory: Path) -> RecordedStudy:
 
 
 class Quantity(NamedTuple):
-    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it."""
+    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
+
+    ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
+    loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
+    """
 
     name: str
     panel: str
-    """Title of the figure's panel, which it may share with quantities of other draft steps."""
     family: str
     unit: str
     null: float | None
-    """What it is where nothing drifts, or nothing is lost; None where that is not known."""
     table: Callable[[RecordedRun], Table | None]
-    """Of a run: two sums for every prompt, or four where it is of two ratios; None where the run has none."""
     combine: Callable[[Linear, Linear], Linear] | None = None
-    """Of two ratios: the first is over or less the second."""
 
 
 ByArmAndSeed = Mapping[str, Mapping[int, Table]]
 
 
 def results(study: RecordedStudy) -> Json:
-    """Everything that the study measured.
-
-    Raises:
-        ValueError: a measurement cannot be read.
-    """
+    """All numbers of the card; ValueError if a measurement cannot be read."""
     arms = []
     for arm in study.plan["arms"]:
         pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
         arms.append({**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]})
+    about = {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
     out: Json = {
-        "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
-        | {"baseline": study.baseline},
+        "study": about | {"baseline": study.baseline},
         "arms": arms,
         "quantities": [],
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
-        "training": {name: {str(run.seed): _training(run) for run in runs} for name, runs in study.done("fit").items()},
+        "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
     }
     for quantity in _quantities(study):
         known = {}
@@ -179,12 +180,6 @@ def results(study: RecordedStudy) -> Json:
         for kind in ("comparisons", "effects"):
             add_verdicts([row for row in out[kind] if row["family"] == family])
     return out
-
-
-def _training(run: RecordedRun) -> Json:
-    """Optimizer steps and seconds of a finished fit, its process's start included."""
-    steps = int(read_json(run.folders["fit"].last_file)["steps"])
-    return {"steps": steps, "seconds": run.states["fit"]["seconds"]}
 
 
 def _quantities(study: RecordedStudy) -> list[Quantity]:
@@ -225,7 +220,7 @@ def _acceptance(shape: str) -> Quantity:
 
 
 def _of_drift(figure: DriftFigure) -> Quantity:
-    """Arms are compared at the same steps alone: beyond another trained depth lie others."""
+    """One that compares two depths; arms are compared at the same steps alone, which depend on the trained depth."""
     unit, null, combine = OF_DRIFT[figure.name]
     first, last = (depths.stop for depths in figure.depths)
     name = figure.title if null is not None else f"{figure.title} ({first} of {last} steps)"
@@ -254,12 +249,12 @@ def _kept(condition: str, title: str) -> Quantity:
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
-    name, unit = f"Acceptance kept, {title}", "ratio to clean prompts"
-    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over)
+    name = f"Acceptance kept, {title}"
+    return Quantity(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)
 
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
-    """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
+    """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
     seeds = common([list(by_seed) for by_seed in tables.values()])
     prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
@@ -277,16 +272,16 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
 
 
 def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
-    """An arm's estimate, and each seed's own value."""
+    """An arm's estimate, and every seed's value."""
     if not (found := aligned(quantity, {"": tables})):
         return None
-    by_seed = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
-    values = {seed: alone[""].value for seed, alone in by_seed.items() if alone}
+    alone = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
+    values = {seed: figures[""].value for seed, figures in alone.items() if figures}
     return estimate(found[""], quantity.null).to_json() | {"by_seed": values}
 
 
 def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
-    """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
+    """Every arm less the baseline; of acceptance length also the ratio, and the detectable difference."""
     base = study.baseline
     for name in tables if base in tables else ():
         pair = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
@@ -305,9 +300,8 @@ def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> 
     if study.plan["design"] != "grid" or len(study.plan["axes"]) < 2:
         return []
     known = aligned(quantity, tables)
-    figures = {
-        frozenset(arm["levels"].items()): known[arm["name"]] for arm in study.plan["arms"] if arm["name"] in known
-    }
+    levels = {arm["name"]: frozenset(arm["levels"].items()) for arm in study.plan["arms"]}
+    figures = {levels[name]: figure for name, figure in known.items()}
     found = effects(study.plan["axes"], study.plan["baseline"], figures)
     return [{"quantity": quantity.name, "family": quantity.family, "effect": name, **estimate(each, 0.0).to_json()}
             for name, each in found.items()]  # fmt: skip

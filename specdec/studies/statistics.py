@@ -96,13 +96,12 @@ def _square(mean_square: float, df: int, alpha: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval, and the chance of one so far from ``null`` if that were the truth."""
+    """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given."""
 
     value: float
     low: float | None
     high: float | None
     p_value: float | None
-    """None where no truth to test was named, or there is no interval."""
     spread: Spread
 
     def to_json(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class SweepJob:
     lost: int = 0
 
     def settle(self, phase: Phase, message: str = "") -> None:
-        """Note that it came to an end, and log that."""
+        """Note that it has ended, and log it."""
         self.phase, self.message = phase, message
         log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
 
@@ -142,9 +142,8 @@ def run(
 
     Args:
         study: its folder; ``jobs/`` is made in it.
-        jobs: all that any of them needs among them; they are started in this order where several can be.
-        title: of the progress bar.
-        watch: called with all jobs about every second, and when one of them has come to an end.
+        jobs: those that they need included; they are started in this order where several can be.
+        watch: called with all jobs about every second, and when one of them has ended.
 
     Returns:
         The exit status (0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM), and the jobs by key.
@@ -165,12 +164,13 @@ def run(
                     watch(entries.values())
                     before, settled = settled, sum(entry.phase in SETTLED for entry in entries.values())
                     advance(settled - before)
-                    if note.number is not None or settled == len(entries):
+                    if settled == len(entries):
+                        break
+                    if note.number is not None:
+                        log.warning("stopping: what runs saves and ends; once more does not wait for it")
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
-                if note.number is not None:
-                    log.warning("stopping: what runs saves and ends; once more does not wait for it")
             finally:
                 engine.close()
         except Asked:
@@ -178,9 +178,6 @@ def run(
         except SystemError as error:  # Ray makes this of it
             if not isinstance(error.__cause__, Asked):
                 raise
-    for entry in entries.values():  # some were done when they were stopped
-        if entry.phase is Phase.RUNNING and entry.folder.is_done():
-            entry.phase = Phase.DONE
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
     return int(failed) if note.number is None else 128 + note.number, entries
 

@@ -58,16 +58,16 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One command of a study, addressed by what decides its result.
+    """One command of a study.
 
     Args:
-        key: content address, also the name of its folder in ``jobs/``.
+        key: a hash of what decides its result, also the name of its folder in ``jobs/``.
         kind: the command: ``cache``, ``fit``, ``evaluate``, ``drift`` or ``robustness``.
         label: for people, as ``fc_norm=on K=4 seed=1: fit``.
         command: arguments of ``python -m``, run in the folder where ``specdec sweep`` was.
         needs: keys of the jobs that must be done before.
-        threads: CPU threads that it asks of the machine.
-        config: what ``jobs/KEY/config.yaml`` holds.
+        threads: CPU threads that it gets.
+        config: for ``jobs/KEY/config.yaml``.
     """
 
     key: str
