@@ -174,7 +174,7 @@ class Slurm(Engine):
         minutes: until SLURM ends a job.
         gpus: of each job.
         more: further options of ``sbatch``, as ``{account: mine, mem: 64G, constraint: h100}``.
-        cluster: ``local`` runs them as processes of this machine, for a trial.
+        cluster: ``local`` runs them as processes of this machine, to try a configuration.
     """
 
     poll: ClassVar[float] = 1.0

@@ -21,17 +21,7 @@ from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.statistics import Array
 from specdec.studies.plan import PLAN, VERSION
-from specdec.studies.statistics import (
-    COSINE,
-    POSITIVE,
-    SHARE,
-    Linear,
-    add_verdicts,
-    detectable,
-    effects,
-    estimate,
-    pooled,
-)
+from specdec.studies.statistics import POSITIVE, SHARE, Linear, add_verdicts, detectable, effects, estimate, pooled
 from specdec.studies.study import MEASURES
 from specdec.studies.worker import JobFolder
 from specdec.utils.files import read_json
@@ -338,7 +328,7 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
             unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
             sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
             sums_KSP2 = np.stack([one[: min(map(len, sums))] for one in sums], axis=1)
-            possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
+            possible = SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
             curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
             seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
             curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), possible) for one in seen]

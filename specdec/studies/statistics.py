@@ -28,7 +28,7 @@ METHOD = (
     "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
     "not differ"
 )
-ANY, SHARE, COSINE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
+ANY, SHARE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)
 _LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
 
 
