@@ -63,7 +63,7 @@ def page(text: str, folder: Path, title: str) -> str:
 
 
 def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str) -> Iterator[str]:
-    """The lines of the card in Markdown, with figures (files and captions) by section; ``where`` ``card.json`` lies."""
+    """The card in Markdown, by line, from ``figures`` (files and captions by section) and the path of ``card.json``."""
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
     design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
