@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.drafter import Drafter, PostNorm
-from specdec.export import keys, switches, tensors
-from specdec.export.switches import SGLANG, VLLM, NotServable, Subject
+from specdec.export import keys, tensors
+from specdec.export.switches import SGLANG, SWITCHES, VLLM, NotServable, Subject, lint
 from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
@@ -31,11 +31,13 @@ class Format:
 
     def check(self, subject: Subject) -> None:
         """Raise NotServable for what the engine cannot express, with each switch and why."""
-        switches.check(subject, self.engine)
+        if found := "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, self.engine)):
+            raise NotServable(f"{self.engine} cannot serve this drafter: {found}")
 
     def needs(self, subject: Subject) -> str | None:
-        """The engine's oldest release that serves it, as far as that is known."""
-        return switches.needs(subject, self.engine)
+        """The engine's oldest release that has every switch in use, as far as that is known."""
+        found = {switch.since(self.engine) for switch in SWITCHES if switch.used(subject)} - {""}
+        return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
 
     def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
         """The whole ``config.json``; some formats name the target in it, its architectures and the drafts a pass."""
@@ -50,7 +52,7 @@ class Format:
             return ["EagleLlamaForCausalLM"]
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
-        shared = not any(switches.lint(subject, SGLANG)) and subject.config.num_layers == 1
+        shared = not any(lint(subject, SGLANG)) and subject.config.num_layers == 1
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:

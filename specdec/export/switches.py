@@ -78,17 +78,12 @@ ROPE_KINDS = dict.fromkeys(("default", "linear", "llama3", "yarn"), ("", "")) | 
     "dynamic": ("", _UNKNOWN),
     "longrope": ("the short or long factors are chosen by the server's max_model_len", _UNKNOWN),
 }
-_ROPE_KEYS = {"rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor"}
-_MORE_ROPE_KEYS = {
-    "llama3": {"low_freq_factor", "high_freq_factor"},
-    "yarn": {"beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate"},
-    "longrope": {"short_factor", "long_factor", "attention_factor"},
-}
-
-
-def _rope_keys(config: DrafterConfig) -> set[str]:
-    return _ROPE_KEYS | _MORE_ROPE_KEYS.get(config.rope["rope_type"], set())
-
+_ROPE_KEYS = {
+    "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "factor",
+    "low_freq_factor", "high_freq_factor",  # llama3
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "truncate",  # yarn
+    "short_factor", "long_factor",  # longrope
+}  # fmt: skip
 
 SWITCHES = (
     # EAGLE-1 and 2
@@ -158,7 +153,7 @@ SWITCHES = (
            _any(lambda c: c.rope["rope_type"] == "yarn" and "attention_factor" in c.rope),
            sglang="it reads no attention_factor"),
     Switch("mrope_section and other keys in the rope block",  # whose reading was not compared
-           _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _rope_keys(c)), **_both(_UNKNOWN)),
+           _any(lambda c: c.rope["rope_type"] in ROPE_KINDS and not set(c.rope) <= _ROPE_KEYS), **_both(_UNKNOWN)),
     Switch("parts of your own", _any(lambda c: not _stock(c)), **_both("no engine knows them")),
 )  # fmt: skip
 
@@ -177,26 +172,3 @@ def lint(subject: Subject, engine: str) -> Iterator[tuple[Switch, str]]:
     for switch in SWITCHES:
         if switch.used(subject) and (reason := switch.lacks(engine)):
             yield switch, reason
-
-
-def needs(subject: Subject, engine: str) -> str | None:
-    """The oldest release of the engine that has every switch in use, as far as that is known."""
-    found = {switch.since(engine) for switch in SWITCHES if switch.used(subject)} - {""}
-    return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
-
-
-def check(subject: Subject, engine: str) -> None:
-    """Raise NotServable, with each switch, the engine's version and the reason, for what it cannot express."""
-    if found := "; ".join(f"{switch.name}: {reason}" for switch, reason in lint(subject, engine)):
-        raise NotServable(f"{engine} cannot serve this drafter: {found}")
-
-
-def matrix() -> str:
-    """The table of ``docs/serve.md``, as Markdown."""
-
-    def cell(lacks: str, since: str) -> str:
-        return f"**no**: {lacks}" if lacks else f"yes, since {since}" if since else "yes"
-
-    rows = [["switch", *ENGINES], ["---"] * 3]
-    rows += [[one.name, *(cell(one.lacks(engine), one.since(engine)) for engine in ENGINES)] for one in SWITCHES]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

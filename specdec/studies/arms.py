@@ -1,16 +1,18 @@
-"""From combinations of levels to trainings and measures, each parsed as its command would before any begins.
+"""From combinations of levels to trainings, measures and prompts, each parsed as its command would before any begins.
 
 Arms must be comparable: the same tokens, the same data in the same order, and only the changes that the levels name.
 """
 
 import functools
+import hashlib
 import importlib
 import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_origin
+from pathlib import Path
+from typing import Any, NamedTuple, get_origin
 
 import torch
 import yaml
@@ -21,11 +23,13 @@ from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.parts import dry_run
-from specdec.evaluation.benchmark import parse_baseline
+from specdec.embedded.build import EmbeddedConfig
+from specdec.embedded.corpus import held_out_prompts
+from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
-from specdec.target import TargetSource
+from specdec.target import EMBEDDED, TargetSource
 from specdec.target.loading import skeleton
 from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
@@ -38,19 +42,18 @@ COMMANDS = {
     "robustness": "specdec.diagnostics.robustness:robustness",
 }
 DEFAULTS: dict[str, dict[str, Any]] = {"evaluate": {"compile": False, "plain": False}}  # acceptance is compared
+PROMPTS, PROMPT_TOKENS = 40, 64  # of embedded prompts
 OF_PROMPTS = ("prompts", "prompts_count", "prompt_tokens")  # arguments that are the study's, not the command's
 NOT_KEPT = ("allow_changes", "ckpt_path", "out", "seed_everything", "weights_only")  # of a fit's config
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What an arm is measured with, parsed: the same for all of its seeds.
+    """A measure of an arm, parsed, the same for all of its seeds.
 
     Args:
-        config: of the command, defaults included, so that one that changes is noticed; without prompts, drafter and
-            ``out``.
-        target: as the measure runs it.
-        trees: what draft shapes come to, whose trees may lie in files.
+        config: of the command, defaults included; without prompts, drafter and ``out``.
+        trees: the draft shapes as read, for trees may lie in files.
     """
 
     config: Mapping[str, Any]
@@ -63,11 +66,9 @@ class Arm:
     """One combination of levels, parsed.
 
     Args:
-        config: of its fits, seed aside; what was left to a default included.
+        config: of its fits, defaults included, without the seed.
         data: not read yet.
         drafter: its architecture, with the target's dimensions.
-        trained_parameters: of the drafter.
-        measures: by name what is measured.
     """
 
     name: str
@@ -81,7 +82,7 @@ class Arm:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that it trains on, padding included; None where its length is in epochs, or not known."""
+        """Tokens that a fit trains on, padding included; None if its length is in epochs, or not known."""
         trainer = self.config["trainer"]
         devices = str(trainer["devices"])
         plain = trainer["max_steps"] > 0 and trainer["max_epochs"] in (None, -1)
@@ -100,12 +101,7 @@ class Arm:
 
 
 def read_arms(study: Study) -> list[Arm]:
-    """Every arm of a study.
-
-    Raises:
-        ValueError: one is illegal, or two are one and the same; the message has the name, and what the parser or the
-            parts say.
-    """
+    """Every arm of a study; ValueError, with the arm's name, if one is illegal or two are the same."""
     arms: list[Arm] = []
     for combination in study.combinations:
         name = arm_name(combination)
@@ -115,18 +111,13 @@ def read_arms(study: Study) -> list[Arm]:
             raise ValueError(f"arm {name}: {error}") from error
     for one, two in itertools.combinations(arms, 2):
         if one.measures == two.measures and canonical(one.config) == canonical(two.config):
-            raise ValueError(
-                f"arms {one.name} and {two.name} come to the same training and the same measures: leave one of them "
-                "out (leave_out), or see whether a level says what you mean"
-            )
+            raise ValueError(f"arms {one.name} and {two.name} come to the same training and the same measures: change "
+                             "a level, or leave one of them out (leave_out)")  # fmt: skip
     return arms
 
 
 def differences(baseline: Arm, arm: Arm) -> list[str]:
-    """What an arm changes, in its parts' own terms: ``norms.aux: none to each``, one line for each setting.
-
-    The drafter's settings come first, without ``model.drafter`` before them.
-    """
+    """What an arm changes, a line for each setting (``norms.aux: none to each``), those of ``model.drafter`` first."""
     found = [*pairs(canonical(baseline.config), canonical(arm.config))]
     found.sort(key=lambda pair: not pair[0].startswith("model.drafter."))
     its, own = ({name: {**one.config, "target": {}} for name, one in each.measures.items()} for each in (baseline, arm))
@@ -135,12 +126,10 @@ def differences(baseline: Arm, arm: Arm) -> list[str]:
 
 
 def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False) -> list[str]:
-    """What of the budget differs between arms; nothing where they are equal.
-
-    Data differs only along axes that give its keys: along others it is the same by construction.
+    """Sentences on the arms whose budget of tokens is not the baseline's.
 
     Raises:
-        ValueError: budgets differ and may not, or an arm may end early; the message has its name, and what differs.
+        ValueError: there are such and ``allow_unequal`` is not given, or an arm may end early.
     """
     unequal = []
     for arm in arms:
@@ -164,7 +153,7 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
 
 
 def arguments(study: Study, combination: Combination) -> list[str]:
-    """What ``specdec fit`` is given for an arm: files, the levels' after the study's; then keys, deeper ones last."""
+    """The arguments of ``specdec fit`` for an arm: the study's files, the levels', then keys, deeper ones last."""
     levels = [study.axes[axis][level] for axis, level in combination.items()]
     files = [*study.common.files, *(file for level in levels for file in level.files)]
     of_levels = {key: value for level in levels for key, value in level.settings.items() if not measure_of(key)}
@@ -179,7 +168,7 @@ def argument(key: str, value: Any) -> str:
 
 
 def _arm(study: Study, name: str, combination: Combination) -> Arm:
-    """Parsed, and its drafter built without weights and sent a first pass."""
+    """Parse an arm, build its drafter without weights, and run a first pass through it."""
     argv, sys.argv = sys.argv, sys.argv[:1]  # Lightning warns of a command line beside the given one
     try:
         cli = configured(Configured, "fit", arguments(study, combination), RunDirectory())
@@ -227,9 +216,7 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
     argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
     try:
         built = parse(parser, argv)
-        for text in as_list(getattr(built, "baselines", [])):  # the commands themselves check these when they begin
-            parse_baseline(text)
-        if kind == "robustness":
+        if kind == "robustness":  # the command itself checks these when it begins
             parse_conditions(built.conditions)
         trees = [parse_shape(text).describe() for text in as_list(built.shape if "shape" in built else [])]
     except ValueError as error:
@@ -237,3 +224,46 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
     full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
     config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
     return Measure(config, built.target, trees)
+
+
+class StudyPrompts(NamedTuple):
+    """The files that a measure reads, the hash of its prompts, and the text of the one file if it is to be written."""
+
+    files: tuple[str, ...]
+    sha256: str
+    text: str | None = None
+
+
+def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[str, StudyPrompts]:
+    """The prompts of every measure; one that does not name any has those of ``evaluate``.
+
+    Args:
+        source: whose tokenizer cuts embedded prompts to ``prompt_tokens``.
+        directory: the study's, in which embedded prompts get a file named by its hash: a sweep of a changed study does
+            not overwrite the prompts of another that runs.
+
+    Raises:
+        ValueError: files that cannot be read, or numbers that are out of range.
+    """
+    evaluate = study.measures.get("evaluate", {})
+    common = {key: value for key, value in evaluate.items() if key in (*OF_PROMPTS, "layouts")}
+    found = {}
+    for measure, arguments in study.measures.items():
+        given = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
+        files, limit = given.get("prompts", EMBEDDED), given.get("limit")
+        if files != EMBEDDED:
+            if more := [name for name in OF_PROMPTS[1:] if name in given]:
+                raise ValueError(f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: embedded")
+            paths = tuple(str(file) for file in as_list(files))
+            asked = load_prompts(paths, limit, as_list(given.get("layouts") or []))
+            found[measure] = StudyPrompts(paths, fingerprint(asked))
+            continue
+        count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
+        if type(count) is not int or type(tokens) is not int or min(count, tokens) < 2:
+            raise ValueError(f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least")
+        rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
+        text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
+        asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]
+        name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+        found[measure] = StudyPrompts((str(directory / name),), fingerprint(asked), text)
+    return found

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from specdec.evaluation.style import FEW_PROMPTS, bracketed, table
+from specdec.evaluation.style import bracketed, table
 from specdec.studies.figures import draw
-from specdec.studies.record import Json, read_record
 from specdec.studies.reproduce import CARD, VERSION, manifest
-from specdec.studies.results import ACCEPTANCE, FAMILIES, results
+from specdec.studies.results import ACCEPTANCE, FAMILIES, Json, read_record, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
+from specdec.utils.config_diff import words
 from specdec.utils.files import staged_directory, write_json, write_text
 
-UNEQUAL = 0.01  # share by which trained parameters may differ unmentioned
 HOW = (
-    f"{METHOD}. Verdicts go by Holm's p-values: comparisons of acceptance length, of drift and of robustness are a "
+    f"{METHOD}. They hold for this target, these prompts and this training, and are not corrected for the number of "
+    "comparisons; verdicts go by Holm's p-values: comparisons of acceptance length, of drift and of robustness are a "
     "family each, and so are the effects on each. Detectable is the difference that four of five such studies would "
     "find (p < 0.05, uncorrected)."
 )
@@ -63,12 +63,7 @@ def page(text: str, folder: Path, title: str) -> str:
 
 
 def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], where: str) -> Iterator[str]:
-    """The lines of the card in Markdown.
-
-    Args:
-        figures: files and captions, by section.
-        where: the path of ``card.json`` in commands.
-    """
+    """The card in Markdown, by line, from ``figures`` (files and captions by section) and the path of ``card.json``."""
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
     design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
@@ -129,39 +124,23 @@ def _family(found: Json, family: str) -> Iterator[str]:
     yield from _table(["Quantity", "Effect", "Difference", *tests], rows, left=2)
 
 
-def _tested(row: Json) -> list[str]:
-    return [_p(row["p_value"]), _p(row["p_holm"]), row["verdict"]]
-
-
 def _origin(manifest: Json, where: str) -> Iterator[str]:
-    """Versions and machines, and the command that trains an arm again."""
+    """The code and machines of the fits, and the command that trains an arm again."""
     fits = [run["fit"]["provenance"] or {} for runs in manifest["runs"].values() for run in runs.values()]
-    versions = {", ".join(f"{k} {v}" for k, v in one.get("versions", {}).items() if v) for one in fits}
-    made = manifest["provenance"]
-    yield from _table(["What", "Value"], [
-        ["Trained at", "; ".join(sorted(set(map(_place, fits)))) or "-"],
-        ["Versions", "; ".join(sorted(versions - {""})) or "-"],
-        ["Card made", f"{made['date']}, {_place(made)}"],
-    ], left=2)  # fmt: skip
-    if manifest["runs"]:
-        arm, runs = next(iter(manifest["runs"].items()))
+    rows = []
+    for name in ("git_commit", "git_dirty", "versions", "platform", "cpu", "gpus"):
+        if known := {words(fit[name]) for fit in fits if fit.get(name)}:
+            rows.append([f"Fits: {name.replace('_', ' ')}", "; ".join(sorted(known))])
+    yield from _table(["What", "Value"], [*rows, ["Card made", manifest["provenance"]["date"]]], left=2)
+    for arm, runs in [*manifest["runs"].items()][:1]:
         command = shlex.join(["specdec", "sweep", where, "--reproduce", arm, "--seed", next(iter(runs))])
-        yield from ("An arm is trained again, and its losses compared bit by bit, by the command below. It reads the "
-                    "features and prompts in the study's folder.", "", "```", command, "```", "")  # fmt: skip
-
-
-def _place(made: Json) -> str:
-    """Commit and machine."""
-    commit = f"commit {made['git_commit']}" if made.get("git_commit") else "not from a checkout"
-    changed = " with changes" if made.get("git_dirty") else ""
-    machine = [made.get("cpu"), *(made.get("gpus") or ()), made.get("platform")]
-    return ", ".join([commit + changed, *filter(None, machine)])
+        yield from ("An arm is trained again, and its losses compared bit by bit, by this command, which reads the "
+                    "features and prompts in the study's folder:", "", "```", command, "```", "")  # fmt: skip
 
 
 def statements(found: Json) -> list[str]:
-    """A sentence for every comparison of acceptance length, and for every other difference that is told apart.
-
-    Of drift and robustness, effects and interactions where the design has them, else comparisons with the baseline.
+    """A sentence for every comparison of acceptance length, and for every difference in drift or robustness that is
+    told apart: effects and interactions where the design has them, else comparisons with the baseline.
     """
     lengths = [row for row in found["comparisons"] if row["family"] == ACCEPTANCE]
     effects = [row for row in found["effects"] if row["family"] != ACCEPTANCE]
@@ -172,11 +151,8 @@ def statements(found: Json) -> list[str]:
     out = []
     for row in (*lengths, *different):
         who = row["arm"] if "arm" in row else _effect(row, found)
-        by, p = _interval(row, 2 if row["family"] == ACCEPTANCE else 3, "+"), _p(row["p_holm"])
-        least = row.get("detectable") if row["verdict"] == "not told apart" else None
-        tail = f"; this study would have found a difference of {least:.2f} four times in five" if least else ""
-        p = f"p {p}" if p.startswith("<") else f"p = {p}"
-        out.append(f"{who}: {row['quantity']} is {row['verdict']}, by {by} ({p} after Holm's correction{tail}).")
+        by = _interval(row, 2 if row["family"] == ACCEPTANCE else 3, "+")
+        out.append(f"{who}: {row['quantity']} is {row['verdict']}, by {by} (Holm's p: {_tested(row)[1]}).")
     if left := len(distinct(tested)) - len(distinct(different)):
         of = f"{left} {'other ' if different else ''}differences of {len(distinct(tested))} tested"
         out.append(f"Drift and robustness: {of} are not told apart from none.")
@@ -184,7 +160,7 @@ def statements(found: Json) -> list[str]:
 
 
 def _cautions(found: Json) -> Iterator[str]:
-    """What stands in the way of reading more into the numbers."""
+    """What is missing from the study, or limits what its numbers say."""
     base, rows = found["study"]["baseline"], [*found["comparisons"], *found["effects"]]
     compared = {base, *(row["arm"] for row in found["comparisons"] if row["family"] == ACCEPTANCE)}
     for arm in found["arms"]:
@@ -198,18 +174,10 @@ def _cautions(found: Json) -> Iterator[str]:
     if rows and min(row["seeds"] for row in rows) < FEWEST_SEEDS:
         yield ("Some comparisons are of one or two seeds: of one, intervals are over prompts alone and say nothing of "
                "another training; of two, a t-interval of one degree of freedom is very wide.")  # fmt: skip
-    prompts = [own["prompts"] for one in found["quantities"] for own in one["arms"].values()]
-    if prompts and min(prompts) < FEW_PROMPTS:
-        yield f"{min(prompts)} prompts are few: acceptance differs from prompt to prompt with a long tail."
-    if rows:
-        yield "Intervals are of one target, one prompt set and one training setup; they say nothing of others."
-        yield "Brackets are not corrected for the number of comparisons; verdicts and Holm's p-values are."
     yield from (f"Unequal by permission: {line}." for line in found["study"]["unequal"])
-    sizes = {arm["name"]: arm["trained_parameters"] for arm in found["arms"]}
-    for name, size in sizes.items():
-        if abs(more := size / sizes[base] - 1) > UNEQUAL:
-            share = f"{100 * abs(more):.0f} % {'more' if more > 0 else 'fewer'}"
-            yield f"{name} trains {size:,} parameters, {share} than the baseline: size may be what is seen."
+    sizes = [arm["trained_parameters"] for arm in found["arms"]]
+    if max(sizes) > 1.01 * min(sizes):
+        yield "The arms train unequal numbers of parameters: size may be what is seen."
 
 
 def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:
@@ -217,11 +185,15 @@ def _interval(found: Json | None, digits: int = 2, sign: str = "") -> str:
     return "-" if not found else bracketed(found["value"], found["low"], found["high"], f"{{:{sign}.{digits}f}}".format)
 
 
-def _p(value: float | None) -> str:
-    """A p-value to two figures."""
-    if value is None:
-        return "-"
-    return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.095 else f"{value:.2f}"
+def _tested(row: Json) -> list[str]:
+    """Both p-values to two figures, and the verdict."""
+
+    def p(value: float | None) -> str:
+        if value is None:
+            return "-"
+        return "< 0.001" if value < 0.001 else f"{value:.2g}" if value < 0.095 else f"{value:.2f}"
+
+    return [p(row["p_value"]), p(row["p_holm"]), row["verdict"]]
 
 
 def _effect(row: Json, found: Json) -> str:

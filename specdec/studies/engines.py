@@ -22,17 +22,12 @@ RETRIES = 3  # how often a sweep starts a job again after attempts that were los
 
 @dataclass
 class Engine(abc.ABC):
-    """Starts workers for jobs and says when they have ended, here or on other machines."""
+    """Starts workers for jobs and tells when they have ended, here or on other machines."""
 
-    poll: ClassVar[float] = 0.1
-    """Seconds between looks at what runs."""
+    poll: ClassVar[float] = 0.1  # seconds between looks at what runs
 
     def open(self, study: Path) -> None:
-        """Get ready for the jobs of a study; their commands run in the working folder.
-
-        Raises:
-            ValueError: it cannot be had here; the message says what to do.
-        """
+        """Get ready for the jobs of a study, run in the working folder; ValueError if the engine cannot be had."""
         self.study, self.cwd = study.resolve(), Path.cwd()
         self.running: dict[str, Any] = {}  # handles by key
 
@@ -42,7 +37,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, job: Job) -> Any:
-        """Have a worker begin with a job; a handle for the two methods below."""
+        """Have a worker begin with a job; the handle that ``result`` and ``cancel`` take."""
 
     @abc.abstractmethod
     def result(self, handle: Any) -> Ended | None:
@@ -79,9 +74,6 @@ class Local(Engine):
     Args:
         workers: jobs at once; by default as many as the cores take, by the threads of a job, or as there are gpus.
         gpus: devices by the names that ``CUDA_VISIBLE_DEVICES`` takes, one for each job at a time.
-
-    Raises:
-        ValueError: no job could ever run.
     """
 
     workers: int | None = None
@@ -150,7 +142,7 @@ class Ray(Engine):
         self._work = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
 
     def submit(self, job: Job) -> Any:
-        # a job of more threads than any node has cores gets the whole of one
+        # a job of more threads than any node has cores gets all of one
         most = max(node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"])
         task = self._work.options(name=job.label, num_cpus=min(job.threads, most), num_gpus=self.gpus)
         return task.remote(self.study, job, self.cwd)

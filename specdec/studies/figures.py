@@ -13,18 +13,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from specdec.evaluation.style import GREY, LINES, label, short, style
-from specdec.studies.record import Json
-from specdec.studies.results import ACCEPTANCE, FAMILIES
+from specdec.studies.results import ACCEPTANCE, FAMILIES, Json
 from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars
 
-Looks = Mapping[str, Json]
-"""By arm, marker, line and colour."""
+Looks = Mapping[str, Json]  # by arm: marker, line and colour
 
 
 def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Draw all that the card has numbers for; files and captions by the section of the card that they belong to."""
+    """Draw all that the card has numbers for; returns files and captions by the card's section."""
     looks = {arm["name"]: style(number) | {"linestyle": LINES[number % len(LINES)]}
              for number, arm in enumerate(card["arms"])}  # fmt: skip
     out: dict[str, list[tuple[str, str]]] = {}
@@ -92,22 +90,15 @@ def _curves(panels: Sequence[Json], looks: Looks, depths: Mapping[str, int], pat
                 colour = "white" if at > depths[name] else looks[name]["color"]
                 axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
                               **looks[name] | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
-        _titles(axes, label(panel["title"], 44, 2), label(panel["unit"], 32, 2), panel["axis"])
+        axes.set_title(label(panel["title"], 44, 2), fontsize=9)
+        axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
+        axes.set_xlabel(panel["axis"], fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     hollow: Json = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    _legend(figure, looks, arms, Line2D([], [], label="beyond the trained depth", **hollow))
-    _save(figure, path)
-
-
-def _titles(axes: Axes, title: str, unit: str, axis: str) -> None:
-    axes.set_title(title, fontsize=9)
-    axes.set_ylabel(unit, fontsize=9)
-    axes.set_xlabel(axis, fontsize=9)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _legend(figure: Figure, looks: Looks, arms: Sequence[str], *more: Line2D) -> None:
-    handles = [*(Line2D([], [], label=short(name, 70), markersize=5, **looks[name]) for name in arms), *more]
+    handles = [Line2D([], [], label=short(name, 70), markersize=5, **looks[name]) for name in arms]
+    handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
     figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=9, handlelength=3)
+    _save(figure, path)
 
 
 def _grid(count: int, wide: float, tall: float, left: float, below: float = 0.2) -> tuple[Figure, list[Axes]]:

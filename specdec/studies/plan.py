@@ -1,50 +1,52 @@
 """A study's plan: every arm, every run of it, and the jobs that make them, before any of them begins.
 
+A job is known by a key, the hash of what decides its numbers, so that none is run twice. Of a fit these are its config
+without settings that change no number (:func:`specdec.training.run_directory.changes_numbers`), the contents of target,
+data and start, the seed, and the code: versions, git commit, and whether the checkout has changes. Of a measure they
+are its fit's key, its settings, the prompts and the code. Names of arms, threads and the machine do not count.
+
 ``features: cached`` reads the target once: one ``specdec cache`` for all arms and seeds whose target and data agree.
 It stores the union of the layer boundaries that its arms tap; a row is found by its tokens, in whatever order.
 """
 
 import dataclasses
+import functools
+import glob
 import hashlib
+import importlib.util
 import json
-import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import held_out_prompts
-from specdec.evaluation.prompts import fingerprint, load_prompts
+from huggingface_hub import try_to_load_from_cache
+
+from specdec.data.rows import HUB, hub_fingerprint
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
-from specdec.studies.arms import OF_PROMPTS, Arm, check_equal, differences, read_arms
-from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
-from specdec.studies.study import MEASURES, Study, arm_name, as_list, read_strictly
+from specdec.studies.arms import Arm, StudyPrompts, check_equal, differences, read_arms, read_prompts
+from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
 from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
-from specdec.target import EMBEDDED, TargetSource
+from specdec.target import TargetSource
+from specdec.training.run_directory import changes_numbers
+from specdec.utils import imports
 from specdec.utils.config import canonical
-from specdec.utils.files import write_json, write_text
+from specdec.utils.files import sha256, write_json, write_text
 from specdec.utils.machine import provenance
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
-FEWEST_PROMPTS, PROMPTS, PROMPT_TOKENS = 2, 40, 64
-
-
-class StudyPrompts(NamedTuple):
-    """The files that a measure reads, and the hash of what it asks."""
-
-    files: tuple[str, ...]
-    sha256: str
-    text: str | None = None
-    """Of the one file, in the study's directory, where the prompts are embedded ones and it has to be written."""
+DIGITS = 16  # of a key, hexadecimal
+LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Everything that a study comes to.
+    """A study's arms, runs and jobs.
 
     Args:
         directory: the study's.
@@ -67,13 +69,12 @@ class StudyPlan:
         return next(arm for arm in self.arms if arm.levels == self.study.baseline)
 
     def is_done(self, key: str) -> bool:
-        """Whether what a job makes is there."""
+        """Whether a job is done."""
         return JobFolder(self.directory, self.jobs[key].kind, key).is_done()
 
     def left(self, arms: Sequence[str] | None = None) -> dict[str, Job]:
-        """The jobs that are still to be run, of some arms alone if they are named; and, without needs, what is done.
-
-        What only done jobs needed is not among them: a study's caches may be removed when its fits are done.
+        """The jobs of some arms, or of all: those that are done without needs, so that what only they needed, as a
+        cache that was removed, is not made again.
         """
         chosen = [runs for arm, runs in zip(self.arms, self.runs, strict=True) if arms is None or arm.name in arms]
         keys = {run[kind] for runs in chosen for run in runs for kind in ("fit", *MEASURES)}
@@ -115,11 +116,7 @@ class StudyPlan:
         }
 
     def write(self) -> None:
-        """Write the study, then its prompts and the configs of its jobs; ``plan.json`` last.
-
-        Raises:
-            ValueError: they cannot be written.
-        """
+        """Write the study, then its prompts and the configs of its jobs; ``plan.json`` last."""
         write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
             if prompts.text is not None:
@@ -129,36 +126,25 @@ class StudyPlan:
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
     def show(self) -> None:
-        """Print the arms, what each changes against the baseline, and how much of it is done."""
-        rows = []
-        for arm, runs in zip(self.arms, self.runs, strict=True):
-            changes = differences(self.baseline, arm) or ["this is the baseline"]
-            keys = [[run[kind] for run in runs] for kind in ("fit", *self.prompts)]
-            done = [f"{sum(map(self.is_done, each))}/{len(each)} done" for each in keys]
-            rows.append([arm.name, "\n".join(changes), *done])
-        headings = ["Arm", "Changes against the baseline", "Fits", *self.prompts]
+        """Print what each arm changes against the baseline, and the summary."""
+        rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
+        headings = ["Arm", "Changes against the baseline"]
         print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], self.summary())
 
     def summary(self) -> list[str]:
-        """The plan in sentences, the arms aside."""
+        """The design, the budget, and how many jobs of each kind are done, in sentences."""
         about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
         lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
-        budgets = {arm.tokens for arm in self.arms}
-        if len(budgets) == 1 and (budget := budgets.pop()) is not None:
-            lines.append(f"every fit trains on {budget:,} tokens, padding included")
+        if not self.unequal and (tokens := self.baseline.tokens) is not None:
+            lines.append(f"every fit trains on {tokens:,} tokens, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
-        done: dict[str, list[bool]] = {}
-        for key, job in self.jobs.items():
-            done.setdefault(job.kind, []).append(self.is_done(key))
-        return [*lines, "jobs: " + ", ".join(f"{sum(each)} of {len(each)} {kind} done" for kind, each in done.items())]
+        done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
+        total = Counter(job.kind for job in self.jobs.values())
+        return [*lines, "jobs: " + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items())]
 
 
 def claim(directory: Path, name: str) -> None:
-    """See that a directory is this study's, or free.
-
-    Raises:
-        ValueError: it is another study's, or something else.
-    """
+    """Raise ValueError unless a directory is this study's, or empty, or not there."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not (directory / STUDY).is_file():
@@ -171,12 +157,11 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
     """Work out a study's plan; nothing is written.
 
     Args:
-        threads: that a job asks for.
+        threads: of a job.
         allow_unequal: whether budgets may differ between arms.
 
     Raises:
-        ValueError: an arm is illegal, or not equal to others in its budget, or a measure's arguments are wrong; the
-            message has the arm's name.
+        ValueError: an arm is illegal or has another budget, or a measure's arguments are wrong, with the arm's name.
     """
     arms = read_arms(study)
     base = next(arm for arm in arms if arm.levels == study.baseline)
@@ -244,14 +229,15 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
         count, config = _first_rows(group), group[0].config
         key = key_of("cache", [same, layers, count])
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
-        given = {"model": parts, "data": config["data"], "layers": layers, "first_rows": count}
-        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, ())
+        given, more = {"model": parts, "data": config["data"]}, ["--layers", *map(str, layers)]
+        more += [] if count is None else ["--first_rows", str(count)]
+        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, (), *more)
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
 
 
 def _first_rows(arms: Sequence[Arm]) -> int | None:
-    """How many rows of an epoch's beginning all the fits together draw; None where that is not known."""
+    """The number of rows from an epoch's start that the fits read at most; None if it is not known."""
     most = 0
     for arm in arms:
         trainer, drawn = arm.config["trainer"], arm.tokens
@@ -264,41 +250,87 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
     return most
 
 
-def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[str, StudyPrompts]:
-    """The prompts of every measure; one that does not name any has those of ``evaluate``.
+def key_of(kind: str, decisive: Any) -> str:
+    """The address of a job, from its kind and what decides its numbers."""
+    modules = {}
+    for name in imports.flags()[1].split(",") if imports.flags() else []:
+        found = importlib.util.find_spec(name)
+        assert found is not None and found.origin is not None, f"{name} has been imported"
+        file = Path(found.origin)
+        modules[name] = contents(str(file.parent if file.name == "__init__.py" else file))
+    return digest([kind, decisive, code(), modules])[:DIGITS]
 
-    Args:
-        source: whose tokenizer cuts embedded prompts to ``prompt_tokens``.
-        directory: the study's, in which embedded prompts get a file named after what it holds: a sweep of a study that
-            was changed meanwhile does not write over what another one is about to ask.
 
-    Raises:
-        ValueError: files that cannot be read, or numbers that are out of range.
-    """
-    evaluate = study.measures.get("evaluate", {})
-    common = {key: value for key, value in evaluate.items() if key in (*OF_PROMPTS, "layouts")}
-    found = {}
-    for measure, arguments in study.measures.items():
-        given = arguments if set(OF_PROMPTS) & set(arguments) else {**common, **arguments}
-        files, limit, layouts = given.get("prompts", EMBEDDED), given.get("limit"), as_list(given.get("layouts") or [])
-        if files != EMBEDDED:
-            if more := [name for name in OF_PROMPTS[1:] if name in given]:
-                raise ValueError(f"{measure}: {more[0]} is of embedded prompts: leave it out, or say prompts: embedded")
-            paths = tuple(str(file) for file in as_list(files))
-            found[measure] = StudyPrompts(paths, fingerprint(load_prompts(paths, limit, layouts)))
-            continue
-        count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
-        if type(count) is not int or type(tokens) is not int or count < FEWEST_PROMPTS or tokens < 2:
-            raise ValueError(
-                f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: at least {FEWEST_PROMPTS} and 2 are "
-                "needed"
-            )
-        rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
-        text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
-        with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            sha256 = fingerprint(load_prompts([file.name], limit, layouts))
-        name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
-        found[measure] = StudyPrompts((str(directory / name),), sha256, text)
-    return found
+@functools.cache
+def code() -> dict[str, Any]:
+    """The code that runs, Python included: the embedded data is its library."""
+    found = provenance()
+    versions = {name: found["versions"][name] for name in LIBRARIES}
+    return {name: found[name] for name in ("git_commit", "git_dirty", "python")} | {"versions": versions}
+
+
+def digest(value: Any) -> str:
+    """SHA-256, hexadecimal, of JSON-able data; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
+    """What decides the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones included."""
+    config = _decisive(canonical(arm.config))
+    model = {**config["model"], "target": target_contents(arm.target), "start": contents(config["model"]["start"])}
+    if features == "cached":
+        model["features"] = features
+    return {**config, "model": model, "data": contents(config["data"]), "seed": seed}
+
+
+@functools.lru_cache(maxsize=16)
+def target_contents(source: TargetSource) -> Any:
+    """The model's dtype, and hashes of its directory's weights, configuration and tokenizer, or a Hub id's commit."""
+    place = Path(source.directory())
+    if place.is_dir():
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
+        return [source.dtype, {file.name: _file_hash(file) for file in files}]
+    found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
+    commit = Path(found).parent.name if isinstance(found, str) else source.revision
+    return [source.dtype, source.source, commit]
+
+
+def contents(value: Any) -> Any:
+    """A config's group with every name of files, directories and Hub data replaced by hashes of what they hold."""
+    if isinstance(value, dict):
+        return {key: contents(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [contents(child) for child in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith(HUB):
+        return [value, hub_fingerprint(value)]
+    path = Path(value)
+    if path.is_file():
+        return [path.suffix, _file_hash(path)]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+        return [[file.relative_to(path).as_posix(), _file_hash(file)] for file in files]
+    if glob.has_magic(value) and (found := sorted(glob.glob(value, recursive=True))):
+        return [contents(file) for file in found if Path(file).is_file()]
+    return value
+
+
+def _decisive(value: Any, key: str = "") -> Any:
+    """Without the settings that change no number; ``init_args`` does not count in their names."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: key if name == "init_args" else f"{key}.{name}" if key else name for name in value}
+    return {name: _decisive(child, inner[name]) for name, child in value.items()
+            if name == "init_args" or changes_numbers(inner[name])}  # fmt: skip
+
+
+def _file_hash(path: Path) -> str:
+    stat = path.stat()
+    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_of(path: Path, size: int, changed: int) -> str:
+    """Once for every state of a file."""
+    return sha256(path)

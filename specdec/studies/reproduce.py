@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from specdec.evaluation.compare import read_evaluation
-from specdec.studies.record import Json, RecordedRun, RecordedStudy
+from specdec.studies.results import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_lines
 from specdec.utils.config import pairs
@@ -71,14 +71,7 @@ def _accepted(directory: Path) -> Json:
 
 
 def recorded_run(card: Path, arm: str, seed: int) -> Json:
-    """What a card has of one run.
-
-    Args:
-        card: ``card.json``, or the directory that it lies in.
-
-    Raises:
-        ValueError: the card has no such run.
-    """
+    """The entry of one run in a card (``card.json``, or its directory); ValueError if it has no such run."""
     path = card / CARD if card.is_dir() else card
     found = read_json(path)
     if not isinstance(found, dict) or found.get("version") != VERSION or "manifest" not in found:
@@ -91,12 +84,9 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
 
 
 def jobs_again(recorded: Json, directory: Path) -> list[Job]:
-    """The run's fit, and its evaluation if it had one, into a new directory; their configs are written.
+    """The run's fit, and its evaluation if it had one, as jobs in a new directory; writes their configs.
 
-    What differs here from the run's versions and machine is logged: with other ones the last bits need not agree.
-
-    Raises:
-        ValueError: the directory exists.
+    Versions and machine that differ from the run's are logged: with other ones the last bits need not agree.
     """
     if directory.exists():
         raise ValueError(f"{directory} exists already and is never overwritten: choose another --out")

@@ -1,4 +1,5 @@
-"""All of a card's numbers, JSON-ready: quantities of every arm, their differences from the baseline, and effects.
+"""A study's plan and finished jobs read back, and from them all of a card's numbers, JSON-ready: quantities of every
+arm, their differences from the baseline, and effects.
 
 A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
 ratios, one divided by the other or less it (rise of the state: its size at the last draft step over that at the
@@ -7,72 +8,146 @@ first). Arms are compared on the seeds and prompts that both have.
 Legend: A arms, S seeds, P prompts, C sums and weights in turn, K draft positions or steps.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
+from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.statistics import Array
-from specdec.studies.record import Json, RecordedRun, RecordedStudy
-from specdec.studies.statistics import (
-    COSINE,
-    POSITIVE,
-    SHARE,
-    Linear,
-    add_verdicts,
-    detectable,
-    effects,
-    estimate,
-    pooled,
-)
+from specdec.studies.plan import PLAN, VERSION
+from specdec.studies.statistics import POSITIVE, SHARE, Linear, add_verdicts, detectable, effects, estimate, pooled
+from specdec.studies.study import MEASURES
+from specdec.studies.worker import JobFolder
+from specdec.utils.files import read_json
 
-Table = Mapping[str, Array]
-"""Of a run: by prompt, its sums and weights."""
+Json = dict[str, Any]
+Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
 
 ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
-OF_DRIFT = {
+MEASUREMENT = 1  # the version of drift.json and robustness.json
+OF_DRIFT = {  # of specdec.diagnostics.drift_measure.drift_figures, those that compare two depths
     "state_rms_growth": ("ratio", 1.0, Linear.over),
     "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
     "acceptance_change": ("difference of shares of chains", None, Linear.minus),  # later steps are of fewer chains
 }
-"""Of :func:`specdec.diagnostics.drift_measure.drift_figures`, those that compare two depths."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """An arm with one seed, and by kind the folders of its jobs."""
+
+    seed: int
+    folders: dict[str, JobFolder]
+
+    @functools.cached_property
+    def states(self) -> dict[str, Json]:
+        """Of each job: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
+        ``message`` (why it failed) and ``seconds`` of all its attempts.
+        """
+        states = {}
+        for kind, folder in self.folders.items():
+            attempts = folder.attempts()
+            last = attempts[-1] if attempts else {"end": "not begun"}
+            name = last.get("end") or ("running" if folder.is_held() else "killed")
+            if folder.is_done():
+                name, last = "done", {}
+            elif name in ("died", "done"):  # or whose file was removed
+                name = "failed"
+            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
+        return states
+
+    def done(self, kind: str) -> bool:
+        """Whether there is a job of this kind and it is done."""
+        return kind in self.folders and self.folders[kind].is_done()
+
+    @functools.cached_property
+    def evaluation(self) -> SavedEvaluation:
+        """The results of its evaluation."""
+        return read_evaluation(self.folders["evaluate"].output)
+
+    def measured(self, kind: str) -> Json:
+        """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
+        path = self.folders[kind].last_file
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
+            raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
+        return found
+
+    def training(self) -> Json:
+        """Optimizer steps and seconds of a finished fit, its process's start included."""
+        return {
+            "steps": int(read_json(self.folders["fit"].last_file)["steps"]),
+            "seconds": self.states["fit"]["seconds"],
+        }
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """A study's plan, and by arm a run for each seed."""
+
+    plan: Json
+    arms: dict[str, list[RecordedRun]]
+
+    @property
+    def baseline(self) -> str:
+        """The baseline's name."""
+        return next(arm["name"] for arm in self.plan["arms"] if arm["is_baseline"])
+
+    def done(self, kind: str) -> dict[str, list[RecordedRun]]:
+        """By arm, the runs whose job of this kind is done."""
+        return {name: [run for run in runs if run.done(kind)] for name, runs in self.arms.items()}
+
+
+def read_record(directory: Path) -> RecordedStudy:
+    """Read ``plan.json``; ValueError if there is none, or it is of another version."""
+    path = directory / PLAN
+    plan = read_json(path)
+    if not isinstance(plan, dict) or plan.get("version") != VERSION:
+        raise ValueError(f"{path}: not the plan of a study, version {VERSION}")
+    arms: dict[str, list[RecordedRun]] = {arm["name"]: [] for arm in plan["arms"]}
+    for arm in plan["arms"]:
+        for run in arm["runs"]:
+            folders = {kind: JobFolder(directory, kind, run[kind]) for kind in ("fit", *MEASURES) if run[kind]}
+            arms[arm["name"]].append(RecordedRun(run["seed"], folders))
+    return RecordedStudy(plan, arms)
 
 
 class Quantity(NamedTuple):
-    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it."""
+    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
+
+    ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
+    loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
+    """
 
     name: str
     panel: str
-    """Title of the figure's panel, which it may share with quantities of other draft steps."""
     family: str
     unit: str
     null: float | None
-    """What it is where nothing drifts, or nothing is lost; None where that is not known."""
     table: Callable[[RecordedRun], Table | None]
-    """Of a run: two sums for every prompt, or four where it is of two ratios; None where the run has none."""
     combine: Callable[[Linear, Linear], Linear] | None = None
-    """Of two ratios: the first is over or less the second."""
 
 
 ByArmAndSeed = Mapping[str, Mapping[int, Table]]
 
 
 def results(study: RecordedStudy) -> Json:
-    """Everything that the study measured.
-
-    Raises:
-        ValueError: a measurement cannot be read.
-    """
+    """All numbers of the card; ValueError if a measurement cannot be read."""
     arms = []
     for arm in study.plan["arms"]:
         pairs = zip(arm["runs"], study.arms[arm["name"]], strict=True)
         arms.append({**arm, "runs": [{**run, "states": recorded.states} for run, recorded in pairs]})
+    about = {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
     out: Json = {
-        "study": {key: study.plan[key] for key in ("name", "design", "axes", "seeds", "unequal")}
-        | {"baseline": study.baseline},
+        "study": about | {"baseline": study.baseline},
         "arms": arms,
         "quantities": [],
         "comparisons": [],
@@ -135,7 +210,7 @@ def _acceptance(shape: str) -> Quantity:
 
 
 def _of_drift(figure: DriftFigure) -> Quantity:
-    """Arms are compared at the same steps alone: beyond another trained depth lie others."""
+    """One that compares two depths; arms are compared at the same steps alone, which depend on the trained depth."""
     unit, null, combine = OF_DRIFT[figure.name]
     first, last = (depths.stop for depths in figure.depths)
     name = figure.title if null is not None else f"{figure.title} ({first} of {last} steps)"
@@ -164,12 +239,12 @@ def _kept(condition: str, title: str) -> Quantity:
         sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
         return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
 
-    name, unit = f"Acceptance kept, {title}", "ratio to clean prompts"
-    return Quantity(name, name, ROBUSTNESS, unit, 1.0, table, Linear.over)
+    name = f"Acceptance kept, {title}"
+    return Quantity(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)
 
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
-    """The quantity of every arm, of the seeds and prompts that all of them have; none where these are none."""
+    """The quantity of every arm, over the seeds and prompts that all arms have; empty if there are none."""
     seeds = common([list(by_seed) for by_seed in tables.values()])
     prompts = common([list(by_seed[seed]) for by_seed in tables.values() for seed in seeds])
     if not prompts:
@@ -187,16 +262,16 @@ def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
 
 
 def _value(quantity: Quantity, tables: Mapping[int, Table]) -> Json | None:
-    """An arm's estimate, and each seed's own value."""
+    """An arm's estimate, and every seed's value."""
     if not (found := aligned(quantity, {"": tables})):
         return None
-    by_seed = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
-    values = {seed: alone[""].value for seed, alone in by_seed.items() if alone}
+    alone = {str(seed): aligned(quantity, {"": {seed: table}}) for seed, table in tables.items()}
+    values = {seed: figures[""].value for seed, figures in alone.items() if figures}
     return estimate(found[""], quantity.null).to_json() | {"by_seed": values}
 
 
 def _comparisons(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> Iterable[Json]:
-    """Every arm less the baseline; of acceptance length with the ratio, and what such a study would see."""
+    """Every arm less the baseline; of acceptance length also the ratio, and the detectable difference."""
     base = study.baseline
     for name in tables if base in tables else ():
         pair = aligned(quantity, {base: tables[base], name: tables[name]}) if name != base else {}
@@ -215,9 +290,8 @@ def _effects(study: RecordedStudy, quantity: Quantity, tables: ByArmAndSeed) -> 
     if study.plan["design"] != "grid" or len(study.plan["axes"]) < 2:
         return []
     known = aligned(quantity, tables)
-    figures = {
-        frozenset(arm["levels"].items()): known[arm["name"]] for arm in study.plan["arms"] if arm["name"] in known
-    }
+    levels = {arm["name"]: frozenset(arm["levels"].items()) for arm in study.plan["arms"]}
+    figures = {levels[name]: figure for name, figure in known.items()}
     found = effects(study.plan["axes"], study.plan["baseline"], figures)
     return [{"quantity": quantity.name, "family": quantity.family, "effect": name, **estimate(each, 0.0).to_json()}
             for name, each in found.items()]  # fmt: skip
@@ -254,7 +328,7 @@ def _drift_curves(study: RecordedStudy) -> Iterable[Json]:
             unit, title = found[0]["series"][name]["unit"], found[0]["series"][name]["title"]
             sums = [sums_of(one, name)[:, place] for one, place in zip(found, places, strict=True)]
             sums_KSP2 = np.stack([one[: min(map(len, sums))] for one in sums], axis=1)
-            possible = SHARE if unit.startswith("share") else COSINE if unit == "cosine" else POSITIVE
+            possible = SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
             curve = out.setdefault(name, {"title": title, "unit": unit, "axis": "draft step", "arms": {}})
             seen = [sums_SP2[:, (sums_SP2[..., 1] > 0).any(0)] for sums_SP2 in sums_KSP2]  # with any seed
             curve["arms"][arm] = [_point(pooled(one[..., 0], one[..., 1]), possible) for one in seen]

@@ -28,7 +28,7 @@ METHOD = (
     "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
     "not differ"
 )
-ANY, SHARE, COSINE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
+ANY, SHARE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)
 _LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
 
 
@@ -96,13 +96,12 @@ def _square(mean_square: float, df: int, alpha: float) -> float:
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval, and the chance of one so far from ``null`` if that were the truth."""
+    """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given."""
 
     value: float
     low: float | None
     high: float | None
     p_value: float | None
-    """None where no truth to test was named, or there is no interval."""
     spread: Spread
 
     def to_json(self) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from specdec.utils.files import explained
 
 MEASURES = ("evaluate", "drift", "robustness")
 FEWEST_SEEDS = 3
-MAPPING, LIST, TEXT = "a mapping", "a list", "text"
-KINDS = {
-    "name": TEXT, "fit": "", "set": MAPPING, "axes": MAPPING, "design": TEXT, "baseline": MAPPING, "leave_out": LIST,
-    "seeds": LIST, "features": TEXT, **dict.fromkeys(MEASURES, MAPPING),
+KINDS: dict[str, type] = {
+    "name": str, "fit": object, "set": dict, "axes": dict, "design": str, "baseline": dict, "leave_out": list,
+    "seeds": list, "features": str, **dict.fromkeys(MEASURES, dict),
 }  # fmt: skip
+NAMES: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 OF_THE_STUDY = {
     "seed_everything": "list them under seeds",
     "out": "every fit gets a directory of its own",
@@ -31,8 +31,7 @@ OF_THE_STUDY = {
 }
 OF_ALL_ARMS = ("prompts", "prompts_count", "prompt_tokens", "limit", "layouts", "drafter", "out", "target.source")
 
-Combination = dict[str, str]
-"""Axis to level: one arm."""
+Combination = dict[str, str]  # axis to level: one arm
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ class Level:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-Axes = Mapping[str, Mapping[str, Level]]
-"""By name the design choices, and of each the levels by theirs, in the order given."""
+Axes = Mapping[str, Mapping[str, Level]]  # axis to its levels by name, in the order given
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Study:
         combinations: the arms.
         features: ``cached`` or ``on_the_fly``.
         measures: by name the arguments of the command that measures.
-        text: as it was written.
+        text: the file's.
     """
 
     name: str
@@ -73,11 +71,7 @@ class Study:
 
 
 def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
-    """Read a study file.
-
-    Raises:
-        ValueError: it cannot be read or is wrong; the message says where and what to do.
-    """
+    """Read a study file; ValueError, which says where and what to do, if it cannot be read or is wrong."""
     given = read_strictly(path)
     try:
         return _study(given, Path(path), allow_few_seeds)
@@ -87,8 +81,8 @@ def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
 
 def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
     for key, value in _mapping(given, KINDS, "study").items():
-        if (kind := KINDS[key]) and not isinstance(value, {TEXT: str, LIST: list, MAPPING: dict}[kind]):
-            raise ValueError(f"{key}: must be {kind}, not {value!r}")
+        if not isinstance(value, KINDS[key]):
+            raise ValueError(f"{key}: must be {NAMES[KINDS[key]]}, not {value!r}")
     name, design, features = given.get("name", ""), given.get("design", "grid"), given.get("features", "cached")
     if not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError("name: a study needs a name of letters, digits and . _ + - alone, which names its directory")
@@ -118,8 +112,7 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
         raise ValueError(f"seeds: must be numbers from 0 to 2^32 - 1, none of them twice, not {seeds}")
     if not seeds or (len(seeds) < FEWEST_SEEDS and not allow_few_seeds):
         raise ValueError(
-            f"seeds: {len(seeds)} are too few to tell an effect from chance: give at least {FEWEST_SEEDS}, or "
-            "--allow_few_seeds to try a study with one or two"
+            f"seeds: {len(seeds)} are too few for a test: give {FEWEST_SEEDS} at least, or --allow_few_seeds"
         )
     measures = {measure: given[measure] for measure in MEASURES if measure in given}
     for measure, arguments in measures.items():
@@ -134,11 +127,7 @@ def combinations(
 ) -> tuple[Combination, ...]:
     """The arms: every combination of levels (``grid``), or the baseline and one change at a time (``one_factor``).
 
-    Args:
-        left_out: levels of some axes; an arm that has all of them is not run.
-
-    Raises:
-        ValueError: what is left out takes the baseline away, or is in no arm.
+    An arm that has all levels of an entry of ``left_out`` is none; ValueError if that is the baseline, or no arm.
     """
     if design == "grid":
         found = [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
@@ -154,7 +143,7 @@ def combinations(
 
 
 def arm_name(combination: Combination) -> str:
-    """What an arm is called: its levels in the order of the axes."""
+    """An arm's name: its levels in the order of the axes."""
     return " ".join(f"{axis}={level}" for axis, level in combination.items())
 
 
@@ -165,7 +154,7 @@ def measure_of(key: str) -> str | None:
 
 
 def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
-    """From a mapping of levels, or the short form: one dotted key and its values, which name the levels."""
+    """Read an axis: a mapping of levels, or the short form, one dotted key and its values, which name the levels."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: must be levels with their dotted keys, or one key with a list of values")
     if len(given) == 1 and "." in (key := next(iter(given))) and isinstance(given[key], list):
@@ -183,39 +172,33 @@ def _axis(given: Any, where: str, beside: Path) -> dict[str, Level]:
 
 
 def _level(given: Any, where: str, beside: Path) -> Level:
-    """From dotted keys, a config file, or a list of both."""
+    """Read a level: dotted keys, a config file, or a list of both."""
     files, settings = list[str](), dict[str, Any]()
     for each in as_list(given):
         if isinstance(each, str) and each.endswith((".yaml", ".yml")):
             found = next((str(path) for path in (beside / each, Path(shipped(each))) if path.is_file()), None)
             if found is None:
                 raise ValueError(
-                    f"{where}: {each}: no such file beside the study, in the working folder or in the package"
+                    f"{where}: {each}: no such file beside the study, in the working folder or the package"
                 )
             files.append(found)
         elif isinstance(each, dict):
-            settings |= _settings(each, where)
+            settings |= each
         else:
-            raise ValueError(
-                f"{where}: must be dotted keys, as model.ttt_steps: 4, a config file (.yaml) or a list of both, not "
-                f"{each!r}"
-            )
-    return Level(tuple(files), settings)
-
-
-def _settings(given: dict[str, Any], where: str) -> dict[str, Any]:
-    for key in given:
+            raise ValueError(f"{where}: must be dotted keys, as model.ttt_steps: 4, a config file (.yaml) or a list of "
+                             f"both, not {each!r}")  # fmt: skip
+    for key in settings:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
             raise ValueError(f"{where}: {key!r} is no dotted key, such as model.ttt_steps")
         if reason := OF_THE_STUDY.get(key):
             raise ValueError(f"{where}: {key} cannot be set: {reason}")
         if measure_of(key) and key.partition(".")[2] in OF_ALL_ARMS:
             raise ValueError(f"{where}: {key} cannot differ between arms, which are compared prompt by prompt")
-    return given
+    return Level(tuple(files), settings)
 
 
 def _value_name(value: Any, where: str) -> str:
-    """What a level is called that is known by its value."""
+    """The name of a level that is given by its value alone."""
     if is_part(value) and not value.get("init_args"):
         value = value["class_path"]
     if isinstance(value, str):
@@ -235,7 +218,7 @@ def _levels(given: Any, axes: Axes, where: str) -> Combination:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list of one for what is none."""
+    """The value itself if it is a list, else a list of it."""
     return value if isinstance(value, list) else [value]
 
 
@@ -248,7 +231,7 @@ class _StrictLoader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # type: ignore[override]
-        """With keys as they are written, whatever they look like."""
+        """A mapping whose keys are text, whatever they look like."""
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in found:
@@ -262,11 +245,7 @@ _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|f
 
 
 def read_strictly(path: Path | str) -> Any:
-    """What a YAML file holds, read by the strict loader.
-
-    Raises:
-        ValueError: it cannot be read, or is not YAML; the message names the line.
-    """
+    """The contents of a YAML file, by the strict loader; ValueError, with the line, if it cannot be read."""
     try:
         with explained(path):
             return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506  it is a SafeLoader
@@ -277,7 +256,7 @@ def read_strictly(path: Path | str) -> Any:
 
 
 def _mapping(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:
-    """A mapping without other keys than the known ones."""
+    """The value, if it is a mapping with known keys alone; else ValueError."""
     if not isinstance(given, dict):
         raise ValueError(f"{where}: must be a mapping of keys, not {given!r}")
     for key in given:

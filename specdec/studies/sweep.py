@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from specdec.studies.card import write_card
 from specdec.studies.engines import RETRIES, Engine, Local
@@ -69,8 +68,8 @@ def sweep(
     """
     if reproduce is not None:
         recorded, directory = recorded_run(study, reproduce, seed), out or new_run("reproduce")
-        outcome = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
-        return outcome.status or compare_again(recorded, directory)
+        status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
+        return status or compare_again(recorded, directory)
     if threads < 1:
         raise ValueError(f"--threads must be at least 1, not {threads}")
     if study.is_dir():
@@ -91,18 +90,17 @@ def sweep(
     for line in plan.summary():
         log.info("%s", line)
     plan.write()
-    outcome = run(directory, plan.left(only or None).values(), engine, f"study {given.name}")
-    if outcome.status <= 1:  # it was not interrupted
+    status, _ = run(directory, plan.left(only or None).values(), engine, f"study {given.name}")
+    if status <= 1:  # it was not interrupted
         log.info("the card is in %s", write_card(directory))
-    return outcome.status
+    return status
 
 
 class Phase(enum.Enum):
-    """Where a job stands."""
+    """The state of a job in a sweep."""
 
-    WAITING = "waiting"
+    WAITING = "waiting"  # also while another sweep works on it, or what is left of a killed attempt lives
     RUNNING = "running"
-    ELSEWHERE = "elsewhere"  # another sweep works on it, or what is left of a killed attempt still lives
     DONE = "done"
     FAILED = "failed"
     NOT_RUN = "not run"
@@ -113,35 +111,29 @@ SETTLED = (Phase.DONE, Phase.FAILED, Phase.NOT_RUN)
 
 @dataclass
 class SweepJob:
-    """A job in a sweep, and where it stands."""
+    """A job in a sweep, and its state.
+
+    Args:
+        message: why it failed or was not run, in one line.
+        lost: attempts of this sweep that ended by a signal, or with their machine.
+    """
 
     job: Job
     folder: JobFolder
     phase: Phase = Phase.WAITING
     message: str = ""
-    """Why it failed or was not run, in one line."""
     lost: int = 0
-    """Attempts of this sweep that ended by a signal, or with their machine."""
 
     def settle(self, phase: Phase, message: str = "") -> None:
-        """Note that it came to an end, and log that."""
+        """Note that it has ended, and log it."""
         self.phase, self.message = phase, message
         log.info("%s: %s%s", self.job.label, phase.value, f": {message}" if message else "")
-
-
-class Outcome(NamedTuple):
-    """What became of a sweep's jobs."""
-
-    jobs: Mapping[str, SweepJob]
-    """By key; one that is not settled was left to go on with, where the sweep was interrupted."""
-    status: int = 0
-    """The exit status: 0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM."""
 
 
 def run(
     study: Path, jobs: Iterable[Job], engine: Engine, title: str = "",
     watch: Callable[[Collection[SweepJob]], None] = lambda entries: None,
-) -> Outcome:  # fmt: skip
+) -> tuple[int, dict[str, SweepJob]]:  # fmt: skip
     """Run all jobs of a study that are not done, in the order of their needs; call it in the main thread.
 
     What is done is never run again, what was interrupted goes on, and what failed before is tried once more. Several
@@ -150,17 +142,18 @@ def run(
 
     Args:
         study: its folder; ``jobs/`` is made in it.
-        jobs: all that any of them needs among them; they are started in this order where several can be.
-        title: of the progress bar.
-        watch: called with all jobs about every second, and when one of them has come to an end.
+        jobs: those that they need included; they are started in this order where several can be.
+        watch: called with all jobs about every second, and when one of them has ended.
+
+    Returns:
+        The exit status (0, 1 if a job failed, 130 after Ctrl-C, 143 after SIGTERM), and the jobs by key.
 
     Raises:
         ValueError: the engine cannot be had, or the study cannot be written.
     """
     entries = {job.key: SweepJob(job, JobFolder(study, job.kind, job.key)) for job in jobs}
     for entry in entries.values():
-        if entry.folder.is_done():
-            entry.phase = Phase.DONE
+        entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
     with stop_on_signals(patience=1) as signals, progress(title, "jobs", len(entries), settled) as advance:
         try:
@@ -169,15 +162,15 @@ def run(
                 while True:
                     _start(entries, engine)
                     watch(entries.values())
-                    now = sum(entry.phase in SETTLED for entry in entries.values())
-                    advance(now - settled)
-                    settled = now
-                    if signals or settled == len(entries):
+                    before, settled = settled, sum(entry.phase in SETTLED for entry in entries.values())
+                    advance(settled - before)
+                    if settled == len(entries):
+                        break
+                    if signals:
+                        log.warning("stopping: what runs saves and ends; once more does not wait for it")
                         break
                     for key, ended in engine.ended(POLL).items():
                         _after(entries[key], ended)
-                if signals:
-                    log.warning("stopping: what runs saves and ends; once more does not wait for it")
             finally:
                 engine.close()
         except StopRequested:
@@ -185,20 +178,13 @@ def run(
         except SystemError as error:  # Ray makes this of it
             if not isinstance(error.__cause__, StopRequested):
                 raise
-    for entry in entries.values():  # some were done when they were stopped
-        if entry.phase is Phase.RUNNING and entry.folder.is_done():
-            entry.phase = Phase.DONE
     failed = any(entry.phase in (Phase.FAILED, Phase.NOT_RUN) for entry in entries.values())
-    return Outcome(entries, 128 + signals[0] if signals else int(failed))
+    return 128 + signals[0] if signals else int(failed), entries
 
 
 def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
-    """Begin what can be begun, and settle what never can."""
-    for entry in entries.values():
-        if entry.phase is Phase.ELSEWHERE and not entry.folder.is_held():
-            entry.phase = Phase.WAITING
-        if entry.phase is not Phase.WAITING:
-            continue
+    """Start the jobs whose needs are done, and settle those whose needs have failed."""
+    for entry in (each for each in entries.values() if each.phase is Phase.WAITING):
         needs = [entries[need] for need in entry.job.needs]
         if bad := next((need for need in needs if need.phase in (Phase.FAILED, Phase.NOT_RUN)), None):
             why = f"needs {bad.job.label}, which failed" if bad.phase is Phase.FAILED else bad.message
@@ -206,26 +192,22 @@ def _start(entries: Mapping[str, SweepJob], engine: Engine) -> None:
         elif all(need.phase is Phase.DONE for need in needs):
             if entry.folder.is_done():
                 entry.settle(Phase.DONE)
-            elif entry.folder.is_held():
-                entry.phase = Phase.ELSEWHERE
-            elif engine.has_room(entry.job):
+            elif not entry.folder.is_held() and engine.has_room(entry.job):
                 entry.phase = Phase.RUNNING
                 log.info("%s: begins", entry.job.label)
                 engine.running[entry.job.key] = engine.submit(entry.job)
 
 
 def _after(entry: SweepJob, ended: Ended) -> None:
-    """What a worker's end means for its job."""
+    """Settle a job by how its worker ended, or let it wait for another attempt."""
+    entry.phase = Phase.WAITING
     if ended.end == "done":
         entry.settle(Phase.DONE)
     elif ended.end == "failed":
         entry.settle(Phase.FAILED, ended.message or "")
-    elif ended.end == "busy":
-        entry.phase = Phase.ELSEWHERE
-    else:
+    elif ended.end != "busy":
         entry.lost += 1
         if entry.lost > RETRIES:
             entry.settle(Phase.FAILED, f"{ended.message}, {entry.lost} times in this sweep")
         else:
             log.warning("%s: %s; it is started again", entry.job.label, ended.message)
-            entry.phase = Phase.ELSEWHERE if entry.folder.is_held() else Phase.WAITING

@@ -46,27 +46,28 @@ LONGEST = 400  # letters of a reason
 
 
 class Ended(NamedTuple):
-    """How a worker's attempt at a job ended."""
+    """How a worker's attempt at a job ended, and why it failed, in one line.
+
+    ``stopped``: on request; ``died``: of a signal from elsewhere; ``busy``: another worker has the job; None: the
+    worker itself was lost.
+    """
 
     end: Literal["done", "failed", "stopped", "died", "busy"] | None
-    """``stopped`` as it was asked to, ``died`` of a signal that nobody here sent, ``busy`` where another worker has the
-    job; None where the worker was lost."""
     message: str | None = None
-    """Why it failed, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One command of a study, addressed by what decides its result.
+    """One command of a study.
 
     Args:
-        key: content address, also the name of its folder in ``jobs/``.
+        key: a hash of what decides its result, also the name of its folder in ``jobs/``.
         kind: the command: ``cache``, ``fit``, ``evaluate``, ``drift`` or ``robustness``.
         label: for people, as ``fc_norm=on K=4 seed=1: fit``.
         command: arguments of ``python -m``, run in the folder where ``specdec sweep`` was.
         needs: keys of the jobs that must be done before.
-        threads: CPU threads that it asks of the machine.
-        config: what ``jobs/KEY/config.yaml`` holds.
+        threads: CPU threads that it gets.
+        config: for ``jobs/KEY/config.yaml``.
     """
 
     key: str
@@ -79,11 +80,8 @@ class Job:
 
 
 class JobFolder:
-    """What a study's directory has of a job.
-
-    Attributes:
-        path: ``jobs/KEY``: ``config.yaml``, ``log.txt`` and ``attempts.jsonl``.
-        output: what it makes: ``features/KEY``, ``fits/KEY`` or ``measures/KEY``.
+    """A job's files: in ``path``, ``jobs/KEY``, its ``config.yaml``, ``log.txt`` and ``attempts.jsonl``; in ``output``
+    (``features/KEY``, ``fits/KEY`` or ``measures/KEY``) what it makes.
     """
 
     def __init__(self, study: Path, kind: str, key: str) -> None:
@@ -91,19 +89,17 @@ class JobFolder:
         self.last_file = self.output / LAST_FILES[kind]
 
     def attempts(self) -> list[dict[str, Any]]:
-        """All attempts in order.
-
-        Each has ``begun`` (UTC, ISO 8601) and ``host``; one that has ended has ``end`` (as :class:`Ended` says, or
-        ``killed``), and unless it was killed ``seconds`` and ``message``.
+        """All attempts in order, each with ``begun`` (UTC, ISO 8601) and ``host``; one that has ended with ``end`` (see
+        :class:`Ended`, or ``killed``), and unless it was killed ``seconds`` and ``message``.
         """
         return _attempts(read_journal(self.path / ATTEMPTS))
 
     def is_held(self) -> bool:
-        """Whether somebody works on it, or what is left of a killed attempt still lives."""
+        """Whether a worker has it, or what is left of a killed attempt still lives."""
         return is_being_written(self.path / ATTEMPTS)
 
     def is_done(self) -> bool:
-        """Whether its work is there."""
+        """Whether the last file that it makes is there."""
         return self.last_file.exists()
 
 
@@ -125,13 +121,9 @@ def write_config(study: Path, job: Job) -> None:
 
 
 def work(
-    study: Path,
-    job: Job,
-    cwd: Path,
-    environment: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
+    study: Path, job: Job, cwd: Path, environment: Mapping[str, str] | None = None, stop: threading.Event | None = None
 ) -> Ended:
-    """Attempt a job unless its work is there or somebody has it, and wait for it.
+    """Attempt a job unless it is done or another worker has it, and wait for it.
 
     Whatever ends this call ends the command, and waits for that.
 
@@ -144,11 +136,9 @@ def work(
         ValueError: the job's folder cannot be written.
     """
     folder = JobFolder(study, job.kind, job.key)
-    for _ in range(20):  # whoever only looks whether the journal is locked lets go at once
-        with (
-            contextlib.suppress(JournalBusyError),
-            Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key}) as journal,
-        ):
+    for _ in range(20):  # a process that only looks whether the journal is locked lets go at once
+        journal = Journal(folder.path / ATTEMPTS, "specdec.job", {"key": job.key})
+        with contextlib.suppress(JournalBusyError), journal:
             return _attempt(folder, job, cwd, journal, environment or {}, stop or threading.Event())
         time.sleep(0.05)
     return Ended("busy")
@@ -197,7 +187,7 @@ def _attempt(
 
 
 def _failure(folder: JobFolder, status: int) -> Ended:
-    """What a supervisor's exit status means where the work is not there."""
+    """What a supervisor's exit status means for a job that is not done."""
     number = -status if status < 0 else status - 128
     if number > 0:
         name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
@@ -219,7 +209,7 @@ def _attempts(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _end_session(session: int) -> None:
-    """End what a killed supervisor has left, on Linux: its command has had SIGTERM of the kernel, with its death."""
+    """End what a killed supervisor has left, on Linux; the kernel has sent its command SIGTERM already."""
     until = time.monotonic() + GRACE
     while any(pid == group for pid, group in _members(session)) and time.monotonic() < until:  # the command itself
         time.sleep(POLL)
@@ -229,7 +219,7 @@ def _end_session(session: int) -> None:
 
 
 def _members(session: int) -> list[tuple[int, int]]:
-    """Processes of a session and the process group of each; those that have ended and wait for their parent aside."""
+    """Processes of a session and the process group of each, without zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ import yaml
 
 from specdec.studies.plan import StudyPlan, make_plan
 from specdec.studies.study import Study, read_study
-from specdec.studies.sweep import Outcome, Phase
+from specdec.studies.sweep import Phase, SweepJob
 from specdec.studies.worker import Job, JobFolder
 from tests.engines.conftest import LONG, soon
 from tests.engines.conftest import end as end  # a fixture
@@ -56,8 +56,8 @@ def go(tmp_path: Path) -> Iterator[Path]:
     path.touch()
 
 
-def phases(outcome: Outcome) -> dict[str, Phase]:
-    return {key: entry.phase for key, entry in outcome.jobs.items()}
+def phases(outcome: tuple[int, dict[str, SweepJob]]) -> dict[str, Phase]:
+    return {key: entry.phase for key, entry in outcome[1].items()}
 
 
 def pids(study: Path, key: str) -> list[int]:

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from specdec.cli import main
 from specdec.studies import figures
 from specdec.studies.card import write_card
-from specdec.studies.record import read_record
-from specdec.studies.results import results
+from specdec.studies.results import read_record, results
 from specdec.utils.files import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 

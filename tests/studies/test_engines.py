@@ -43,8 +43,8 @@ def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
     outcome = run(study, jobs, Ray(), watch=watch)
     assert killed and not any(map(alive, killed))
     told = {"a": Phase.DONE, "b": Phase.FAILED, "c": Phase.DONE, "d": Phase.NOT_RUN, "long": Phase.RUNNING}
-    assert outcome.status == 130 and phases(outcome) == told
-    assert outcome.jobs["b"].message == "specdec fit: error: the data is wrong"
+    assert outcome[0] == 130 and phases(outcome) == told
+    assert outcome[1]["b"].message == "specdec fit: error: the data is wrong"
     assert [one["end"] for one in JobFolder(study, "evaluate", "a").attempts()] == ["killed", "done"]
     assert len(runs("a")) == 2 and len(runs("c")) == 1
     assert not any(map(alive, pids(study, "long"))) and (study / "fits" / "long" / "saved").exists()
@@ -58,12 +58,12 @@ def test_jobs_are_submitted_and_ended(
     jobs, engine = [job("a", threads=2), job("b", "wait", go, needs=("a",))], Slurm(cluster="local", minutes=10)
     end(lambda: (study / "fits" / "b" / "pids").exists(), signal.SIGTERM)
     outcome = run(study, jobs, engine)
-    assert outcome.status == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
+    assert outcome[0] == 143 and phases(outcome) == {"a": Phase.DONE, "b": Phase.RUNNING}
     assert not any(map(alive, pids(study, "b"))) and (study / "fits" / "b" / "saved").exists()
     go.touch()
     again = run(study, [*jobs, job("c", "fail")], engine)
     assert phases(again) == {"a": Phase.DONE, "b": Phase.DONE, "c": Phase.FAILED}
-    assert again.jobs["c"].message == "specdec fit: error: the data is wrong"
+    assert again[1]["c"].message == "specdec fit: error: the data is wrong"
     assert [len(runs(key)) for key in "abc"] == [1, 2, 1]
 
 

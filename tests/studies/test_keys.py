@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdec.studies import keys
+from specdec.studies import plan
 from specdec.studies.arms import Arm
-from specdec.studies.keys import contents, digest, fit_decisive, key_of, target_contents
-from specdec.studies.plan import StudyPlan
+from specdec.studies.plan import StudyPlan, contents, digest, fit_decisive, key_of, target_contents
 from specdec.studies.study import Study
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
@@ -91,20 +90,20 @@ def test_a_target_is_its_files_and_its_dtype(target_directory: Path, tmp_path: P
 
 def test_the_code_is_in_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its commit, whether the checkout has changes, the libraries' versions, and modules of the user's own."""
-    versions = dict.fromkeys(keys.LIBRARIES, "1")
+    versions = dict.fromkeys(plan.LIBRARIES, "1")
     found = {"git_commit": "a", "git_dirty": False, "python": "3", "versions": versions}
 
     def of(**changes: Any) -> str:
-        keys.code.cache_clear()
-        monkeypatch.setattr(keys, "provenance", lambda: found | changes)
+        plan.code.cache_clear()
+        monkeypatch.setattr(plan, "provenance", lambda: found | changes)
         return key_of("evaluate", ["fit", {"a": 1}])
 
     told = [of(), of(git_commit="b"), of(git_dirty=True), of(versions=versions | {"torch": "2"})]
     assert len(set(told)) == 4 and of() == told[0] != key_of("drift", ["fit", {"a": 1}])
     (tmp_path / "counted_parts.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(keys.imports, "flags", lambda: ["--allow_imports", "counted_parts"])
+    monkeypatch.setattr(plan.imports, "flags", lambda: ["--allow_imports", "counted_parts"])
     own = of()
     (tmp_path / "counted_parts.py").write_text("X = 2\n\n")
     assert len({told[0], own, of()}) == 3
-    keys.code.cache_clear()
+    plan.code.cache_clear()

@@ -10,8 +10,7 @@ import pytest
 from specdec.diagnostics.drift_measure import sums_of
 from specdec.evaluation.metrics import summary
 from specdec.studies.card import statements
-from specdec.studies.record import read_record
-from specdec.studies.results import results
+from specdec.studies.results import read_record, results
 from specdec.studies.statistics import distinct, holm
 from tests.studies.made import SHAPES, lose, make_study
 

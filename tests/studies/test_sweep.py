@@ -110,16 +110,16 @@ def test_a_failing_job_is_told_and_the_others_go_on(study: Path, job: MakeJob, r
         job("last", needs=("next", "fit"), label="arm=bad: drift"),
     ]
     outcome = run(study, jobs, Local(workers=2))
-    assert outcome.status == 1 and phases(outcome) == {
+    assert outcome[0] == 1 and phases(outcome) == {
         "score": Phase.DONE, "fit": Phase.DONE, "bad": Phase.FAILED, "next": Phase.NOT_RUN, "last": Phase.NOT_RUN,
     }  # fmt: skip
-    assert {key: one.message for key, one in outcome.jobs.items() if one.message} == {
+    assert {key: one.message for key, one in outcome[1].items() if one.message} == {
         "bad": "specdec fit: error: the data is wrong",
         "next": "needs arm=bad: fit, which failed",
         "last": "needs arm=bad: fit, which failed",
     }
     again = run(study, [job("bad"), *jobs[:2], *jobs[3:]], Local(workers=2))  # mended
-    assert again.status == 0 and set(phases(again).values()) == {Phase.DONE}
+    assert again[0] == 0 and set(phases(again).values()) == {Phase.DONE}
     assert [len(runs(key)) for key in ("fit", "score", "bad", "last")] == [1, 1, 2, 1]
 
 
@@ -128,7 +128,7 @@ def test_what_was_lost_is_begun_anew_but_not_for_ever(study: Path, job: MakeJob,
     outcome = run(study, jobs, Local())
     message = "ended by SIGKILL: was there memory enough?, 4 times in this sweep"
     assert phases(outcome) == {"once": Phase.DONE, "always": Phase.FAILED}
-    assert outcome.jobs["always"].message == message and len(runs("once")) == 2 and len(runs("always")) == 4
+    assert outcome[1]["always"].message == message and len(runs("once")) == 2 and len(runs("always")) == 4
 
 
 def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatc
     assert at_once(Local(workers=1, gpus=["3", "4"])) == 1 and at_once(Local(workers=9, gpus=["3", "4"])) == 2
     monkeypatch.setattr("specdec.utils.machine.cores", lambda: 1)
     assert at_once(Local()) == 1  # all cores there are
-    assert run(study, [job("a"), job("b")], Local(gpus=["5"])).status == 0
+    assert run(study, [job("a"), job("b")], Local(gpus=["5"]))[0] == 0
     assert (study / "fits" / "b" / "DONE.json").read_text() == "5"
     with pytest.raises(ValueError, match="workers of the local engine must be above 0, not 0"):
         Local(workers=0)
@@ -156,11 +156,11 @@ def test_ctrl_c_leaves_every_job_to_go_on_with(
     jobs = [job("a", "wait", go), job("b", "wait", go), job("c", needs=("a",))]
     end(lambda: all((study / "fits" / key / "pids").exists() for key in "ab"), signal.SIGINT)
     outcome = run(study, jobs, Local(workers=2))
-    assert outcome.status == 130 and set(phases(outcome).values()) == {Phase.RUNNING, Phase.WAITING}
+    assert outcome[0] == 130 and set(phases(outcome).values()) == {Phase.RUNNING, Phase.WAITING}
     assert not any(alive(pid) for key in "ab" for pid in pids(study, key))
     assert all((study / "fits" / key / "saved").exists() for key in "ab")
     go.touch()
-    assert run(study, jobs, Local(workers=2)).status == 0
+    assert run(study, jobs, Local(workers=2))[0] == 0
     assert [len(runs(key)) for key in "abc"] == [2, 2, 1]
 
 
@@ -176,8 +176,8 @@ def test_another_runner_s_jobs_are_waited_for(study: Path, job: MakeJob, runs: R
         if second.phase is Phase.DONE:
             go.touch()
 
-    assert run(study, jobs, Local(), watch=watch).status == 0
-    assert seen[0] is Phase.ELSEWHERE and len(runs("a")) == 1 and other.end() == "done"
+    assert run(study, jobs, Local(), watch=watch)[0] == 0
+    assert seen[0] is Phase.WAITING and len(runs("a")) == 1 and other.end() == "done"
 
 
 SWEEP = """
@@ -189,7 +189,7 @@ from specdec.studies.sweep import run
 from specdec.studies.worker import Job
 
 jobs = [Job(**data | {"command": tuple(data["command"])}) for data in read_json(sys.argv[2])]
-sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2)).status)
+sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2))[0])
 """
 
 
