@@ -14,7 +14,7 @@ from specdec.studies.reproduce import CARD, VERSION, manifest
 from specdec.studies.results import ACCEPTANCE, FAMILIES, Json, read_record, results
 from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
-from specdec.utils.config_diff import words
+from specdec.utils.config import words
 from specdec.utils.files import staged_directory, write_json, write_text
 
 HOW = (
