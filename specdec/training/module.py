@@ -247,8 +247,8 @@ class DrafterModule(pl.LightningModule):
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         """The target's outputs, with noise in training, then the drafter's step; figures go to the stage's metrics."""
-        assert self.train_step is not None
-        target = target_outputs(self.target, self.train_step.drafter, batch, self.objective, measure, self.source)
+        assert self.train_step is not None and self._target is not None
+        target = target_outputs(self._target, self.train_step.drafter, batch, self.objective, measure, self.source)
         if stage == "train" and not isinstance(self.noise, NoNoise):
             aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
             target = target._replace(aux_BTNH=aux_BTNH)
