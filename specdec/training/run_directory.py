@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -20,7 +19,6 @@ log = logging.getLogger(__name__)
 
 LOSSES = "losses.txt"  # the loss of every batch
 CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
-PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
 NUMBERLESS = (
@@ -85,7 +83,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise explain(error, path) from error
-        self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
+        self.path, self._claim = path, _take(path)
         if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
             _release(path, self._claim)
             self._claim = None
@@ -111,34 +109,30 @@ class RunDirectory:
                 self.path.rmdir()
 
 
-def _take(directory: Path, patience: float = 0.0) -> TextIO | None:
+def _take(directory: Path) -> TextIO | None:
     """The directory's claim, an open file whose lock ends with the last process that has inherited it; None: a living
-    run has it, after so many seconds too."""
-    path, end = directory / CLAIM, time.monotonic() + patience
-    while True:
-        try:
-            stream = path.open("a+")
-            # unless its last holder has just removed the file that was opened here
-            if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                stream.truncate(0)
-                stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-                stream.flush()
-                return stream
-        except FileNotFoundError:
-            return None  # another run gave the directory up just now
-        except OSError as error:
-            raise explain(error, directory) from error
-        stream.close()
-        if time.monotonic() >= end:
-            return None
-        log.info("waiting for the run that has %s", directory)
-        time.sleep(0.5)
+    run has it."""
+    path = directory / CLAIM
+    try:
+        stream = path.open("a+")
+        # unless its last holder has just removed the file that was opened here
+        if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+            stream.truncate(0)
+            stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            stream.flush()
+            return stream
+    except FileNotFoundError:
+        return None  # another run gave the directory up just now
+    except OSError as error:
+        raise explain(error, directory) from error
+    stream.close()
+    return None
 
 
 def _release(directory: Path, claim: TextIO) -> None:
     """Remove the file, then let go: from here on the directory may be another run's."""
     (directory / CLAIM).unlink(missing_ok=True)
-    fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
+    fcntl.flock(claim, fcntl.LOCK_UN)  # processes that still end hold the same lock
     claim.close()
 
 
