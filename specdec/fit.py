@@ -59,15 +59,10 @@ class DrafterCLI(LightningCLI):
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
 
     def before_instantiate_classes(self) -> None:
-        """See that the strategy is one to train under, and that there is a length to train."""
+        """See that the strategy is one to train under; without a length a run is one epoch long."""
         given = self.config.fit.trainer
         strategy_kind(given.strategy)
-        if given.max_steps == -1 and given.max_epochs in (None, -1):
-            if given.max_epochs == -1 or given.max_time is not None:
-                raise ValueError(
-                    "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
-                    "trainer.max_time can only end it earlier"
-                )
+        if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
             given.max_epochs = 1  # Lightning's own default is a thousand
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -32,9 +32,10 @@ class Layer(nn.Module):
 
     def forward(self, entered: Entered, view: View, rope: tuple[Tensor, Tensor]) -> Tensor:
         """The residual stream after the layer, (B, T, H), or of the nodes that the view asks for."""
-        middle_BTH = view.wanted(entered.residual_BTH) + self.attention(
-            entered.block_BTH, view, rope, entered.beside_BTW
-        )
+        residual_BTH = entered.residual_BTH
+        if view.wanted_BM is not None:
+            residual_BTH = residual_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
+        middle_BTH = residual_BTH + self.attention(entered.block_BTH, view, rope, entered.beside_BTW)
         return middle_BTH + self.mlp(self.post_attention_norm(middle_BTH))
 
 

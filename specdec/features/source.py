@@ -4,7 +4,7 @@ Legend: B batch, T tokens, N boundaries, H hidden, R tokens up to the last that 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +29,8 @@ class FeatureSource:
     """Features of batches, in the target's dtype on its device; those of padding are undefined."""
 
     first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
-
-    def prefetch(self, batch: Batch, following: Batch | None) -> None:
-        """Start to read the features of the following batch, and wait for those of this one."""
+    prefetch: Callable[[Batch, Batch | None], None] | None = None
+    """Called with a batch and the following one, or None, before the batch is handed out: to read ahead."""
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""

@@ -231,8 +231,9 @@ class Attention(nn.Module):
             q, k, v = _Lean.apply(_split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope)
         else:
             q, k, v = _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)
-        visibility = view.visibility if view.wanted_BM is None else view.visibility.of(view.wanted_BM)
-        q = view.wanted(q, 2)
+        visibility = view.visibility
+        if view.wanted_BM is not None:
+            visibility, q = visibility.of(view.wanted_BM), q.take_along_dim(view.wanted_BM[:, None, :, None], dim=2)
         if view.cache is None:
             out = attend(q, k, v, visibility)
         else:

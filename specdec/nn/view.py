@@ -24,7 +24,8 @@ class Spans(NamedTuple):
     @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
         """bool, True where the node sees the key."""
-        return self.part(slice(None), slice(0, self.columns))
+        keys_S = torch.arange(self.columns, device=self.first_BT.device)
+        return ((keys_S >= self.first_BT[..., None]) & (keys_S <= self.last_BT[..., None]))[:, None]
 
     def part(self, rows: slice, keys: slice, sequences: slice = slice(None)) -> Tensor:
         """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number."""
@@ -144,14 +145,6 @@ class View(NamedTuple):
         key_positions_BS = torch.arange(capacity, device=device).expand(len(slots_BT), capacity)
         visible = Spans(torch.zeros_like(slots_BT), slots_BT, capacity)
         return cls(slots_BT, visible, key_positions_BS, slots_BT, cache)
-
-    def wanted(self, x: Tensor, dim: int = 1) -> Tensor:
-        """What belongs to the wanted nodes, of ``x`` with the batch first and T nodes along ``dim``."""
-        if self.wanted_BM is None:
-            return x
-        shape = [1] * x.ndim
-        shape[0], shape[dim] = self.wanted_BM.shape
-        return x.take_along_dim(self.wanted_BM.view(shape), dim)
 
     def of(self, nodes_BM: Tensor) -> Self:
         """Only these of the nodes, int64 (B, M), without slots; each stands where it stood and sees what it saw."""

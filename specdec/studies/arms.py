@@ -179,7 +179,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
     model = _skeleton(module.target_source)
     design = drafter_config(module, model)
     positions = model.config.get_text_config(decoder=True).max_position_embeddings
-    check(design, data.seq_len, positions, module.start, module.train_embed, module.train_head, module.ttt_steps)
+    check(design, data.seq_len, positions, module.start, module.train_embed, module.train_head, module.objective.steps)
     with torch.device("meta"):
         drafter = Drafter(design, torch.arange(design.draft_vocab_size, device="cpu"))
     dry_run(drafter)

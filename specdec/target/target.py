@@ -187,17 +187,17 @@ class Target:
         ``forward`` with a decoder that is already done.
         """
         parts, device = self._parts, self._parts.head.weight.device
-        output = _Instead(None, last_hidden_state=final_BTH.to(device))
+        output = _Instead(None, {"last_hidden_state": final_BTH.to(device)})
         body: dict[str, Any] = {}
         for depth in range(len(parts.decoder_path), 0, -1):  # the decoder, or modules around it: whichever is called
             module = self.model.get_submodule(".".join(parts.decoder_path[:depth]))
-            body = {parts.decoder_path[depth - 1]: _Instead(module, output=output, **body)}
+            body = {parts.decoder_path[depth - 1]: _Instead(module, {"output": output, **body})}
         if rows_D is not None:
             at = rows_D.to(device) if isinstance(rows_D, Tensor) else rows_D
             weight_DH, bias_D = parts.head.weight[at], None if parts.head.bias is None else parts.head.bias[at]
             body[parts.head_name] = lambda x_BTH: F.linear(x_BTH, weight_DH, bias_D)
         with torch.autocast(device.type, enabled=False):
-            made = type(self.model).forward(_Instead(self.model, **body), use_cache=False)
+            made = type(self.model).forward(_Instead(self.model, body), use_cache=False)
         return made.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
@@ -213,14 +213,15 @@ class Target:
         prove(self)
 
 
+@dataclass(eq=False)
 class _Instead:
-    """Some object with other attributes, which is left alone itself; called, it gives its ``output``.
+    """The object ``of``, which is left alone itself, with other attributes; called, it gives its ``output``.
 
     Of nothing (None), every attribute that is not named is None: what a decoder returns has only its last state.
     """
 
-    def __init__(self, of: Any, **named: Any) -> None:
-        self.__dict__.update(named, _of=of)
+    of: Any
+    named: dict[str, Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.output
@@ -229,7 +230,9 @@ class _Instead:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> Any:
-        return None if self._of is None else getattr(self._of, name)
+        if name in self.named:
+            return self.named[name]
+        return None if self.of is None else getattr(self.of, name)
 
 
 @dataclass(frozen=True)

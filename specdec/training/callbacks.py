@@ -149,7 +149,7 @@ SKIPPED = 2  # steps at the start of a run that are not measured: they compile
 class Throughput(pl.Callback):
     """Logs what the run will need of memory, then, of the steps since the last report and over all ranks:
 
-    * ``speed/tokens_per_second``, padding included, and ``speed/supervised_tokens_per_second``, of the loss mask;
+    * ``speed/tokens_per_second``, padding included;
     * ``speed/step_seconds``, of an optimizer step;
     * ``memory/peak_mb`` (10^6 bytes), of the rank that takes most: on a GPU what torch has allocated there since the
       last report, on a host the resident set, libraries and data included, since the process began.
@@ -178,14 +178,13 @@ class Throughput(pl.Callback):
                 target_bytes=sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers())),
                 sharded=is_sharded(trainer),
             )  # fmt: skip
-            report_memory(need, self._device)
+            report_memory(need)
         self._seen_step, self._skip_until, self._measuring = trainer.global_step, trainer.global_step + SKIPPED, False
 
     def _begin(self) -> None:
         self._measuring = True
         self._started: float | None = self.clock()  # of the time under way; None while the clock stands
         self._seconds, self._steps, self._tokens = 0.0, 0, 0
-        self._supervised = torch.zeros((), dtype=torch.int64, device=self._device)  # read at the report alone
 
     def _pause(self, *args: Any) -> None:
         """Stop the clock until the next batch."""
@@ -213,7 +212,6 @@ class Throughput(pl.Callback):
                 self._begin()
             return
         self._tokens += batch.ids_BT.numel()
-        self._supervised += batch.loss_mask_BT.sum()
         self._steps += stepped
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if stepped and every > 0 and trainer.global_step % every == 0:
@@ -227,16 +225,14 @@ class Throughput(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self._device)
         else:  # in bytes on macOS alone
             most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        sums = [self._tokens, int(self._supervised), self._seconds]
-        ranks, reduce = trainer.world_size, trainer.strategy.reduce
+        tokens, seconds, ranks, reduce = self._tokens, self._seconds, trainer.world_size, trainer.strategy.reduce
         if ranks > 1:
-            figures = torch.tensor([*sums, most], dtype=torch.float64, device=self._device)
-            sums, most = reduce(figures[:-1], reduce_op="sum").tolist(), int(reduce(figures[-1], reduce_op="max"))
-        tokens, supervised, seconds = sums
+            figures = torch.tensor([tokens, seconds, most], dtype=torch.float64, device=self._device)
+            tokens, seconds = reduce(figures[:-1], reduce_op="sum").tolist()
+            most = int(reduce(figures[-1], reduce_op="max"))
         wall = max(seconds / ranks, 1e-9)
         found = {
             "speed/tokens_per_second": tokens / wall,
-            "speed/supervised_tokens_per_second": supervised / wall,
             "speed/step_seconds": wall / self._steps,
             "memory/peak_mb": most / MB,
         }

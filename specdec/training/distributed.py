@@ -1,6 +1,5 @@
 """Several processes: the strategies that a run trains under, and weights in shards (FSDP2)."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -61,11 +59,6 @@ def unsharded(drafter: Drafter) -> Drafter:
         out = Drafter(drafter.config, full["vocab.target_ids_D"].cpu()).to(device=weight.device, dtype=weight.dtype)
     out.load_state_dict(full)
     return out.train(drafter.training)
-
-
-def local(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """What this process holds of them; it shares their memory."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 class FSDP2(ModelParallelStrategy):

@@ -34,11 +34,6 @@ class TargetProbs(NamedTuple):
     token_C: Tensor
     known_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
 
-    def at(self, index: Index) -> "TargetProbs":
-        """The distribution at some of the positions; what was not computed is not copied."""
-        rows = index if isinstance(index, slice) else slice(len(index))
-        return TargetProbs(*(x[index if x.stride(0) else rows] for x in self))
-
 
 class TargetHead:
     """The target's probabilities from its last states, its head streamed over blocks of the vocabulary.
@@ -202,7 +197,9 @@ class _HeadLoss(torch.autograd.Function):
                 x_RH = torch.cat([normed_KSH[group.step][group.states].to(kind) for group in piece.groups])
                 logits_RD = torch.mm(x_RH, head_DH.T, out=room_RD[: len(x_RH)])
                 for group, draft_RD in zip(piece.groups, logits_RD.split(rows), strict=True):
-                    k, here = group.step, probs.at(group.positions)
+                    # a column that was not computed is one number expanded (stride 0): it is not copied
+                    k, blank = group.step, slice(group.rows)
+                    here = TargetProbs(*(x[group.positions if x.stride(0) else blank] for x in probs))
                     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
                     used_R = here.known_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
                     count_K[k] += used_R.sum()

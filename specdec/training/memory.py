@@ -1,4 +1,4 @@
-"""What training needs of memory, from configs alone, and whether a device has it.
+"""What training needs of memory, from configs alone.
 
 Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary.
 """
@@ -13,7 +13,6 @@ from specdec.drafter import Drafter, DrafterConfig, PreNorm
 from specdec.nn.unroll import kept_bytes
 from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
-from specdec.utils import machine
 
 log = logging.getLogger(__name__)
 
@@ -147,23 +146,7 @@ def _keeps_read(config: DrafterConfig) -> bool:
     return not (isinstance(config.recurrence, PreNorm) and bool(config.norms.output))
 
 
-def report_memory(need: dict[str, int], device: torch.device) -> None:
-    """Log what is needed, and warn if ``device``, on which drafter and target stand by now, has less."""
-    total, free = sum(need.values()), free_memory(device)
+def report_memory(need: dict[str, int]) -> None:
+    """Log what is needed, part by part."""
     parts = ", ".join(f"{name.replace('_', ' ')} {size / MB:,.0f}" for name, size in need.items() if size)
-    log.info("estimated memory: %s MB: %s", f"{total / MB:,.0f}", parts)
-    ahead = total - need["weights"] - need["target"]
-    if free is not None and free < ahead:
-        log.warning(
-            "the first step will need about %s MB more on %s, which has %s MB free: "
-            "lower data.batch_size, data.seq_len or model.ttt_steps",
-            f"{ahead / MB:,.0f}", device, f"{free / MB:,.0f}",
-        )  # fmt: skip
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process could still take on ``device``; None where the system does not say."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return machine.free_memory() if device.type == "cpu" else None
+    log.info("estimated memory: %s MB: %s", f"{sum(need.values()) / MB:,.0f}", parts)

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch, TokenData
@@ -29,7 +30,7 @@ from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
 from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint
-from specdec.training.distributed import is_sharded, local, shard
+from specdec.training.distributed import is_sharded, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
@@ -157,11 +158,6 @@ class DrafterModule(pl.LightningModule):
         """What is trained, once it has been built."""
         return None if self.train_step is None else self.train_step.drafter
 
-    @property
-    def ttt_steps(self) -> int:
-        """Unroll steps K."""
-        return self.objective.steps
-
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
         if self.train_step is None:
@@ -227,7 +223,10 @@ class DrafterModule(pl.LightningModule):
         if trainer.max_steps > 0:
             return trainer.max_steps
         if not trainer.max_epochs or trainer.max_epochs < 0:
-            raise ValueError("the learning rate's schedule needs the run's length: set trainer.max_steps or max_epochs")
+            raise ValueError(
+                "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
+                "trainer.max_time can only end it earlier"
+            )
         batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # type: ignore[attr-defined]
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
@@ -247,8 +246,8 @@ class DrafterModule(pl.LightningModule):
 
     def _run(self, batch: Batch, stage: str, measure: bool = True) -> StepOutput:
         """The target's outputs, with noise in training, then the drafter's step; figures go to the stage's metrics."""
-        assert self.train_step is not None
-        target = target_outputs(self.target, self.train_step.drafter, batch, self.objective, measure, self.source)
+        assert self.train_step is not None and self._target is not None
+        target = target_outputs(self._target, self.train_step.drafter, batch, self.objective, measure, self.source)
         if stage == "train" and not isinstance(self.noise, NoNoise):
             aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
             target = target._replace(aux_BTNH=aux_BTNH)
@@ -300,8 +299,8 @@ class DrafterModule(pl.LightningModule):
         self._sums = torch.zeros_like(self._sums)
         self.log("train/loss", losses / rows.clamp(min=1e-30), prog_bar=True)
         scale = torch.where(rows > 0, parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
-        for gradient in local(p.grad for p in self.parameters() if p.grad is not None):
-            gradient.mul_(scale)
+        for gradient in (p.grad for p in self.parameters() if p.grad is not None):
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(scale)  # what this process holds
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The same loss and figures on held-out rows."""

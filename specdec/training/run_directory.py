@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 LOSSES = "losses.txt"  # the loss of every batch
 CLAIM = ".claimed"  # its lock is held from the choice of the directory to the end of the run, however that ends
-PATIENCE = 15.0  # seconds; the data workers of a killed run notice within 5
+PATIENCE = 15.0  # seconds; the other ranks of a killed run notice within some
 CONFIG = "specdec_config"  # in a checkpoint: the run's resolved config
 LENGTH = ("trainer.max_steps", "trainer.max_epochs", "trainer.min_steps", "trainer.min_epochs")
 NUMBERLESS = (

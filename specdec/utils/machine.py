@@ -18,7 +18,6 @@ DISTRIBUTIONS = (
     "torch", "lightning", "transformers", "tokenizers", "datasets", "torchmetrics", "safetensors", "numpy",
     "jsonargparse", "omegaconf",
 )  # fmt: skip
-PROC, GROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def provenance(seed: int | None = None) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     }
 
 
-def _cpu(cpuinfo: Path = PROC / "cpuinfo") -> str | None:
+def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
     model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
     return model[1] if model else platform.processor() or None
@@ -81,26 +80,7 @@ def multiplies_bfloat16() -> bool:
 
     torch takes some 70 times float32's time for them on one with AVX2 alone. What it takes on ARM has not been tried.
     """
-    import torch  # takes a second, which not all that ask for memory have
+    import torch  # takes a second, which not all callers of this module have
 
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def free_memory(proc: Path = PROC, group: Path = GROUP) -> int | None:
-    """Bytes that could still be used: the least of what the kernel calls available and what the control group leaves;
-    None where the system does not say."""
-    left = []
-    if (proc / "meminfo").is_file():
-        left.append(_figure(proc / "meminfo", "MemAvailable:") * 1024)
-    if (group / "memory.max").is_file() and (most := (group / "memory.max").read_text().strip()).isdigit():
-        # the kernel gives up pages of files when they are wanted
-        used = int((group / "memory.current").read_text()) - _figure(group / "memory.stat", "inactive_file")
-        left.append(max(0, int(most) - used))
-    return min(left, default=None)
-
-
-def _figure(path: Path, name: str) -> int:
-    """The number behind a name in a file of the kernel's, 0 where there is none."""
-    found = re.search(rf"^{name}\s+(\d+)", path.read_text() if path.is_file() else "", re.MULTILINE)
-    return int(found[1]) if found else 0
