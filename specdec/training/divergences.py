@@ -55,6 +55,30 @@ class ReverseKL(DistributionLoss):
 
 
 @dataclass(frozen=True)
+class JensenShannon(DistributionLoss):
+    """``beta KL(p || m) + (1 - beta) KL(q || m)`` with ``m = beta p + (1 - beta) q`` (https://arxiv.org/abs/2306.13649).
+
+    In nats, at most ``log 2``; symmetric at one half.
+    """
+
+    reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD"})
+
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < 1:
+            raise ValueError(
+                f"JensenShannon.beta must lie between 0 and 1, not {self.beta}: at the ends use ForwardKL or ReverseKL"
+            )
+
+    def __call__(self, rows: LossRows) -> Tensor:
+        log_p_RD, log_q_RD = log_target(rows.log_p_RD), rows.draft_RD.log_softmax(-1)
+        log_m_RD = torch.logaddexp(log_p_RD + math.log(self.beta), log_q_RD + math.log1p(-self.beta))
+        of_p_R = inner(rows.p_RD, log_p_RD - log_m_RD)
+        return self.beta * of_p_R + (1 - self.beta) * inner(log_q_RD.exp(), log_q_RD - log_m_RD)
+
+
+@dataclass(frozen=True)
 class TotalVariation(DistributionLoss):
     """``1 - Σ min(p, q)`` over the target's whole vocabulary: the chance that a draft sampled from q is rejected
     (https://arxiv.org/abs/2211.17192)."""

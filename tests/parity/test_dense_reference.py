@@ -24,6 +24,7 @@ from specdec.nn.unroll import Blocked, Dense, Merged, UnrollKernel
 from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,
+    JensenShannon,
     LKAlpha,
     LKLambda,
     ReverseKL,
@@ -160,11 +161,17 @@ def lk_lambda(loss: LKLambda, p: Tensor, q: Tensor, full: Tensor) -> Tensor:
     return w * divergence(p, q) + (1 - w) * (1 - alpha)
 
 
+def jensen_shannon(loss: JensenShannon, p: Tensor, q: Tensor) -> Tensor:
+    m = loss.beta * p + (1 - loss.beta) * q
+    return loss.beta * divergence(p, m) + (1 - loss.beta) * divergence(q, m)
+
+
 # loss, p and q on the draft vocabulary (R, D), and what the target's whole distribution has there
 FORMULAS: dict[type, Callable[..., Tensor]] = {
     SoftCrossEntropy: lambda loss, p, q, full: -(p * q.log()).sum(-1),
     ForwardKL: lambda loss, p, q, full: divergence(p, q),
     ReverseKL: lambda loss, p, q, full: divergence(q, p),
+    JensenShannon: lambda loss, p, q, full: jensen_shannon(loss, p, q),
     TotalVariation: lambda loss, p, q, full: 1 - torch.minimum(full, q).sum(-1),
     HardCrossEntropy: lambda loss, p, q, full: torch.stack([-q[r, i].log() for r, i in enumerate(p.argmax(-1))]),
     TopKCrossEntropy: lambda loss, p, q, full: -(p * q.log() * (p >= p.sort(-1).values[:, [-loss.k]])).sum(-1),
@@ -266,6 +273,8 @@ DISTRIBUTION_LOSSES = [
     SoftCrossEntropy(),
     ForwardKL(),
     ReverseKL(),
+    JensenShannon(),
+    JensenShannon(0.3),
     TotalVariation(),
     HardCrossEntropy(),
     TopKCrossEntropy(4),

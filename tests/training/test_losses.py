@@ -13,6 +13,7 @@ from specdec.drafter import Concat, LastLayer, Norms
 from specdec.training.divergences import (
     ForwardKL,
     HardCrossEntropy,
+    JensenShannon,
     LKAlpha,
     LKLambda,
     ReverseKL,
@@ -33,6 +34,8 @@ LAW_LOSSES: list[DistributionLoss] = [
     SoftCrossEntropy(),
     ForwardKL(),
     ReverseKL(),
+    JensenShannon(),
+    JensenShannon(0.2),
     TotalVariation(),
     HardCrossEntropy(),
     TopKCrossEntropy(3),
@@ -149,12 +152,19 @@ def kl(a: TargetProbs, b: TargetProbs) -> float:
     return sum(x * math.log(x / y) for x, y in zip(a, b, strict=True))
 
 
+def jsd(p: TargetProbs, q: TargetProbs, beta: float) -> float:
+    middle = [beta * x + (1 - beta) * y for x, y in zip(p, q, strict=True)]
+    return beta * kl(p, middle) + (1 - beta) * kl(q, middle)
+
+
 @pytest.mark.parametrize(
     ("loss", "definition"),
     [
         (SoftCrossEntropy(), lambda p, q: -sum(x * math.log(y) for x, y in zip(p, q, strict=True))),
         (ForwardKL(), kl),
         (ReverseKL(), lambda p, q: kl(q, p)),
+        (JensenShannon(), lambda p, q: jsd(p, q, 0.5)),
+        (JensenShannon(0.2), lambda p, q: jsd(p, q, 0.2)),
         (HardCrossEntropy(), lambda p, q: -math.log(q[p.index(max(p))])),
     ],
     ids=lambda each: str(each) if isinstance(each, DistributionLoss) else "",
@@ -250,6 +260,7 @@ EAGLE1_SUM = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
         (lambda: LKLambda(decay=-1.0), r"LKLambda\.decay must be at least 0 and finite"),
         (lambda: TopKCrossEntropy(0), r"TopKCrossEntropy\.k must be at least 1"),
         (lambda: SmoothL1(0.0), r"SmoothL1\.beta must be positive"),
+        (lambda: JensenShannon(1.0), r"JensenShannon\.beta must lie between 0 and 1"),
     ],
 )
 def test_losses_without_meaning(make: Callable[[], object], message: str) -> None:
