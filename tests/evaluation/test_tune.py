@@ -67,7 +67,7 @@ def test_it_recommends_checks_and_writes(
         (["--max_new_tokens", "999"], "can be decoded"),
         (["--limit", "0"], "limit"),
         (["--drafter", "nowhere"], "nowhere"),
-        (["--out", "/dev/null/x"], "/dev/null/x"),
+        (["--out", "/dev/null/x"], "/dev/null: a part of the path is a file"),
         ([], "no target pass"),
     ],
 )

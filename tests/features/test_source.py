@@ -145,8 +145,8 @@ def test_a_final_state_before_the_norm_is_caught(
     right = TransformersEngine.states
 
     def wrong(self: Any, rows: Any) -> Any:
-        for found in right(self, rows):
-            yield found._replace(final_RH=found.final_RH * 1.5)
+        for row, aux_RNH, final_RH in right(self, rows):
+            yield row, aux_RNH, final_RH * 1.5
 
     monkeypatch.setattr(TransformersEngine, "states", wrong)
     data = Texts()
