@@ -5,6 +5,7 @@ rendered text and carried over to tokens by their offsets. Pieces are never toke
 searched for by marker strings: tokens merge across boundaries, and users write markers too.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -219,7 +220,7 @@ def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
     """
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_directory() / "tokens" / f"{key}.safetensors"
-    with locked(path.with_suffix(".lock")):
+    with contextlib.nullcontext() if path.exists() else locked(path.with_suffix(".lock")):
         if not path.exists():
             documents, lengths_N, supervised_N = make()
             tensors = {

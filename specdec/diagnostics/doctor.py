@@ -58,6 +58,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the overfitted sample, at most")
     own, args = parser.parse_known_args(argv)
+    if (own.samples or 0) < 0:
+        raise ValueError(f"--samples is {own.samples}: it must be 0 or more")
     if own.seconds <= 0:
         raise ValueError(f"--seconds is {own.seconds:g}: it must be above 0")
     args = fit_options(args) or ["--config", "conf/quickstart.yaml"]

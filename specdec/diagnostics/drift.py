@@ -84,8 +84,12 @@ def depth_of_training(directory: Path, given: int | None) -> int | None:
     """``model.ttt_steps`` of the run that the drafter lies in; else what is given. ValueError if that is below 1."""
     if given is not None and given < 1:
         raise ValueError(f"trained_depth must be at least 1, not {given}")
-    config = directory.resolve().parent / "config.yaml"
-    found = read_yaml(str(config)).get("model", {}).get("ttt_steps") if config.is_file() else None
+    run = directory.resolve().parent
+    if not (run / "provenance.json").is_file():
+        return given
+    times = {path: path.name.split(".")[1] for path in run.glob("config.*yaml")}  # config.yaml, resumed config.1.yaml
+    newest = max(times, key=lambda path: int(times[path]) if times[path].isdigit() else 0)
+    found = (read_yaml(str(newest)).get("model") or {}).get("ttt_steps")
     return found if isinstance(found, int) else given
 
 

@@ -32,6 +32,7 @@ from specdec.engines.server import DrafterCheckpoint, VllmLaunch, find_vllm, fla
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.read import check_unchanged
+from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
@@ -118,6 +119,7 @@ def parity(
                 refused = str(error)
         else:
             warn_unless_made_for(model, own)
+            warn_if_rounded(own, model, subject_of(own, model))
         check_pair(model, own.to(model.device, model.dtype))  # only now: what is exported keeps its dtype
         texts = answered_texts(model, [(str(n), ids) for n, ids in enumerate(asked)], max_new_tokens, to_end=False)
         with progress("comparing", "texts", len(texts)) as done:

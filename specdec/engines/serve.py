@@ -66,7 +66,7 @@ def serve(
         drafter: a drafter's directory, or an export of one for vLLM
         draft_tokens: drafts a pass
         host: address to listen on
-        port: port to listen on; 0 takes a free one
+        port: port to listen on; 0 takes a free one, as --bench does
         vllm: a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment
         timeout: seconds until vLLM must be healthy
         log_file: a new file for what vLLM says; without it only its end is shown, if it fails
@@ -79,6 +79,9 @@ def serve(
         out: directory for the results of --bench; it must not exist yet
         vllm_args: flags for vllm serve: give them after --
     """
+    if (out or limit) and not bench:
+        raise ValueError("--out and --limit are of --bench")
+    port = 0 if bench else port
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False
     try:

@@ -23,7 +23,7 @@ from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
-from specdec.utils.files import SUMS, check_sums, explained, read_json
+from specdec.utils.files import SUMS, check_sums, explained, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -96,6 +96,10 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 tensors[known] = value
     check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
+    if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
+        raise ValueError(
+            f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
+        )
     return Checkpoint(str(directory), raw, tensors, ours)
 
 

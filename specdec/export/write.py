@@ -193,7 +193,7 @@ def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapp
     where = Path(evaluation) / "metrics.json"
     metrics: dict[str, Any] = read_json(where)
     of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
-    design = {name: value for name, value in of.items() if name not in ("directory", "weights_sha256")}
+    design = {name: of.get(name) for name in drafter.config.to_json()}
     for what, same in (
         ("target", fingerprint == target.identity["fingerprint"]),
         ("drafter's weights", of.get("weights_sha256") == weights_sha256(drafter)),

@@ -25,6 +25,7 @@ from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.parts import dry_run
 from specdec.embedded.build import EmbeddedConfig
 from specdec.embedded.corpus import held_out_prompts
+from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.fit import Configured, configured
 from specdec.plan import drafter_config
@@ -53,12 +54,10 @@ class Measure:
 
     Args:
         config: of the command, defaults included; without prompts, drafter and ``out``.
-        trees: the draft shapes as read, for trees may lie in files.
     """
 
     config: Mapping[str, Any]
     target: TargetSource
-    trees: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -216,14 +215,18 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
     argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
     try:
         built = parse(parser, argv)
-        if kind == "robustness":  # the command itself checks these when it begins
+        # the commands themselves check these when they begin
+        for text in as_list(getattr(built, "shape", [])):
+            parse_shape(text)
+        for text in getattr(built, "baselines", []):
+            parse_baseline(text)
+        if kind == "robustness":
             parse_conditions(built.conditions)
-        trees = [parse_shape(text).describe() for text in as_list(built.shape if "shape" in built else [])]
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from error
     full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
     config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
-    return Measure(config, built.target, trees)
+    return Measure(config, built.target)
 
 
 class StudyPrompts(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from specdec.data.rows import HUB, hub_fingerprint
+from specdec.embedded.build import RECORD
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
@@ -41,7 +42,8 @@ VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
+# weights, configuration, tokenizer, code; not RECORD, which says when and how fast the embedded target was trained
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def _run(
     run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
     drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
     for kind, measure in arm.measures.items():
-        decisive = {**measure.config, "target": target_contents(measure.target), "trees": measure.trees}
+        decisive = {**measure.config, "target": target_contents(measure.target)}
         key = run[kind] = key_of(kind, [fit, decisive, prompts[kind].sha256])
         config = {**measure.config, "prompts": list(prompts[kind].files)}
         jobs.setdefault(key, specdec_job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter))
@@ -288,7 +290,7 @@ def target_contents(source: TargetSource) -> Any:
     """The model's dtype, and hashes of its directory's weights, configuration and tokenizer, or a Hub id's commit."""
     place = Path(source.directory())
     if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET and file.name != RECORD]
         return [source.dtype, {file.name: _file_hash(file) for file in files}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision

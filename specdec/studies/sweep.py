@@ -31,7 +31,7 @@ def sweep(
     plan_only: bool = False,
     card_only: bool = False,
     reproduce: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     only: list[str] = [],  # noqa: B006  never changed
     engine: Engine = Local(),  # noqa: B008
     threads: int = 1,
@@ -56,7 +56,7 @@ def sweep(
         plan_only: check everything, print what each arm changes and what is done, run nothing
         card_only: write the card of what is there, run nothing
         reproduce: name of an arm of the card
-        seed: of the arm that is reproduced
+        seed: of the arm that is reproduced, 0 if not given
         only: run the arms of these names alone
         engine: where jobs run: Local (this machine), Ray or Slurm
         threads: CPU threads of a job
@@ -67,12 +67,17 @@ def sweep(
         ValueError: the study is wrong; nothing has begun then, and the message has the arm's name.
     """
     if reproduce is not None:
-        recorded, directory = recorded_run(study, reproduce, seed), out or new_run("reproduce")
+        recorded, directory = recorded_run(study, reproduce, seed or 0), out or new_run("reproduce")
         status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
         return status or compare_again(recorded, directory)
     if threads < 1:
         raise ValueError(f"--threads must be at least 1, not {threads}")
+    if seed is not None:
+        raise ValueError("--seed is of the arm that --reproduce names: a study lists its seeds")
     if study.is_dir():
+        if card_only:
+            log.info("the card is in %s", write_card(study))
+            return 0
         study, out = study / STUDY, out or study
     given = read_study(study, allow_few_seeds or card_only)
     directory = out or runs_folder() / "studies" / given.name

@@ -8,11 +8,14 @@ import contextlib
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, Self
 
 from specdec.utils.config import pairs, words
 from specdec.utils.files import explained, lock_now
+
+SYNC = 2.0  # seconds between two waits for the disk
 
 
 class JournalBusyError(ValueError):
@@ -38,6 +41,7 @@ class Journal:
     def __init__(self, path: Path, kind: str, settings: dict[str, Any]) -> None:
         self.path, self.kind, self.settings = path, kind, settings
         self.entries: list[dict[str, Any]] = []
+        self._synced = time.monotonic()
 
     def __enter__(self) -> Self:
         with explained(self.path):  # of the lock too: a file system may have none
@@ -63,11 +67,17 @@ class Journal:
         return self._file.fileno()
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write one entry, which a kill of this process leaves whole; ValueError if the disk is full."""
+        """Write one entry, which a kill of this process leaves whole; ValueError if the disk is full.
+
+        A power cut may cost those of the last :data:`SYNC` seconds.
+        """
         data = _line(entry)
         with explained(self.path):
             if self._file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, "no space left on device")
+            if time.monotonic() - self._synced > SYNC:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
 
     def _read(self, content: bytes) -> None:
         """Take up the entries, drop what a kill cut short, and begin a new journal with its first line."""

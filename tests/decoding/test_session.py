@@ -95,7 +95,11 @@ def test_narrow_dtypes_compile_and_agree_for_long(dtype: torch.dtype) -> None:
     target, drafter = pair(dtype=dtype)
     wanted = PlainDecoder(target).generate([3, 4, 5], 40).ids
     made = SpeculativeDecoder(target, drafter, Chain(3), compiled=True).generate([3, 4, 5], 40).ids
-    assert made[:10] == wanted[:10]  # near-ties may part them later
+    part = next((n for n, (one, two) in enumerate(zip(made, wanted, strict=True)) if one != two), 40)
+    if part < 40:  # at a near-tie alone, as bfloat16 rounds
+        assert dtype == torch.bfloat16 and part > 4
+        logits_V = target.model(torch.tensor([[3, 4, 5, *wanted[:part]]])).logits[0, -1].float()
+        assert logits_V[wanted[part]] - logits_V[made[part]] < 0.05 * logits_V.abs().max()
 
 
 @slow
