@@ -194,7 +194,7 @@ def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object) ->
     metrics = {
         "results": [result],
         "target": {"fingerprint": fingerprint},
-        "drafter": {"directory": "runs/a", **drafter},  # as specdec evaluate writes it, weights_sha256 among it
+        "drafter": {"directory": "runs/a", "label": "a", "made_for_this_target": True, **drafter},  # as evaluate has it
         "settings": {"prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128},
         "provenance": {"date": "2026-01-02"},
     }
