@@ -81,7 +81,9 @@ def test_every_step_gets_the_next_token_the_last_feature_and_the_next_position(n
         torch.testing.assert_close(read[:, : 5 - k], wanted, rtol=0, atol=1e-13)
         assert torch.equal(h, drafter.fuse(aux) if k == 0 else made[k - 1].h_BTH)  # same anchor, not shifted
         assert view.positions_BT[0].tolist() == [t + k for t in range(6)]
-        assert torch.equal(view.visibility.mask_B1TS, seen[0][2].visibility.mask_B1TS) and view.cache is seen[0][2].cache
+        assert (
+            torch.equal(view.visibility.mask_B1TS, seen[0][2].visibility.mask_B1TS) and view.cache is seen[0][2].cache
+        )
 
 
 @pytest.mark.parametrize("name", presets())
