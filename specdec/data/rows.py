@@ -4,7 +4,7 @@ import glob
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern)
-        if pattern.startswith(HUB) or path.is_file():
+        if pattern.startswith(HUB) or path.is_file() or is_saved(path):
             found[pattern] = None
         elif path.is_dir():
             raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
@@ -65,7 +65,13 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 
 def has_rows(source: str) -> bool:
     """Whether a source holds rows; any other file is plain text."""
-    return source.startswith(HUB) or Path(source).suffix.lower() in (".jsonl", ".json", ".parquet")
+    path = Path(source)
+    return source.startswith(HUB) or is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
+
+
+def is_saved(path: Path) -> bool:
+    """Whether it is a folder that ``Dataset.save_to_disk`` made."""
+    return (path / "dataset_info.json").is_file()
 
 
 def stem(source: str) -> str:
@@ -76,7 +82,8 @@ def stem(source: str) -> str:
 def read_rows(
     source: str, of: Callable[[DataRow], Any] = lambda row: row, left_out: list[str] | None = None
 ) -> Iterator[Any]:
-    """What ``of`` makes of every row of a file or of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, by default the row.
+    """What ``of`` makes of every row, by default the row: of a file, ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, or a
+    folder that ``Dataset.save_to_disk`` made.
 
     A ``.jsonl`` file has an object on every line, a ``.json`` file is a list of rows, ``.parquet`` is a table; any
     other file is plain text, a ``prompt`` on every line that is not blank. A split may be a slice, as ``test[:80]``.
@@ -145,8 +152,8 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
     it would make calls with nulls, and a broken row would have no line number.
     """
     path, suffix = Path(source), Path(source).suffix.lower()
-    if source.startswith(HUB) or suffix == ".parquet":
-        table = hub_rows(source) if source.startswith(HUB) else _parquet_rows(path)
+    if source.startswith(HUB) or suffix == ".parquet" or is_saved(path):
+        table = hub_rows(source) if source.startswith(HUB) else _stored_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
         with explained(path), path.open("rb") as stream:
@@ -161,15 +168,21 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"line {number}", {"prompt": line.rstrip("\r")}) for number, line in lines if line.strip())
 
 
-def _parquet_rows(path: Path) -> list[dict[str, Any]]:
-    from pyarrow import parquet  # only here: most files need none of it
-
+def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
+    """The rows of a Parquet file or of a folder of ``save_to_disk``; imports are here, since most files need none."""
     with explained(path):
-        path.open("rb").close()  # pyarrow tells a missing file in other words
+        path.stat()  # pyarrow tells a missing file in other words
     try:
+        if path.is_dir():
+            from datasets import load_from_disk
+
+            return load_from_disk(str(path))
+        from pyarrow import parquet
+
         return parquet.read_table(path).to_pylist()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
-        raise ValueError(f"{path}: not a readable Parquet file: {' '.join(str(error).split())}") from error
+        kind = "folder of save_to_disk" if path.is_dir() else "Parquet file"
+        raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
 
 
 def _present(value: Any) -> Any:

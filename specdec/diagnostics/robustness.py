@@ -9,9 +9,11 @@ Legend: P prompts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from specdec.decoding import DraftShape, Sampling, parse_shape
 from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
@@ -21,14 +23,23 @@ from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pai
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.statistics import Array, measured, ratio
-from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
+from specdec.evaluation.style import (
+    ReportTable,
+    few_prompts,
+    print_report,
+    save_figure,
+    shown,
+    style,
+    whiskers,
+    write_report,
+)
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.progress import progress
 
 CLEAN = Condition()
 SAME = "the condition changes no prompt"
 SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts fewer are decoded side by side
-RECORD, REPORT = "robustness.json", "report.md"
+RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
 Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
     "length_kept": lambda sums: ratio(sums[..., :2]) / ratio(sums[..., 2:]),
@@ -80,7 +91,8 @@ def robustness(config: RobustnessConfig) -> None:
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         found = record(runs) | context
         tables, notes = report_tables(found), few_prompts(len(found["prompts"]))
-        write_report(folder / REPORT, "Robustness", notes, "", tables, context)
+        plot_robustness(found, folder / FIGURE)
+        write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
         write_json(folder / RECORD, found)
     print_report(tables, notes)
 
@@ -193,3 +205,21 @@ def report_tables(found: dict[str, Any]) -> list[ReportTable]:
         ReportTable("Not measured", ["Condition", "Reason"], skipped, left=2),
         ReportTable("Prompts left out of all", ["Prompt", "Reason"], left_out, left=2),
     ]
+
+
+def plot_robustness(found: dict[str, Any], path: Path) -> None:
+    """Draw what is kept under every condition as a PNG at ``path``."""
+    rows = [one for one in found["conditions"][1:] if one["skipped"] is None]
+    figure = Figure(figsize=(13, max(4.0, 1.4 + 0.2 * len(rows))), dpi=110, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, share in zip(panels, SHARES, strict=True):
+        for y, one in enumerate(rows):
+            if one[share] is not None:
+                below, above = whiskers(one[share])
+                axes.errorbar([one[share]["mean"]], [y], xerr=[[below], [above]], capsize=2, linestyle="", **style(0))
+        axes.axvline(1, color="black", linewidth=1.1, linestyle="--")
+        axes.set_xlabel(f"{share.replace('_', ' ')} (share of clean; 95 % interval over prompts)")
+        axes.grid(axis="x", alpha=0.3)
+    panels[0].set_yticks(range(len(rows)), [one["name"] for one in rows])
+    panels[0].set_ylim(max(1, len(rows)) - 0.2, -0.8)
+    save_figure(figure, path)

@@ -18,20 +18,22 @@ ROWS: list[dict[str, Any]] = [{"id": "a", "messages": CALL}, {"id": "b", "messag
 
 
 def write(path: Path) -> str:
-    """The rows as the path's suffix says."""
+    """The rows as the path's suffix says; a path without one is a saved dataset."""
     table = pyarrow.Table.from_pylist([{"note": None} | row for row in ROWS])
     if path.suffix == ".parquet":
         parquet.write_table(table, path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(ROWS, indent=1))
-    else:
+    elif path.suffix == ".jsonl":
         path.write_text("\n\n".join(map(json.dumps, ROWS)))
+    else:
+        datasets.Dataset(table).save_to_disk(path)
     return str(path)
 
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", "")],
+    [("a.jsonl", "line 1, line 3"), ("a.json", ""), ("a.parquet", ""), ("saved", "")],
 )
 def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str) -> None:
     source = write(tmp_path / name)
@@ -39,7 +41,7 @@ def test_every_source_holds_the_same_rows(tmp_path: Path, name: str, places: str
     assert list(read_rows(source)) == [
         DataRow(f"{source}, {place}", place.replace(" ", "-"), row) for place, row in zip(expected, ROWS, strict=True)
     ]
-    assert stem(source) == "a"
+    assert stem(source) == "a" or name == "saved"
     read = read_conversations(source)
     assert [(item.id, item.messages) for item in read] == [("a", CALL), ("b", CALL[:1])]
 
@@ -52,9 +54,9 @@ def test_plain_text_is_rows_of_prompts(tmp_path: Path) -> None:
 
 
 def test_sources_are_found_once_and_in_order(tmp_path: Path) -> None:
-    files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet")]
+    files = [write(tmp_path / name) for name in ("b.jsonl", "a.parquet", "saved")]
     hub = "hub:openai/gsm8k:main:train"
-    assert find_sources([hub, f"{tmp_path}/*.*", files[0]]) == [hub, files[1], files[0]]
+    assert find_sources([files[2], hub, f"{tmp_path}/*.*", files[0]]) == [files[2], hub, files[1], files[0]]
     (tmp_path / "a[1].txt").write_text("x")
     assert find_sources(f"{tmp_path}/a[1].txt") == [f"{tmp_path}/a[1].txt"]
     with pytest.raises(ValueError, match="no such file"):
