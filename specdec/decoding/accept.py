@@ -41,7 +41,7 @@ def ancestors(parents_BN: Tensor) -> Tensor:
 
 
 def nodes_in_order(path_BN: Tensor, length: int) -> Tensor:
-    """The nodes of each path from the root on, (B, P) int64, P = ``length``; behind a path's end any node, best j at j.
+    """The nodes of each path from the root on, (B, P) int64, P = ``length``; column j past a path's end is padding.
 
     Args:
         path_BN: bool, the nodes on the path.
@@ -66,9 +66,8 @@ class Rule:
     """Base of the acceptance rules: frozen specs without state."""
 
     sampled: ClassVar[bool] = False
-    """Whether ``accept`` reads what drafts were drawn from: siblings must be drawn from ``DraftTree.q_BND`` without
-    replacement. A shape may then keep fewer of them, but must drop them from the end, and by what it knew before it
-    drew those it drops: a look at them would change what they were drawn from."""
+    """Whether drafts must be sampled: siblings drawn without replacement from ``DraftTree.q_BND``, which ``accept``
+    reads. A shape of your own may drop trailing siblings only if it decides so before drawing them."""
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         """Judge the drafts.
@@ -104,7 +103,7 @@ class Greedy(Rule):
 class OneHot(Rule):
     """The target draws its own token at each node; where that token is a child, the walk goes on from the child.
 
-    Lossless for any children found without a look at this noise, drawn at random or not: the draws are a plain
+    Lossless for any children chosen independently of this noise, drawn at random or not: the draws are a plain
     decode's, and the drafts only decide how many of them fit into one pass. With the noise of a plain decode, the
     tokens themselves are a plain decode's. It suits children that are a function of the past, such as a greedy chain or
     EAGLE-2's tree; if children are drawn from q, :class:`WithoutReplacement` accepts more of them.
@@ -146,8 +145,8 @@ class WithoutReplacement(Rule):
 
     q must be what children were really drawn from, the drafter's own temperature included, whatever it is: only the
     target's distribution decides what comes out. Both are renormalised here, so sums off one by rounding do no harm. A
-    child that q gives nothing (a filler after q's support is used up) was not drawn and is passed over. A residual of
-    nothing, left if a rejection hung on rounding alone, gives way to r as it was.
+    child that q gives nothing (a filler after q's support is used up) was not drawn and is passed over. If the
+    residual is zero everywhere, which only rounding can cause, r is kept.
     """
 
     sampled: ClassVar[bool] = True
@@ -200,12 +199,12 @@ RULES: dict[str, Rule] = {
 
 
 def normalised(probs_BV: Tensor) -> Tensor:
-    """Sum one; a distribution of nothing stays nothing."""
+    """Scaled to sum to one; rows of zeros stay zero."""
     return probs_BV / probs_BV.sum(-1, keepdim=True).clamp_min(torch.finfo(probs_BV.dtype).tiny)
 
 
 def at(x_BNV: Tensor, index_B: Tensor) -> Tensor:
-    """One row of each sequence, (B, V)."""
+    """``x_BNV[b, index_B[b]]`` of every sequence b, (B, V)."""
     return x_BNV[torch.arange(len(index_B), device=index_B.device), index_B]
 
 

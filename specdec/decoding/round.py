@@ -83,7 +83,7 @@ class PlainRound(nn.Module):
         length_B, tokens_BN = self.length_B, tree.tokens_BN
         # verify: every node sees the committed prefix and its own ancestors
         ancestors_BNN = ancestors(tree.parents_BN)
-        depth_BN = ancestors_BNN.sum(-1) - 1  # 0 of padding
+        depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
         p_BNV, noise = self.target.logits(out.final_BTH), NO_NOISE  # logits will do where the likeliest token counts

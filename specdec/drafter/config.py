@@ -80,7 +80,7 @@ class DrafterSpec:
         for name, base in AXES.items():
             if type(getattr(self, name)) is base:
                 raise ValueError(
-                    f"drafter.{name}={base.__name__} is the base of this axis, no part: choose one of its own"
+                    f"drafter.{name}={base.__name__} is the abstract base of this axis: choose one of its subclasses"
                 )
         _check_sizes(self, (name for name in SIZES if not isinstance(getattr(self, name), str)))
         if self.aux_layers != "default":

@@ -19,7 +19,7 @@ class Entered(NamedTuple):
     """What the first layer receives."""
 
     block_BTH: Tensor  # the attention's input
-    beside_BTW: Tensor | None  # what goes into its queries, keys and values beside that; W their width together
+    beside_BTW: Tensor | None  # added to its projected queries, keys and values, W their width together; or nothing
     residual_BTH: Tensor  # where the residual path starts
 
 
@@ -27,8 +27,8 @@ class EntryModule(nn.Module):
     """Base of what an entry builds. Reading the token is a step of its own: training does it once for all steps."""
 
     def read(self, e_BTH: Tensor) -> Tensor:
-        """What the block needs of the normalised embedding, (B, T, anything): of each token by itself, and without
-        chance, since compiled decoding looks it up."""
+        """What the block needs of the normalised embedding, (B, T, anything). A row may depend on its own token alone:
+        training computes each once and shifts it from step to step."""
         raise TypeError(f"{type(self).__name__} must say what it reads of a token")
 
     def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:

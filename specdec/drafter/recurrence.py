@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class Recurrence(Part):
-    """Base of the recurrence axis: its module takes ``(out, normed)`` and returns the next feature.
+    """Base of the recurrence axis: a frozen dataclass whose ``build`` makes a module, (raw_BTH, normed_BTH) to the next
+    step's feature (B, T, H). The head always reads normed_BTH.
 
-    The logits are always the head of the normed state; a recurrence only chooses what returns.
+    One of your own: ``--allow_imports my_parts --model.drafter.recurrence my_parts.Mine``.
     """
 
 

@@ -73,7 +73,7 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
     yield from ("", "## What this supports, and what not", "")
     yield from (f"- {_plain(line)}" for line in statements(found) or ["No comparison could be made."])
     if cautions := list(_cautions(found)):
-        yield from ("", "To be kept in mind:", "", *(f"- {_plain(line)}" for line in cautions))
+        yield from ("", "Cautions:", "", *(f"- {_plain(line)}" for line in cautions))
     yield from ("", "## Arms", "", *_arms(found))
     sections = [(family, family.capitalize(), list(_family(found, family))) for family in FAMILIES]
     curves = [f"The numbers are in {CARD}.", ""] if found["curves"] else []

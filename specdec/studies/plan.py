@@ -253,7 +253,7 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
 
 
 def key_of(kind: str, decisive: Any) -> str:
-    """The address of a job, from its kind and what decides its numbers."""
+    """The key of a job, from its kind and what decides its numbers."""
     modules = {}
     for name in imports.flags()[1].split(",") if imports.flags() else []:
         found = importlib.util.find_spec(name)

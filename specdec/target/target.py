@@ -133,8 +133,8 @@ class Target:
         Args:
             view: its cache is None (training: ``View.packed``), or a :class:`TargetCache`, whose slots
                 ``view.slots_BT`` the new keys are written to (``View.append``, ``View.chain``).
-            layers: boundaries 0..L. L lies before the final norm,
-            final_norm: except if this is true: EAGLE-1's feature.
+            layers: boundaries 0..L to return; L is the state before the final norm.
+            final_norm: return boundary L after the final norm instead (EAGLE-1's feature).
 
         Raises:
             ValueError: no such boundary, or the view does not fit the cache or the model.

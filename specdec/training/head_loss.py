@@ -1,8 +1,9 @@
 """The head and its losses, piece by piece: logits never stand in memory whole, neither the target's nor the drafter's.
 
 Step k at slot t learns from position t + 1 + k. Pieces are cut by position, so that the target's probabilities there
-are worked out once and serve every unroll step. Each piece's draft logits are made, graded and let go: only the
-gradients by the head's input and by its weight remain for the backward pass.
+are worked out once and serve every unroll step. The gradient is computed in the forward pass: per piece, logits are
+made, each loss overwrites them with its gradient, and that is reduced to the gradients with respect to the head's input
+and weight. The backward pass only multiplies these by a scalar.
 
 Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, N loss terms, C positions of a piece, R rows
 (slots of one step in a piece), H hidden, D draft vocabulary, U positions needed by any slot.
@@ -26,13 +27,13 @@ Index = Tensor | slice
 
 
 class TargetProbs(NamedTuple):
-    """The target's next-token distribution at C positions, on the draft vocabulary; the first four as ``LossRows``."""
+    """The target's next-token distribution at C positions, on the draft vocabulary; the first four as in ``LossRows``."""
 
     p_CD: Tensor  # float32 or wider
     log_p_CD: Tensor
     log_mass_C: Tensor
     token_C: Tensor
-    known_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
+    covered_C: Tensor  # bool, whether the most likely token of all is in the draft vocabulary; a tie counts
 
 
 class TargetHead:
@@ -40,7 +41,7 @@ class TargetHead:
 
     Args:
         reads: what losses read beside p; see ``losses.DistributionLoss.reads``.
-        known: whether ``known_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's rows are
+        known: whether ``covered_C`` is wanted. If neither that nor the mass is, only the draft vocabulary's rows are
             multiplied, and all tokens count as known.
     """
 
@@ -76,13 +77,13 @@ class TargetHead:
         token_C = draft_CD.argmax(-1) if "token_R" in self.reads else ids_D.new_full((C,), -1)
         p_CD = draft_CD
         top_C, lse_C = _softmax_(p_CD)
-        known_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
+        covered_C = top_C.new_ones(C, dtype=torch.bool) if greatest_C is None else top_C >= greatest_C
         none = p_CD.new_full((1,), float("nan"))
         log_p_CD = logits_CD.sub_(lse_C[:, None]) if "log_p_RD" in self.reads else none[:, None].expand_as(p_CD)
         log_mass_C = none.expand(C)
         if mass:
             log_mass_C = torch.zeros_like(lse_C) if total_C is None else (lse_C - total_C).clamp(max=0)
-        return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, known_C)
+        return TargetProbs(p_CD, log_p_CD, log_mass_C, token_C, covered_C)
 
 
 @pointwise
@@ -100,7 +101,7 @@ class StepSlots(NamedTuple):
 
     step: int
     slots: Index  # into the S slots
-    states: Index  # of these slots, into what the step yields, flattened
+    states: Index  # rows of these slots in the step's output, flattened to (B M, H)
     positions: Index  # into the piece's C positions; as many as slots
     rows: int
 
@@ -147,7 +148,7 @@ def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Ite
 
 
 class HeadTask(NamedTuple):
-    """What the head's rows are compared with."""
+    """All that :func:`head_loss` needs beside the head's weight and inputs."""
 
     pieces: Sequence[Piece]
     probs: Callable[[Tensor], TargetProbs]  # of positions (C,)
@@ -167,7 +168,7 @@ def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tu
         weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
         normed: (S, H) of every step, what the head reads; fewer rows where slots were dropped.
     """
-    # inside the function gradients look wanted under no_grad too
+    # asked out here: inside Function.forward, ctx.needs_input_grad is true under no_grad too
     graded = torch.is_grad_enabled() and any(x.requires_grad for x in (weight_DH, *normed))
     return _HeadLoss.apply(task, graded, weight_DH, *normed)
 
@@ -201,7 +202,7 @@ class _HeadLoss(torch.autograd.Function):
                     k, blank = group.step, slice(group.rows)
                     here = TargetProbs(*(x[group.positions if x.stride(0) else blank] for x in probs))
                     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
-                    used_R = here.known_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
+                    used_R = here.covered_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
                     count_K[k] += used_R.sum()
                     if task.watch is not None:
                         task.watch(k, group.slots, draft_RD, here)

@@ -1,7 +1,8 @@
 """What a drafter is trained to minimise: the interface, EAGLE-1's and EAGLE-3's losses, and weighted sums of losses.
 
 Further losses are in :mod:`specdec.training.divergences`; one of your own subclasses :class:`DistributionLoss` or
-:class:`FeatureLoss` and is named by its import path.
+:class:`FeatureLoss` and is named by its import path, ``specdec fit --allow_imports my_parts --model.loss
+my_parts.MyLoss``. It needs ``__call__`` alone; ``reads`` and ``grade_`` save work (docs/add_a_variant.md).
 
 Legend: R supervised rows, D draft vocabulary, H hidden.
 """
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class LossRows(NamedTuple):
-    """What a loss of the draft distribution reads: R rows of one unroll step, in float32 or wider. Only ``draft_RD``
-    has a gradient. No other tensor may be changed in place."""
+    """What a loss of the draft distribution reads: R rows of one unroll step, in float32 or wider, ``draft_RD`` too
+    unless the loss ``widens`` it. Only ``draft_RD`` has a gradient. No other tensor may be changed in place."""
 
     draft_RD: Tensor  # the drafter's logits
     p_RD: Tensor  # the target's probabilities, renormalised on the draft vocabulary
@@ -48,7 +49,7 @@ class DistributionLoss(Loss):
     reads: ClassVar[frozenset[str]] = frozenset({"log_p_RD", "log_mass_R", "token_R"})
     """What it reads of :class:`LossRows` beside draft logits and p; the rest is not worked out: NaN, -1 for tokens."""
     widens: ClassVar[bool] = False
-    """Whether its ``grade_`` takes ``rows.draft_RD`` in whatever precision it was made, and computes in float32."""
+    """Whether ``grade_`` takes ``rows.draft_RD`` in 16 bits too and converts it itself, which saves a float32 copy."""
 
     def __call__(self, rows: LossRows) -> Tensor:
         """The loss of every row, (R,), not reduced, differentiable by ``rows.draft_RD``."""

@@ -125,7 +125,9 @@ class DrafterModule(pl.LightningModule):
             raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
         for name, part in (("loss", loss), ("features", features), ("noise", noise), ("start", start)):
             if type(part) in (Loss, DistributionLoss, FeatureLoss, Features, FeatureNoise, Start):
-                raise ValueError(f"model.{name}={type(part).__name__} is a base, no part: choose one of its own")
+                raise ValueError(
+                    f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
+                )
         loss.check(drafter)
         self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
         self.features, self.source = features, FeatureSource()
@@ -141,7 +143,7 @@ class DrafterModule(pl.LightningModule):
 
     @property
     def target(self) -> Target:
-        """The target, loaded and proven at the first use."""
+        """The target, loaded and self-checked (``Target.prove``) at the first use."""
         if self._target is None:
             target = self.target_source.load()
             target.prove()
@@ -273,6 +275,7 @@ class DrafterModule(pl.LightningModule):
             self.log("train/loss", out.loss, prog_bar=True)
             return out.loss
         self._sums = self._sums.to(out.rows) + torch.stack([out.rows, out.loss.detach() * out.rows])
+        # several batches make one optimizer step: each counts by its rows; on_before_optimizer_step divides by all rows
         return out.loss * (out.rows / self._batch_tokens)
 
     @property

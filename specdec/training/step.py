@@ -137,7 +137,7 @@ class TrainStep(nn.Module):
         drafter, config = self.drafter, self.objective
         K, mask, documents = config.steps, batch.loss_mask_BT, batch.documents_BT
 
-        # Which slots learn at which unroll step; the others are computed no further than somebody sees them.
+        # Which slots learn at which unroll step; of the others only the keys of step 0, which later slots attend to.
         trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
         kept = KeptSlots.of(trained_KBT)
 
@@ -145,7 +145,7 @@ class TrainStep(nn.Module):
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)
         steps = list(unroll)
 
-        # Losses of the next-token distribution, piece by piece through both heads.
+        # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = None
         if measure:
             counter = _Counter(torch.stack([reachable(mask, documents, k) for k in range(K)]).flatten(1))
@@ -199,8 +199,8 @@ class _Counter:
     def __call__(self, k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
         q_RD = logits_RD.softmax(-1, dtype=probs.p_CD.dtype)
         reached_R = self.reached_KS[k, slots]
-        self.hits_KS[k, slots] = (logits_RD.argmax(-1) == probs.token_C) & probs.known_C & reached_R
-        self.covered_K[k] += probs.known_C.sum()
+        self.hits_KS[k, slots] = (logits_RD.argmax(-1) == probs.token_C) & probs.covered_C & reached_R
+        self.covered_K[k] += probs.covered_C.sum()
         # the chance that a sampled draft is accepted (https://arxiv.org/abs/2211.17192)
         overlap_R = torch.minimum(probs.p_CD * probs.log_mass_C.exp()[:, None], q_RD).sum(-1)
         self.overlap_K[k] += (overlap_R * reached_R).sum()

@@ -83,7 +83,7 @@ def naive(
         logits_SD = of.normed[k] @ of.weight_DH.T
         at = of.trained_KBT[k].flatten().nonzero()[:, 0]
         probs = of.probs(of.final_SV[at + 1 + k])
-        kept = probs.known_C if in_vocab else torch.ones_like(probs.known_C)
+        kept = probs.covered_C if in_vocab else torch.ones_like(probs.covered_C)
         rows = LossRows(logits_SD[at][kept], *(x[kept] for x in probs[:4]))
         losses = [loss_of(rows).sum() for _, loss_of in terms]
         loss = loss + 0.8**k * sum(weight * one for (weight, _), one in zip(terms, losses, strict=True))
@@ -107,7 +107,7 @@ def test_any_piece_gives_the_same(size: int, in_vocab: bool) -> None:
     torch.testing.assert_close(sums.loss_KN, wanted.loss_KN.detach(), rtol=1e-13, atol=0)
     for mine, theirs in zip(gradients(loss, of), gradients(want, of), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
-    known = of.probs(of.final_SV).known_C
+    known = of.probs(of.final_SV).covered_C
     assert bool(known.any()) and not bool(known.all())
 
 
@@ -237,7 +237,7 @@ def check_probs(found: TargetProbs, full_CV: Tensor, vocab: DraftVocab, reads: C
     assert bool((found.token_C == -1).all()) is ("token_R" not in reads)
     assert found.log_p_CD.shape == found.p_CD.shape and found.log_mass_C.shape == found.token_C.shape == inside_C.shape
     if known:
-        assert found.known_C.tolist() == [best in ids.tolist() for best in full_CV.argmax(-1).tolist()]
+        assert found.covered_C.tolist() == [best in ids.tolist() for best in full_CV.argmax(-1).tolist()]
 
 
 @pytest.mark.parametrize("reads", SOME, ids=lambda reads: "+".join(sorted(reads)) or "p")
@@ -248,7 +248,7 @@ def test_it_is_the_full_logits_law(block: int, size: int, known: bool, reads: fr
     found = head_of(target, vocab, reads, known)(final)
     check_probs(found, final @ target.head_VH.T, vocab, reads, known)
     streamed = known or "log_mass_R" in reads
-    assert len({*found.known_C.tolist()}) == (2 if streamed and size < HEAD_V else 1)
+    assert len({*found.covered_C.tolist()}) == (2 if streamed and size < HEAD_V else 1)
 
 
 def trained_slots(seed: int, B: int, T: int, K: int, share: float) -> Tensor:
