@@ -27,7 +27,7 @@ Index = Tensor | slice
 
 
 class TargetProbs(NamedTuple):
-    """The target's next-token distribution at C positions, on the draft vocabulary; the first four as in ``LossRows``."""
+    """The target's next-token distribution at C positions, on the draft vocabulary; four as in ``LossRows``."""
 
     p_CD: Tensor  # float32 or wider
     log_p_CD: Tensor
