@@ -118,7 +118,8 @@ def build(job: Job) -> System:
         optimizer.zero_grad()
 
     def losses() -> list[float]:
-        return (sums[-1].loss_KN[:, 0] / sums[-1].count_K).tolist()
+        count_K, loss_KN = sums[-1]
+        return (loss_KN[:, 0] / count_K).tolist()
 
     return System(step, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers"))
 
@@ -128,9 +129,9 @@ def _listen() -> list:
     inner, heard = step_module.head_loss, []
 
     def head_loss(*given):
-        loss, sums = inner(*given)
+        loss, *sums = inner(*given)
         heard[:] = [sums]
-        return loss, sums
+        return loss, *sums
 
     step_module.head_loss = head_loss
     return heard
