@@ -27,6 +27,7 @@ def test_the_command(
     line: list[str], target_directory: Path, drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (drafter_directory.parent / "config.yaml").write_text("model: {ttt_steps: 2}\n")
+    (drafter_directory.parent / "provenance.json").write_text("{}")
     out = tmp_path / "out"
     out.mkdir()
     assert main([*line, "--out", str(out)]) == 0
@@ -92,10 +93,17 @@ def test_wrong_input_leaves_nothing(
 
 
 def test_the_run_says_how_deep_it_trained(tmp_path: Path) -> None:
+    def write(name: str, steps: object) -> None:
+        (tmp_path / name).write_text(f"model: {{ttt_steps: {steps}}}\n")
+
     place = tmp_path / "drafter"
     place.mkdir()
+    write("config.yaml", 5)
     assert depth_of_training(place, None) is None and depth_of_training(place, 3) == 3  # no run's
-    (tmp_path / "config.yaml").write_text("model: {ttt_steps: 5}\n")
-    assert depth_of_training(place, None) == 5 == depth_of_training(place, 3)
-    (tmp_path / "config.yaml").write_text("model: {ttt_steps: many}\n")
+    (tmp_path / "provenance.json").write_text("{}")
+    assert depth_of_training(place, None) == 5 == depth_of_training(place, 5)
+    for times in (2, 10):
+        write(f"config.{times}.yaml", times)
+    assert depth_of_training(place, None) == 10  # the last that went on with it
+    write("config.11.yaml", "many")
     assert depth_of_training(place, None) is None
