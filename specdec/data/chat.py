@@ -13,7 +13,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +22,9 @@ from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.loader import Document
-from specdec.data.rows import HUB, DataRow, find_sources, hub_fingerprint, read_rows
+from specdec.data.rows import DataRow, contents_of, find_sources, read_rows
 from specdec.data.template import Spans, Template
-from specdec.utils.files import cache_directory, locked, sha256, staged
+from specdec.utils.files import cache_directory, locked, staged
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
@@ -205,10 +204,7 @@ def determinants(
     backend = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     versions = [importlib.metadata.version(name) for name in ("jinja2", "tokenizers", "transformers")]
     template = [backend, tokenizer.special_tokens_map, tokenizer.chat_template]
-    contents = [
-        hub_fingerprint(source) if source.startswith(HUB) else [Path(source).suffix.lower(), sha256(source)]
-        for source in find_sources(patterns)
-    ]
+    contents = [contents_of(source) for source in find_sources(patterns)]
     return [VERSION, versions, contents, layout, broken, template, max_length]
 
 
@@ -220,6 +216,7 @@ def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
     """
     key = hashlib.sha256(json.dumps(determined_by, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = cache_directory() / "tokens" / f"{key}.safetensors"
+    # no lock where nothing is written: the cache may be read-only
     with contextlib.nullcontext() if path.exists() else locked(path.with_suffix(".lock")):
         if not path.exists():
             documents, lengths_N, supervised_N = make()

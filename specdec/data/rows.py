@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.files import explained
+from specdec.utils.files import explained, sha256
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def find_sources(patterns: str | Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern)
-        if pattern.startswith(HUB) or path.is_file() or is_saved(path):
+        if pattern.startswith(HUB) or path.is_file() or _is_saved(path):
             found[pattern] = None
         elif path.is_dir():
             raise ValueError(f"{pattern}: is a directory; name its files with a glob such as {pattern}/**/*.txt")
@@ -66,12 +66,12 @@ def warn_of_overlap(train: Sequence[str], val: Sequence[str]) -> None:
 def has_rows(source: str) -> bool:
     """Whether a source holds rows; any other file is plain text."""
     path = Path(source)
-    return source.startswith(HUB) or is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
+    return source.startswith(HUB) or _is_saved(path) or path.suffix.lower() in (".jsonl", ".json", ".parquet")
 
 
-def is_saved(path: Path) -> bool:
-    """Whether it is a folder that ``Dataset.save_to_disk`` made."""
-    return (path / "dataset_info.json").is_file()
+def _is_saved(path: Path) -> bool:
+    """Whether it is a folder that ``save_to_disk`` made, of a data set or of several splits."""
+    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
 
 
 def stem(source: str) -> str:
@@ -133,6 +133,16 @@ def hub_rows(source: str) -> Any:
         raise ValueError(f"{source}: not to be had from the Hub or its local cache: {reason}") from error
 
 
+def contents_of(source: str) -> Any:
+    """What changes with the data of a source, wherever it lies, JSON-ready; ValueError if it cannot be read."""
+    path = Path(source)
+    if source.startswith(HUB):
+        return hub_fingerprint(source)
+    if path.is_dir():
+        return [sha256(file) for file in sorted(path.rglob("*")) if file.is_file()]
+    return [path.suffix.lower(), sha256(path)]
+
+
 def hub_fingerprint(source: str) -> str:
     """What changes with the data of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``; ValueError as of :func:`hub_rows`."""
     return str(hub_rows(source)._fingerprint)
@@ -152,7 +162,7 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
     it would make calls with nulls, and a broken row would have no line number.
     """
     path, suffix = Path(source), Path(source).suffix.lower()
-    if source.startswith(HUB) or suffix == ".parquet" or is_saved(path):
+    if source.startswith(HUB) or suffix == ".parquet" or _is_saved(path):
         table = hub_rows(source) if source.startswith(HUB) else _stored_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
@@ -174,15 +184,19 @@ def _stored_rows(path: Path) -> Iterable[dict[str, Any]]:
         path.stat()  # pyarrow tells a missing file in other words
     try:
         if path.is_dir():
-            from datasets import load_from_disk
+            from datasets import DatasetDict, load_from_disk
 
-            return load_from_disk(str(path))
-        from pyarrow import parquet
+            found = load_from_disk(str(path))
+        else:
+            from pyarrow import parquet
 
-        return parquet.read_table(path).to_pylist()
+            return parquet.read_table(path).to_pylist()
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # pyarrow's are among them
         kind = "folder of save_to_disk" if path.is_dir() else "Parquet file"
         raise ValueError(f"{path}: not a readable {kind}: {' '.join(str(error).split())}") from error
+    if isinstance(found, DatasetDict):
+        raise ValueError(f"{path}: holds the splits {', '.join(found)}: name one of the folders in it")
+    return found
 
 
 def _present(value: Any) -> Any:

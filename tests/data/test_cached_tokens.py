@@ -65,6 +65,8 @@ def test_a_second_start_tokenises_nothing(tmp_path: Path, kept: Path, made: list
 def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     more = write_jsonl(tmp_path / "more.jsonl", ROWS[1:])
+    saved = tmp_path / "saved"
+    datasets.Dataset.from_list(ROWS).save_to_disk(saved)
     longer = tiny_tokenizer(CHATML)
     longer.add_tokens(["<new>"])
     bos = tiny_tokenizer(CHATML)
@@ -78,6 +80,7 @@ def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch
         "special": lambda: determinants(str(path), None, "refuse", bos, 64),
         "two files": lambda: determinants([str(path), str(more)], None, "refuse", tiny_tokenizer(CHATML), 64),
         "another": lambda: determinants(str(more), None, "refuse", tiny_tokenizer(CHATML), 64),
+        "saved": lambda: determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64),
     }
     keys = {name: json.dumps(make()) for name, make in asked.items()}
     assert len(set(keys.values())) == len(keys)
@@ -86,6 +89,15 @@ def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch
     assert json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64)) == keys["same"]
     write_jsonl(moved, [*ROWS, ROWS[0]])
     assert json.dumps(determinants(str(moved), None, "refuse", tiny_tokenizer(CHATML), 64)) != keys["same"]
+    next(saved.glob("*.arrow")).write_bytes(b"x")
+    assert json.dumps(determinants(str(saved), None, "refuse", tiny_tokenizer(CHATML), 64)) != keys["saved"]
+
+
+def test_a_saved_folder_is_trained_on(tmp_path: Path, kept: Path, made: list[int]) -> None:
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    first = read(tmp_path / "saved")
+    again = read(write_jsonl(tmp_path / "a.jsonl", ROWS))
+    assert made == [3, 3] and torch.equal(first.splits.train.ids_BT, again.splits.train.ids_BT)
 
 
 def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:

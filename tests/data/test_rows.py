@@ -76,6 +76,13 @@ def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "validation reads training files: b.jsonl" in caplog.text
 
 
+def test_a_folder_of_splits_names_them(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[1:])}).save_to_disk(tmp_path / "sets")
+    with pytest.raises(ValueError, match="sets: holds the splits train: name one of the folders"):
+        list(read_rows(str(tmp_path / "sets")))
+    assert len(list(read_rows(str(tmp_path / "sets" / "train")))) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -88,14 +95,18 @@ def test_overlap_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         ("a.json", b'[{"a": "\\ud800"}]', "row 1: holds half of a surrogate pair"),
         ("a.json", b'{"a": 1}\n{"a": 2}', "not usable JSON: Extra data: line 2 column 1 .*are these JSON lines"),
         ("a.json", b"[" * 100_000, "not usable JSON"),
+        ("saved/dataset_info.json", b"{", "saved: not a readable folder of save_to_disk"),
+        ("saved/dataset_dict.json", b'{"splits": ["x"]}', "saved: not a readable folder of save_to_disk"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
     path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
+    source = str(path.parent) if name.startswith("saved") else str(path)
     with pytest.raises(ValueError, match=complaint) as caught:
-        list(read_rows(str(path)))
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+        list(read_rows(source))
+    assert source in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
