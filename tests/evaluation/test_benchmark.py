@@ -232,7 +232,7 @@ def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
     skipped: list[Skipped] = []
     (answers,) = benchmark(strict, pair.drafter, SHAPES[:1], PROMPTS, NEW, on_skip=skipped.append)
     assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
-    assert skipped == [Skipped("8", "the chat template refuses this conversation: roles must alternate")]
+    assert skipped == [Skipped("8", "the chat template refuses the conversation: roles must alternate")]
 
 
 @pytest.mark.parametrize("more", [{}, {"system": "Be brief."}], ids=["alone", "system"])
