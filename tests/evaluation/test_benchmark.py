@@ -272,7 +272,7 @@ REQUESTS = [Request([5, 6, 7], 12), Request(list(range(20, 40)), 12)]
 def test_an_assistant_drafts_and_the_target_speaks(target_directory: Path) -> None:
     """The target is its own assistant here."""
     target = Target.load(str(target_directory))
-    wanted = [PlainDecoder(target).generate(*request[:2]).ids for request in REQUESTS]
+    wanted = [PlainDecoder(target).generate(*request[:2], ()).ids for request in REQUESTS]
     baseline = parse_baseline(f"assisted:{target_directory}")
     assert str(target_directory) in baseline.name
     decoder = baseline.decoder(target, Sampling())
