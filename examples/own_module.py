@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> AcceptedDrafts:
     parser.add_argument("--out", default="drafters/own", help="the drafter's directory, a new one")
     parser.add_argument("--max_steps", type=int, default=300)
     parser.add_argument("--seq_len", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=64, help="to decode in the end")
     given = parser.parse_args(argv)
     pl.seed_everything(0, verbose=False)
     target = Target.load(given.target)
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> AcceptedDrafts:
     trainer = pl.Trainer(max_steps=given.max_steps, gradient_clip_val=0.5, logger=False, enable_checkpointing=False)
     trainer.fit(module, datamodule=data)
     save_drafter(module.drafter, given.out)
-    print(SpeculativeDecoder(target, module.drafter).generate("def main(", 64))
+    print(SpeculativeDecoder(target, module.drafter).generate("def main(", given.tokens))
     return module
 
 
