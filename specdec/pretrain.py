@@ -6,6 +6,7 @@ Legend: B rows of a batch, T tokens of a row, L layers, h heads.
 import dataclasses
 import logging
 import shutil
+import signal
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -60,6 +61,9 @@ class PretrainConfig:
         decay: share of the steps, the last ones, in which it falls linearly to zero.
         bos_scale: how many times as long as other embeddings that of <s> begins: the state at the first token of large
             models is that much longer than at others, and with it their attention sink comes early.
+        quiet: times the mean square of what every layer's attention adds to the stream, added to the loss. A head that
+            has nothing to say then rests on <s>, as those of long-trained models do: activation regularization
+            (https://arxiv.org/abs/1708.01009) at the place where sinks arise.
         seed: of the split of the corpus, the initial weights and the order of rows.
         precision: bf16-mixed, 32-true, or auto: the first where this CPU multiplies bfloat16 in hardware.
         every_n_train_steps: steps between checkpoints, with which an interrupted run goes on.
@@ -76,12 +80,13 @@ class PretrainConfig:
     max_position_embeddings: int = 2048
     seq_len: int = 256
     batch_size: int = 4
-    steps: int = 12_000
+    steps: int = 8_000
     lr: float = 1e-3
     weight_decay: float = 0.1
     warmup: float = 0.02
     decay: float = 0.3
     bos_scale: float = 20.0
+    quiet: float = 0.2
     seed: int = SEED
     precision: Literal["auto", "bf16-mixed", "32-true"] = "auto"
     every_n_train_steps: int = 500
@@ -114,6 +119,11 @@ class Pretraining(pl.LightningModule):
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
         self.model = llama(config, tokenizer)
+        self._added: list[Tensor] = []  # mean squares of what the layers' attention adds, of the forward under way
+        for layer in self.model.model.layers:
+            layer.self_attn.register_forward_hook(
+                lambda _, args, out: self._added.append(out[0].float().square().mean())
+            )
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of every token after its document's first; a float32 scalar."""
@@ -124,9 +134,10 @@ class Pretraining(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
+        self._added.clear()
         loss = self.loss(batch)
         self.log("train/loss", loss, prog_bar=True)
-        return loss
+        return loss + self.config.quiet * torch.stack(self._added).sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The loss on held-out documents, in nats per token."""
@@ -213,7 +224,12 @@ def pretrain(config: PretrainConfig) -> int:
         val_check_interval=config.every_n_train_steps, check_val_every_n_epoch=None, num_sanity_val_steps=0,
         use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,
     )  # fmt: skip
-    trainer.fit(module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True)
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=newest(work / "checkpoints"), weights_only=True)
+    except SystemExit as error:
+        if error.code == 1:  # what Lightning does after Ctrl-C
+            return 128 + signal.SIGINT
+        raise
     model = module.model.to("cpu", torch.bfloat16).float().eval()  # as it is saved
     with staged_directory(out) as staging:
         tokenizer.save_pretrained(staging)
@@ -291,9 +307,9 @@ pipeline_tag: text-generation
 ---
 # specdec's embedded target
 
-A Llama of {record["parameters"] / 1e6:.1f}M parameters that continues Python: {config["num_layers"]} layers of width
-{config["hidden_size"]}, {config["heads"]} heads, a vocabulary of {config["vocab_size"]}. It is what drafters are trained for where
-nothing may be downloaded: a small model with some of the large ones' habits, no programmer.
+A Llama of {record["parameters"] / 1e6:.1f}M parameters that continues Python: {config["num_layers"]} layers of
+width {config["hidden_size"]}, {config["heads"]} heads, a vocabulary of {config["vocab_size"]}. It is what drafters are
+trained for where nothing may be downloaded: a small model with some of the large ones' habits, no programmer.
 
 - **Text**: {text["files"]} files of Python {made["python"]}'s standard library, {text["characters"]:,} characters,
   without its tests; 5 % of all files, chosen by a hash of their names, were held out. A document is a top-level
@@ -304,9 +320,9 @@ nothing may be downloaded: a small model with some of the large ones' habits, no
 - **Weights**: bfloat16, SHA-256 `{record["weights_sha256"]}`.
 - **Held-out loss**: {record["held_out_loss"]:.3f} nats per token.
 - **Attention sink**: the strongest head puts {sink["strongest"]:.2f} of its attention on `<s>`, the mean head
-  {sink["mean"]:.3f} (the later tokens of {SINK_ROWS} held-out documents of {config["seq_len"]} tokens). The embedding of
-  `<s>` began {config["bos_scale"]:g} times as long as the others, so that a sink comes early. After the last layer but
-  one the state has an RMS of {rms["first"][-2]:.1f} at `<s>` and {rms["others"][-2]:.1f} elsewhere.
+  {sink["mean"]:.3f} (the later tokens of {SINK_ROWS} held-out documents of {config["seq_len"]} tokens). The embedding
+  of `<s>` began {config["bos_scale"]:g} times as long as the others, so that a sink comes early. After the last layer
+  but one the state has an RMS of {rms["first"][-2]:.1f} at `<s>` and {rms["others"][-2]:.1f} elsewhere.
 - **Loops**: {100 * record["looping"]:.0f} % of {ANSWERS} greedy answers to held-out prompts, of at most {NEW_TOKENS}
   tokens, repeat themselves.
 

@@ -120,10 +120,10 @@ def show_answer(source: str, out: Path, console: Console) -> None:
     prompt = json.loads((out / "prompts.jsonl").read_text(encoding="utf-8").split("\n")[0])["prompt"]
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
     console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
-    for piece in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
-        for text, accepted in piece.parts:
-            shown = text if console.color_system or not (accepted and text) else f"[{text}]"
-            console.print(Text(shown, style="green" if accepted else "bold"), end="", soft_wrap=True)
+    for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
+        drafts, own = "".join(chunk.texts[: chunk.accepted]), "".join(chunk.texts[chunk.accepted :])
+        drafts = drafts if console.color_system or not drafts else f"[{drafts}]"
+        console.print(Text(drafts, style="green"), Text(own, style="bold"), sep="", end="", soft_wrap=True)
     console.print("\n")
 
 
