@@ -84,7 +84,7 @@ def of_specdec(job: dict[str, Any]) -> Answer:
         decoder = SpeculativeDecoder(target, drafter, parse_shape(job["shape"]), compiled=job["compiled"])
 
     def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        made = decoder.generate(prompt, tokens)
+        made = decoder.generate(prompt, tokens, ())
         return made.ids, len(made.accepted)
 
     return answer

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specdec.cli import main
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 
 STEPS, ROWS = 6, 24
 TEMPLATE = (
@@ -64,7 +64,7 @@ def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path, 
     assert main(["cache", "--config", "run.yaml", "--out", "features"]) == 0
     cached = fitted(target, answers, "cached", "--model.features", "Cached", "--model.features.directory", "features")
     assert cached == on_the_fly
-    load(Path("cached/drafter"))
+    load_drafter(Path("cached/drafter"))
     prompts = tmp_path / "asked.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [question(n)], "question_id": n}) + "\n" for n in (240, 241)))
     judged = [

@@ -17,7 +17,7 @@ WEIGHTS = "model.safetensors"
 METADATA = {"format": "pt"}
 
 
-def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
+def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
     """Write a drafter's directory, whole or not at all.
 
     Raises:
@@ -41,7 +41,7 @@ def weights_sha256(drafter: Drafter) -> str:
     return hashlib.sha256(serialized(_tensors(drafter), metadata=METADATA)).hexdigest()
 
 
-def load(
+def load_drafter(
     directory: Path | str, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
 ) -> Drafter:
     """Read a drafter's directory, in evaluation mode.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specdec.decoding import check_pair, warn_unless_made_for
-from specdec.drafter import Drafter, load
+from specdec.drafter import Drafter, load_drafter
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
 from specdec.evaluation.statistics import HOW
 from specdec.target import Target, TargetSource
@@ -89,7 +89,7 @@ def load_pair(
     Raises:
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
     """
-    drafter, target = load(drafter_directory), source.load(device)
+    drafter, target = load_drafter(drafter_directory), source.load(device)
     target.prove()
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
         log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")

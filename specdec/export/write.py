@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load
+from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import read
 from specdec.export.formats import FORMATS, Format
@@ -54,7 +54,7 @@ def export(
     """
     if Path(out).exists():  # before anything is loaded
         raise ValueError(f"{out} exists already: choose another place or remove it first")
-    of = load(drafter, dtype=None), target.load(), out, format
+    of = load_drafter(drafter, dtype=None), target.load(), out, format
     exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, evaluation=evaluation)
     sys.stdout.write(f"{exported.command}\n")
 

@@ -78,6 +78,11 @@ class Target:
         return self._tokenizer
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether it brought one."""
+        return self._tokenizer is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype it runs in."""
         return self.embedding_weight().dtype

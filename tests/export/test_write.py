@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from specdec.cli import main
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, load
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, load_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import FORMATS, export_drafter, import_checkpoint, read_checkpoint, subject_of
 from specdec.export.tensors import LAYER
@@ -350,7 +350,7 @@ def test_fit_in_bfloat16_then_export_import_and_parity(
     assert main(fit) == 0
     assert main(["export", "--drafter", f"{run}/drafter", *of, "--out", served]) == 0
     assert main(["import", "--checkpoint", served, *of, "--out", back]) == 0
-    one, two, target = load(f"{run}/drafter"), load(back), Target.load(target_directory)
+    one, two, target = load_drafter(f"{run}/drafter"), load_drafter(back), Target.load(target_directory)
     assert torch.equal(one.embed_tokens.weight, target.embedding_weight().bfloat16().float())
     assert torch.equal(two.embed_tokens.weight, target.embedding_weight())
     assert torch.equal(two.lm_head.weight, target.head_weight()) and two.config == one.config
