@@ -239,7 +239,7 @@ def text_rows(tokenizer, files: list[Path], length: int) -> list[Row]:
 def chat_rows(tokenizer, file: Path, length: int) -> list[Row]:
     """Lines of ``{"messages": [...]}``; what the template adds for an assistant's turn is the target's to write."""
     rows = []
-    for messages in (json.loads(line)["messages"] for line in file.open()):
+    for messages in (json.loads(line)["messages"] for line in file.read_bytes().splitlines()):
         ids = tokenizer.apply_chat_template(messages, return_dict=False)
         mask = torch.zeros(len(ids), dtype=torch.bool)
         for n in (n for n, message in enumerate(messages) if message["role"] == "assistant"):
@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--steps", type=int, default=150, help="of the optimizer")
     add("--batch_size", type=int, default=8, help="rows of a step")
     add("--seq_len", type=int, default=256, help="tokens of a row")
-    add("--lr", type=float, default=1e-3, help="at its peak; 1e-4 for a large target and a long run")
+    add("--lr", type=float, default=2e-3, help="at its peak; 1e-4 for a large target and a long run")
     add("--ttt_steps", type=int, default=5, help="steps of the unroll")
     add("--draft_vocab", type=int, default=32000, help="tokens that the drafter knows, at most")
     add("--depth", type=int, default=5, help="draft tokens of a chain")
