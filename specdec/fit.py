@@ -13,8 +13,8 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength
@@ -24,13 +24,19 @@ from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.utils.command import short
-from specdec.utils.config import canonical, compose
+from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
 AUTO = "auto"  # for --ckpt_path
+LOGGERS = [
+    {"class_path": f"lightning.pytorch.loggers.{kind}", "init_args": {"save_dir": ".", "name": name}}
+    for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
+]
+"""To which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces."""
+OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")  # settings that are no hyperparameters
 
 
 class DrafterCLI(LightningCLI):
@@ -53,7 +59,7 @@ class DrafterCLI(LightningCLI):
         )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
-        parser.set_defaults(DEFAULTS)
+        parser.set_defaults({**DEFAULTS, "trainer.logger": LOGGERS})
 
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
@@ -64,17 +70,28 @@ class DrafterCLI(LightningCLI):
         strategy_kind(given.strategy)
         if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
             given.max_epochs = 1  # Lightning's own default is a thousand
+        if given.logger in (None, True):  # as Lightning says "the default"
+            given.logger = self._parser("fit").get_defaults().trainer.logger
+
+    def instantiate_classes(self) -> None:
+        """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
+        self.out = self._choose()
+        self.saved = self._dumped()  # with the directories as they were given: a saved config serves another run
+        for logger in _listed(self.config.fit.trainer.logger or None):
+            if "save_dir" in logger.get("init_args", {}) and logger.init_args.save_dir is not None:
+                logger.init_args.save_dir = str(self.out / logger.init_args.save_dir)
+        super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
-        given, seed = self.config_init.fit.trainer, self.config.fit.seed_everything
-        out = self._choose()
+        """A trainer whose checkpoints are atomic and whose files all lie in the run directory; the loggers get the
+        config as it is saved."""
+        given, seed, out = self.config_init.fit.trainer, self.config.fit.seed_everything, self.out
         given.default_root_dir = str(out)
-        if given.logger in (None, True):
-            kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
+        config = {key: value for key, value in yaml.safe_load(self.saved).items() if key not in OF_ONE_START}
+        self.model.save_hyperparameters(hyperparameters(config))
         kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
         key = torch.initial_seed() if seed is False else seed
-        record = RunRecord(out, key, self._dumped(), provenance(seed=seed))
+        record = RunRecord(out, key, self.saved, provenance(seed=seed))
         callbacks = [*_listed(given.callbacks), record, Throughput()]
         if given.enable_progress_bar is not False:
             callbacks.append(progress())
@@ -82,7 +99,7 @@ class DrafterCLI(LightningCLI):
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
 
     def _choose(self) -> Path:
-        """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""
+        """The run directory, and the checkpoint with which it begins."""
         config = self.config.fit
         given = config.get("ckpt_path")
         if given == AUTO and config.out is None:
@@ -96,7 +113,7 @@ class DrafterCLI(LightningCLI):
             return out
         last = newest(out / "checkpoints")
         begin = last if given == AUTO else Path(given)
-        config.ckpt_path = self.config_init.fit.ckpt_path = None if begin is None else str(begin)
+        config.ckpt_path = None if begin is None else str(begin)
         if begin is None:
             log.info("%s: no checkpoint yet: training from the start", out)
             return out
@@ -131,7 +148,9 @@ class Configured(DrafterCLI):
 
     def instantiate_classes(self) -> None:
         """Model and data alone."""
-        self.config_init = self.parser.instantiate_classes(self.config)
+        config = self.config.clone()
+        config.fit.trainer.logger = False  # some make files as they are built
+        self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = self._get(self.config_init, "data"), self._get(self.config_init, "model")
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -183,6 +202,8 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
         warnings.filterwarnings("ignore", message=known)
     for adverts in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero"):  # and hints for the notebook
         logging.getLogger(adverts).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_once)
     config, rest = compose(args)
     composed = ["--config", yaml.safe_dump(config, sort_keys=False)] if config else []
     try:
@@ -201,6 +222,13 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
         )
     except (ArgumentError, FileNotFoundError, MisconfigurationException) as error:
         raise ValueError(short(str(error))) from error
+
+
+def _once(record: logging.LogRecord) -> bool:
+    """Of several processes the first alone says what all would: specdec's lines that are no errors. A library's
+    warning may concern one process."""
+    least = logging.ERROR if record.name.startswith("specdec") else logging.WARNING
+    return rank_zero_only.rank == 0 or record.levelno >= least
 
 
 KNOWN_WARNINGS = (

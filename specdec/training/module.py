@@ -34,6 +34,7 @@ from specdec.training.distributed import is_sharded, shard
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
+from specdec.utils.config import hyperparameters
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,9 @@ class DrafterModule(pl.LightningModule):
         recompute: bool = False,
         compile: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
+        self.save_hyperparameters({"model": hyperparameters(given)})  # for loggers; fit puts its whole config there
         if ttt_steps < 1:
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
