@@ -228,7 +228,7 @@ def _once(record: logging.LogRecord) -> bool:
     """Of several processes the first alone says what all would: specdec's lines that are no errors. A library's
     warning may concern one process."""
     least = logging.ERROR if record.name.startswith("specdec") else logging.WARNING
-    return rank_zero_only.rank == 0 or record.levelno >= least
+    return rank_zero_only.rank == 0 or record.levelno >= least  # type: ignore[attr-defined]
 
 
 KNOWN_WARNINGS = (

@@ -119,7 +119,8 @@ def canonical(value: Any) -> Any:
 
 
 def class_name(cls: Any) -> str:
-    """The name under which a class, or a function, is saved: its own in specdec, so that files can move; else its import path."""
+    """The name under which a class or a function is saved: its own in specdec, so that files can move; else its import
+    path."""
     ours = cls.__module__.partition(".")[0] == "specdec"
     return cls.__name__ if ours else f"{cls.__module__}.{cls.__qualname__}"
 
