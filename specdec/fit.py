@@ -1,6 +1,10 @@
 """``specdec fit``: LightningCLI with run directories that are never overwritten."""
 
+import contextlib
+import dataclasses
+import json
 import logging
+import shlex
 import signal
 import sys
 import warnings
@@ -17,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
-from specdec.evaluation.callback import AcceptanceLength
+from specdec.evaluation.callback import AcceptanceLength, document_prompts
 from specdec.training.callbacks import RunRecord, Throughput, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
@@ -25,6 +29,7 @@ from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.utils.command import short
 from specdec.utils.config import canonical, compose, hyperparameters
+from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
 
@@ -36,6 +41,8 @@ LOGGERS = [
     for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
 ]
 """To which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces."""
+CLOSING = ("train/loss", "val/loss", "val/acceptance_length")  # figures that a run ends with
+PROMPTS, PROMPT_TOKENS = 40, 64
 OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")  # settings that are no hyperparameters
 
 
@@ -97,6 +104,43 @@ class DrafterCLI(LightningCLI):
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
+
+    def after_fit(self) -> None:
+        """Say what the run has left, and the commands that go on with it."""
+        if not self.trainer.is_global_zero:
+            return
+        found = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        figures = [f"{name} {found[name]:.3f}" for name in CLOSING if name in found]
+        target, drafter = self.model.target_source, str(self.out / "drafter")
+        given = ["--target", target.source]
+        for field in dataclasses.fields(target)[1:]:
+            if (value := getattr(target, field.name)) != field.default:
+                given += [f"--target.{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+        given += ["--drafter", drafter, *flags()]
+        device = self.trainer.strategy.root_device.type
+        on = [] if device == "cpu" else ["--device", device]
+        evaluate = ["specdec", "evaluate", *given, "--prompts", self._prompts(), *on]
+        export = ["specdec", "export", *given, "--out", str(self.out / "vllm"), "--format", "vllm"]
+        log.info(
+            "%s\n  run directory  %s\n  drafter        %s\n  evaluate it    %s\n  export it      %s",
+            ", ".join([f"trained {self.trainer.global_step:,} steps", *figures]), self.out, drafter,
+            shlex.join(evaluate), shlex.join(export),
+        )  # fmt: skip
+
+    def _prompts(self) -> str:
+        """A file of prompts for ``evaluate``, written now: how validation documents begin. Where they make none, a
+        name that stands for the user's own."""
+        path, rows = self.out / "validation_prompts.jsonl", list[dict[str, str]]()
+        with contextlib.suppress(ValueError):  # no such documents, no tokenizer
+            validation, tokenizer = self.datamodule.splits.validation, self.model.tokenizer
+            for number, ids in enumerate(document_prompts(validation, PROMPTS, PROMPT_TOKENS, self.datamodule.seq_len)):
+                text = tokenizer.decode(ids[ids[0] == tokenizer.bos_token_id :])
+                if tokenizer.encode(text) == ids:  # as evaluate will read it
+                    rows.append({"prompt_id": f"document-{number}", "prompt": text})
+        if not rows:
+            return "PROMPTS.jsonl"
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return str(path)
 
     def _choose(self) -> Path:
         """The run directory, and the checkpoint with which it begins."""
@@ -176,13 +220,16 @@ def run(subcommand: str, args: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)  # Lightning calls it beside its own graceful stop
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
+    directory = RunDirectory()
     try:
-        with RunDirectory() as directory:
+        with directory:
             configured(DrafterCLI, subcommand, args, directory)
     except SIGTERMException:
+        _tell_how_to_go_on(directory)
         return 128 + signal.SIGTERM
     except SystemExit as error:
         if error.code == 1:  # what Lightning does after Ctrl-C
+            _tell_how_to_go_on(directory)
             return 128 + signal.SIGINT
         return error.code if isinstance(error.code, int) else 0
     finally:
@@ -190,6 +237,13 @@ def run(subcommand: str, args: list[str]) -> int:
         for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
             signal.signal(signum, handler)
     return 0
+
+
+def _tell_how_to_go_on(directory: RunDirectory) -> None:
+    config = None if directory.path is None else directory.path / "config.yaml"
+    if config is not None and config.exists():
+        command = ["specdec", "fit", *flags(), "--config", str(config), "--ckpt_path", AUTO]
+        log.info("interrupted; this goes on: %s", shlex.join(command))
 
 
 def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
@@ -200,8 +254,9 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
     """
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=known)
-    for adverts in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero"):  # and hints for the notebook
+    for adverts in ADVERTS:
         logging.getLogger(adverts).setLevel(logging.WARNING)
+    logging.getLogger("lightning").handlers.clear()  # it would print every line a second time
     for handler in logging.getLogger().handlers:
         handler.addFilter(_once)
     config, rest = compose(args)
@@ -236,5 +291,10 @@ KNOWN_WARNINGS = (
     ".*LeafSpec.*",
     "LightningCLI's args parameter is intended",  # sys.argv is for the processes that it starts
     "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
+)
+ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the notebook
+    "lightning.fabric",
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}

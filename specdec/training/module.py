@@ -330,10 +330,10 @@ class DrafterModule(pl.LightningModule):
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
         found: dict[str, Any] = {"train/grad_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm}
         first, *others = optimizer.param_groups
-        found["train/lr"] = float(first["lr"])
+        found["train/lr"] = torch.tensor(float(first["lr"]), dtype=torch.float64)
         for number, group in enumerate(others, start=1):  # those whose rate was another from the start
             if group.get("initial_lr", group["lr"]) != first.get("initial_lr", first["lr"]):
-                found[f"train/lr_{number}"] = float(group["lr"])
+                found[f"train/lr_{number}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
         self.log_dict(found)
 
     def _mean_over_rows(self) -> None:
