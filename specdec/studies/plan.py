@@ -125,11 +125,11 @@ class StudyPlan:
             write_config(self.directory, job)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
-    def show(self) -> None:
-        """Print what each arm changes against the baseline, and the summary."""
+    def show(self, more: Sequence[str] = ()) -> None:
+        """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
         headings = ["Arm", "Changes against the baseline"]
-        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], self.summary())
+        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], [*self.summary(), *more])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""

@@ -61,6 +61,7 @@ def base(easy: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         trainer__log_every_n_steps=2,
         acceptance__max_new_tokens=NEW,
         acceptance__count=3,
+        acceptance__share=1,
     )  # fmt: skip
 
 
