@@ -31,7 +31,7 @@ def push(
     base_model: str | None = None,
     private: bool = False,
     revision: str | None = None,
-    update: bool = False,
+    overwrite: bool = False,
     dry_run: bool = False,
 ) -> None:
     """A drafter or an export of one, with a model card, to the Hugging Face Hub; prints the repository's URL.
@@ -49,7 +49,7 @@ def push(
         base_model: the target's name on the Hub, if it was loaded from a directory
         private: make a repository that only its owners see
         revision: a branch, made if it is not there yet; by default main
-        update: replace files of these names that are other ones there
+        overwrite: replace files of these names that are other ones there
         dry_run: say what would be uploaded and print the card; asks the Hub nothing
 
     Raises:
@@ -75,7 +75,7 @@ def push(
     if dry_run:
         sys.stdout.write(text)
         return
-    sys.stdout.write(f"{_commit(operations, repo, private, revision, update, record['drafter_sha256'])}\n")
+    sys.stdout.write(f"{_commit(operations, repo, private, revision, overwrite, record['drafter_sha256'])}\n")
 
 
 def check_repository(repo: str, needs_token: bool = True) -> None:
@@ -124,7 +124,7 @@ def _say_what_is_missing(record: dict[str, Any], license: str | None, base_model
 
 
 def _commit(
-    additions: list[CommitOperationAdd], repo: str, private: bool, revision: str | None, update: bool, sha: str
+    additions: list[CommitOperationAdd], repo: str, private: bool, revision: str | None, overwrite: bool, sha: str
 ) -> str:
     """Upload in one commit, of which nobody sees a part, onto the state that was looked at; the URL."""
     api = HfApi(library_name="specdec", library_version=__version__)
@@ -137,10 +137,10 @@ def _commit(
         differing = [one.path_in_repo for one in additions if not _same(one, old.get(one.path_in_repo))]
         differing = [name for name in differing if name in old]
         differing += [name for name in old.keys() - names if name.endswith(WEIGHTS) or name == read.OURS]
-        if differing and not update:
+        if differing and not overwrite:
             raise ValueError(
                 f"{repo} holds other files than these, {', '.join(sorted(differing))}: nothing was uploaded; choose "
-                "another repository, or replace them with --update true (the old ones stay in its history)"
+                "another repository, or replace them with --overwrite true (the old ones stay in its history)"
             )
         stale = [CommitOperationDelete(read.OURS)] if read.OURS in old.keys() - names else []  # of an export before
         api.create_commit(
@@ -156,9 +156,7 @@ def _there(api: HfApi, repo: str, private: bool, revision: str | None) -> ModelI
         return api.model_info(repo, revision=revision, files_metadata=True)
     except RevisionNotFoundError:
         pass
-    except RepositoryNotFoundError as error:
-        if error.response.status_code != 404:  # the Hub says so of a token that it does not know, too
-            raise
+    except RepositoryNotFoundError:  # also of a token that the Hub does not know, which then may not make one
         api.create_repo(repo, private=private or None, exist_ok=True)
     if revision is not None:
         api.create_branch(repo, branch=revision, exist_ok=True)
