@@ -55,10 +55,7 @@ def located(drafter: Path | str) -> Path:
         return path
     if path.parent.exists() or not (name := re.fullmatch(r"(\w[\w.-]*/[\w.-]+)(?:@(.+))?", str(drafter))):
         raise ValueError(f"{drafter}: no such drafter directory")
-    try:
-        return hub.fetch(name[1], name[2], ("*.json", WEIGHTS, SUMS))
-    except ValueError as error:
-        raise ValueError(f"no such drafter directory, nor to be had from the Hugging Face Hub: {error}") from error
+    return hub.fetch(name[1], name[2], ("*.json", WEIGHTS, SUMS))
 
 
 def load(

@@ -45,9 +45,9 @@ def evaluations(directory: Path, record: Record, given: Sequence[Path] = ()) -> 
     found = []
     for place in places:
         metrics = read_json(place / "metrics.json")
-        wrong = _wrong(metrics, record)
+        wrong = _wrong(metrics if isinstance(metrics, dict) else {}, record)
         if wrong and given:
-            of = metrics.get("drafter", {}).get("directory")
+            of = metrics.get("drafter", {}).get("directory") if isinstance(metrics, dict) else None
             raise ValueError(f"{place / 'metrics.json'}: not an evaluation of this {wrong} ({of}): evaluate again")
         if not wrong:
             found.append({name: metrics[name] for name in EVALUATED})

@@ -111,11 +111,8 @@ def fetch(source: str, revision: str | None) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    try:
-        found = hub.fetch(source, revision, FETCHED)
-        return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
-    except ValueError as error:
-        raise ValueError(f"no such directory, nor to be had from the Hugging Face Hub: {error}") from error
+    found = hub.fetch(source, revision, FETCHED)
+    return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ STATUS = {
 
 
 @contextlib.contextmanager
-def reached(repo: str) -> Iterator[None]:
-    """Turn whatever goes wrong between here and the Hub into a ValueError that names the repository."""
+def reached(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong between here and the Hub into a ValueError that begins with ``what`` was wanted."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError  # a second, seldom wanted
 
     try:
@@ -30,16 +30,16 @@ def reached(repo: str) -> Iterator[None]:
             reason = f"{told} (status {found.response.status_code})" if told else reason
         elif isinstance(found, HTTPError):
             reason = f"the Hugging Face Hub cannot be reached, or broke off ({reason}): try again"
-        raise ValueError(f"{repo}: {reason}") from error
+        raise ValueError(f"{what}: {reason}") from error
 
 
 def fetch(repo: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """The folder in the Hub's cache with those files of a model repository; only what is not there is downloaded.
 
     Raises:
-        ValueError: there is no such repository or revision, or it cannot be fetched.
+        ValueError: there is no such repository or revision, nor a directory of that name, or it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
 
-    with reached(repo):
+    with reached(f"{repo}: no such directory, nor to be had from the Hugging Face Hub"):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[*patterns]))

@@ -29,7 +29,6 @@ class Hub:
         self.private: dict[str, bool | None] = {}
         self.commits: list[dict[str, Any]] = []
         self.large: dict[str, bytes] = {}  # of git-lfs, by SHA-256
-        self.lfs_names: set[str] = set()
         self.asked: list[str] = []
         self.fail: Callable[[str, str], int | None] = lambda method, path: None
         hub = self

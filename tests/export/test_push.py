@@ -98,7 +98,10 @@ def test_it_is_loaded_from_the_hub_and_checked(
         load(REPO)
     capsys.readouterr()
     for name, message in (
-        ("me/nowhere", "nor to be had from the Hugging Face Hub: me/nowhere: there is no such repository"),
+        (
+            "me/nowhere",
+            "me/nowhere: no such directory, nor to be had from the Hugging Face Hub: there is no such repository",
+        ),
         (f"{REPO}@v2", "there is no such repository or revision"),
         ("nowhere", "no such drafter directory"),
     ):
