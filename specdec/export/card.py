@@ -179,7 +179,7 @@ def _brackets(found: Record) -> str:
 
 def _body(record: Record, config: DrafterConfig, name: str, target: str) -> Iterator[str]:
     identity, method = record["target"], Subject(config, False, False, False).method
-    yield f"""# {_generation(config)} drafter for {target}
+    yield f"""# {_generation(config)} drafter for {hub_id(target) or Path(target).name}
 
 A draft model for speculative decoding: it reads hidden states of `{target}` and proposes its next tokens, which that
 model verifies, so that what is said is the target's own. It is no language model by itself.

@@ -1,8 +1,11 @@
 """The Hugging Face Hub: what is fetched from it, and its errors in one line each."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 STATUS = {
     401: "the Hub does not take this token, or wants one: log in anew with hf auth login, or set HF_TOKEN",
@@ -41,5 +44,6 @@ def fetch(repo: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """
     from huggingface_hub import snapshot_download
 
+    log.info("%s: asking the Hugging Face Hub, and fetching what is not here yet", repo)
     with reached(f"{repo}: no such directory, nor to be had from the Hugging Face Hub"):
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[*patterns]))

@@ -128,7 +128,8 @@ def test_a_run_tells_how_it_was_trained(
     monkeypatch.setattr(sys, "argv", ["specdec"])
     run, prompts = tmp_path / "run", tmp_path / "p.txt"
     prompts.write_text("def add_3(a, b):\n    return\ndef add_4(a,\n")
-    argv = ["fit", *short_run(target_directory, text_file, trainer__max_steps=3, trainer__accumulate_grad_batches=2)]
+    small = {"trainer__max_steps": 3, "trainer__log_every_n_steps": 1, "trainer__limit_val_batches": 0}
+    argv = ["fit", *short_run(target_directory, text_file, trainer__accumulate_grad_batches=2, **small)]
     assert main([*argv, "--seed_everything", "5", "--out", str(run)]) == 0
     measured = ["evaluate", "--target", str(target_directory), "--drafter", str(run / "drafter"), "--shape", "chain"]
     measured += ["--prompts", str(prompts), "--max_new_tokens", "6", "--compile", "off", "--out", str(run / "measured")]
