@@ -18,6 +18,7 @@ from specdec import __version__
 
 COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
+    "pretrain": ("specdec.pretrain:pretrain", "a small Llama of Python's sources, as the embedded target was made"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
     "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, or its data, before it is trained"),
     "plan": ("specdec.plan:main", "memory and steps of a fit on many devices, worked out in one process"),
@@ -45,7 +46,7 @@ COMMANDS = {
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan"),
+    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),

@@ -1,9 +1,8 @@
-"""The embedded target's text, the Python standard library's own sources: tokenizer, rows, data and held-out prompts.
+"""The embedded target's text, the Python standard library's own sources: tokenizer, documents, held-out prompts.
 
-Every text starts with ``<s>``: encoding adds it, and training rows begin with it, so position 0 is always the same
-token and a natural attention sink. ``</s>`` ends a file.
-
-Legend: R rows, T predicted tokens of a row.
+A document is one top-level statement of a file: a function, a class, or what stands before the first of them. Each
+starts with ``<s>``, which encoding adds, so position 0 is always the same token and a natural attention sink; ``</s>``
+ends it, so that a model of them ends its answers too.
 """
 
 import hashlib
@@ -11,22 +10,24 @@ import random
 import re
 import sysconfig
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdec.data import Document, TokenData
+from specdec.data import Batch, Document, TokenData
+from specdec.data.loader import pack_whole
 
 SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
 MOST_CHARACTERS = 500_000
+LEAST_STATEMENT = 60  # characters of a top-level statement
+LEAST_TOKENS = 16  # of a document, or of a piece of one
 LEAST_PROSE = 0.7  # share of letters and white space: tables of numbers and of escapes lie below
 
 _SKIPPED_FOLDERS = frozenset(
@@ -138,43 +139,41 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
     )
 
 
-def stream_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seq_len: int) -> Tensor:
-    """Cut the texts, joined with ``</s>`` between them, into rows of ``<s>`` and ``seq_len`` tokens; the rest is lost.
+def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) -> list[Document]:
+    """Every top-level statement of the files, as tokens, all of them supervised.
 
-    A row may start anywhere in a file, so the model knows texts that begin in the middle.
-
-    Returns:
-        int64 (R, T + 1): the input is ``[:, :-1]``, what it should predict ``[:, 1:]``.
-
-    Raises:
-        ValueError: the texts do not fill one row.
+    One of more than ``longest`` tokens is cut into pieces; each starts with ``<s>``, the last one alone ends with
+    ``</s>``. Pieces of fewer than :data:`LEAST_TOKENS` are left out.
     """
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    stream = torch.tensor([id_ for ids in encoded for id_ in (*ids, tokenizer.eos_token_id)])
-    count = len(stream) // seq_len
-    if count == 0:
-        raise ValueError(f"seq_len is {seq_len}: the corpus has only {len(stream)} tokens for a row of this length")
-    pieces_RT = stream[: count * seq_len].view(count, seq_len)
-    return torch.cat([torch.full((count, 1), tokenizer.bos_token_id), pieces_RT], dim=1)
+    texts = [text for file in files for text in _statements(file.text)]
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    documents = []
+    for ids in encoded:
+        whole = [*ids, tokenizer.eos_token_id]
+        for start in range(0, len(whole), longest - 1):
+            piece = torch.tensor([tokenizer.bos_token_id, *whole[start : start + longest - 1]])
+            if len(piece) >= LEAST_TOKENS:
+                documents.append(Document(piece, torch.ones_like(piece, dtype=torch.bool)))
+    return documents
 
 
 class EmbeddedData(TokenData):
-    """The corpus that the embedded target was trained on: the same split by file and the same kind of rows, each of
-    which starts with ``<s>``."""
+    """The corpus that the embedded target was trained on: the same split by file, the same documents, each of which
+    starts with ``<s>``."""
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
-        """Rows of the training and of the held-out files."""
+        """Documents of the training and of the held-out files."""
         if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
             raise ValueError(
                 "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
                 "choose --data TextData or ChatData"
             )
-        files = corpus(SEED)
-        return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
+        train, held_out = (encode_documents(tokenizer, part, self.seq_len) for part in corpus(SEED))
+        return train, held_out
 
-    def _rows(self, files: list[CorpusFile], tokenizer: Any) -> list[Document]:
-        rows_RT = stream_rows(tokenizer, [file.text for file in files], self.seq_len - 1)  # and <s>
-        return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]
+    def pack(self, documents: list[Document]) -> Batch:
+        """As many whole documents to a row as fit."""
+        return pack_whole(documents, self.seq_len)
 
 
 def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
@@ -224,6 +223,13 @@ def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, 
             prompts.append({"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path})
             free = start + len(text)
     return prompts
+
+
+def _statements(text: str) -> list[str]:
+    """The file's top-level statements, without blank lines around them; what is too short to learn from is left out."""
+    starts = [*_starts(text), len(text)]
+    pieces = (text[start:end].strip("\n") + "\n" for start, end in pairwise(starts))
+    return [piece for piece in pieces if len(piece) >= LEAST_STATEMENT]
 
 
 def _starts(text: str) -> list[int]:

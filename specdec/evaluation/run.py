@@ -158,7 +158,8 @@ def print_results(metrics: dict[str, Any], console: Console | None = None) -> No
 def notes(metrics: dict[str, Any]) -> list[str]:
     """What is to be said of the table."""
     few = few_prompts(min(result["prompts"] for result in metrics["results"]))
-    return ["Acceptance length counts the bonus token; docs/evaluate.md defines all figures.", *few]
+    loops = "Loops: answers that repeat themselves, which flatters acceptance."
+    return [f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}", *few]
 
 
 def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
@@ -173,7 +174,8 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
         else:
             first, rates = [one["baseline"], "", "-"], [_number(rate, 1), ""]
         same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        rows.append([*first, *rates, _speedup(one), same])
+        looping = f"{one['looping_answers']} of {one['answers']}" if "shape" in one else ""
+        rows.append([*first, *rates, _speedup(one), same, looping])
     for one in results:
         joint, conditional = one["accepted_per_position"].values()
         for k, shares in enumerate(zip(joint, conditional, strict=True), start=1):
@@ -183,7 +185,7 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
             categories.append([one["shape"], category, str(part["prompts"]), length, _speedup(part)])
     left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
     speeds = ["Tokens/s", "Plain tokens/s", "Speed-up"]
-    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs"]
+    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs", "Loops"]
     by_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
     return [
         ReportTable("Results", headings, rows),
