@@ -40,6 +40,7 @@ COMMANDS = {
         "whether training, decoding and the export, as vLLM reads it, agree",
     ),
     "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),
+    "push": ("specdec.export.push:push", "a drafter or an export, with its card, to the Hugging Face Hub"),
     "serve": ("specdec.engines.serve:serve", "a target in vLLM with a drafter, until Ctrl-C; --bench measures it"),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
@@ -49,7 +50,7 @@ GROUPS = {
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
-    "serve": ("export", "import", "serve"),
+    "serve": ("export", "import", "push", "serve"),
     "study": ("sweep",),
 }
 SHARED = ("fit",)
@@ -123,7 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
+    if name != "push":  # whose upload is what one waits for
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
     try:
         return _run(name, args)
     except (ValueError, OSError) as error:

@@ -73,7 +73,7 @@ def parity(
     Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
 
     Args:
-        drafter: the drafter's directory
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         target: the model that it drafts for; --target.dtype is the dtype of everything compared
         exported: a checkpoint of the drafter; by default it is exported for vLLM and thrown away
         prompts: as of specdec evaluate; by default three beginnings of Python files

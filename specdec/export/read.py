@@ -23,6 +23,7 @@ from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
+from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, explained, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
@@ -125,18 +126,8 @@ def fetch(source: str, revision: str | None) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    # only here: the Hub is rarely asked
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED]))
-        if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED, "*.bin"]))
-        return found
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source}: no such directory, nor to be had from the Hugging Face Hub ({reason})") from error
+    found = hub.fetch(source, revision, FETCHED)
+    return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
 
 
 def _mapping(path: Path) -> dict[str, Any]:
