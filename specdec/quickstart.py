@@ -116,7 +116,7 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
 def show_answer(source: str, out: Path, console: Console) -> None:
     """Decode the first prompt with a chain and print it as it comes: accepted drafts in green, the target's own tokens
     plain; in brackets where there are no colours."""
-    target, drafter, _ = load_pair(TargetSource(source), out / "drafter")
+    target, drafter, *_ = load_pair(TargetSource(source), out / "drafter")
     prompt = json.loads((out / "prompts.jsonl").read_text(encoding="utf-8").split("\n")[0])["prompt"]
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
     console.print(Text(prompt, style="dim"), end="", soft_wrap=True)

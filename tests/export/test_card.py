@@ -25,7 +25,7 @@ REPO = "me/small"
 
 @pytest.fixture(scope="module")
 def target(target_directory: Path) -> Target:
-    return Target.load_drafter(target_directory)
+    return Target.load(target_directory)
 
 
 def pushed(directory: Path, capsys: pytest.CaptureFixture[str], *more: str) -> ModelCard:
@@ -111,7 +111,7 @@ def test_an_export_keeps_all_that_its_card_needs(
     made = quoted(tmp_path / "a", drafter)
     out = tmp_path / "served" / "out"
     exported = export_drafter(drafter, target, out, draft_tokens=5, served=served, evaluation=[made])
-    own = ModelCard.load_drafter(out / "README.md")
+    own = ModelCard.load(out / "README.md")
     assert own.data.base_model == "org/target" and exported.command in own.text and own.data.model_name == "out"
     card = pushed(out, capsys)
     assert card.data.eval_results == own.data.eval_results and card.data.model_name == "small"

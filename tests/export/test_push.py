@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def exported(drafter_directory: Path, target_directory: Path, tmp_path: Path) -> Path:
-    target = Target.load_drafter(target_directory)
+    target = Target.load(target_directory)
     return export_drafter(load_drafter(drafter_directory, dtype=None), target, tmp_path / "served").directory
 
 
@@ -117,9 +117,7 @@ def test_nothing_there_is_replaced_unasked(
     assert push(exported) == 0
     assert push(exported) == 0  # the same once more
     before = uploaded(hub)
-    target = Target.load_drafter(
-        json.loads((drafter_directory / "config.json").read_text())["drafter"]["target"]["source"]
-    )
+    target = Target.load(json.loads((drafter_directory / "config.json").read_text())["drafter"]["target"]["source"])
     other = save_drafter(made_drafter(DrafterSpec(draft_vocab_size=200), target, seed=5), tmp_path / "other")
     assert push(other) == 2
     error = capsys.readouterr().err
