@@ -25,7 +25,8 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     write_json(target / RECORD, {"parameters": 12345, "held_out_loss": 5.0})
     for module in ("specdec.target.target", "specdec.quickstart"):
         monkeypatch.setattr(f"{module}.embedded_target", lambda: target)
-    files = Corpus([CorpusFile("a.py", TEXT)], [CorpusFile("b.py", TEXT[:400])])
+    longer = TEXT.replace("    return", "    if a > b:\n        return b\n    return")
+    files = Corpus([CorpusFile("a.py", longer)], [CorpusFile("b.py", longer[:400])])
     monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
     rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
     monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)

@@ -146,6 +146,8 @@ def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) 
     ``</s>``. Pieces of fewer than :data:`LEAST_TOKENS` are left out.
     """
     texts = [text for file in files for text in _statements(file.text)]
+    if not texts:
+        raise ValueError(f"{len(files)} files: no statement of at least {LEAST_STATEMENT} characters to learn from")
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     documents = []
     for ids in encoded:
