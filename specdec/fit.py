@@ -246,12 +246,8 @@ def _tell_how_to_go_on(directory: RunDirectory) -> None:
         log.info("interrupted; this goes on: %s", shlex.join(command))
 
 
-def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
-    """Compose and parse the arguments, and let ``kind`` make of them what it does.
-
-    Raises:
-        ValueError: they are wrong; the message says where.
-    """
+def quiet_lightning() -> None:
+    """Leave out Lightning's adverts, warnings that are known to be harmless here, and what is said twice."""
     for known in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=known)
     for adverts in ADVERTS:
@@ -259,6 +255,15 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
     logging.getLogger("lightning").handlers.clear()  # it would print every line a second time
     for handler in logging.getLogger().handlers:
         handler.addFilter(_once)
+
+
+def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
+    """Compose and parse the arguments, and let ``kind`` make of them what it does.
+
+    Raises:
+        ValueError: they are wrong; the message says where.
+    """
+    quiet_lightning()
     config, rest = compose(args)
     composed = ["--config", yaml.safe_dump(config, sort_keys=False)] if config else []
     try:
