@@ -24,6 +24,7 @@ from specdec.export.switches import Subject
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import canonical, words
 from specdec.utils.files import read_json
+from specdec.utils.text import how_many
 
 Record = Mapping[str, Any]
 README = "README.md"
@@ -254,14 +255,14 @@ def _training(training: Record | None) -> Iterator[str]:
     if training is None:
         yield "How it was trained is not recorded beside it.\n"
         return
-    steps = "an unknown number of" if training["steps"] is None else f"{training['steps']:,}"
+    steps = "an unknown number of steps" if training["steps"] is None else how_many(training["steps"], "step")
     tokens = f", {training['tokens']:,} tokens with padding" if training["tokens"] else ""
     data = ", ".join(source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"])
-    resumed = f", resumed {training['resumed']} times" if training["resumed"] else ""
+    resumed = f", resumed {how_many(training['resumed'], 'time')}" if training["resumed"] else ""
     machine = training["gpus"][0] if training["gpus"] else training["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
     yield (
-        f"{steps} steps{tokens}, on {data}; {training['ttt_steps']} unrolled steps, loss {training['loss']}, seed "
+        f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, seed "
         f"{training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
         f"commit {training['git_commit'] or 'unknown'}.\n\n```bash\n{training['command']}\n```\n"
     )

@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from specdec.utils.files import staged
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,9 @@ def newest(directory: Path) -> Path | None:
         except ValueError as error:
             log.warning("refused: %s", error)
     if paths and not whole:
-        raise ValueError(f"{directory}: none of its {len(paths)} checkpoints is whole: train anew with another --out")
+        raise ValueError(
+            f"{directory}: of its {how_many(len(paths), 'checkpoint')} none is whole: train anew with another --out"
+        )
     return max(whole)[-1] if whole else None
 
 
