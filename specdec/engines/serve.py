@@ -95,9 +95,8 @@ def serve(
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
-                log.info(
-                    "%s, %s a pass, method %s; Ctrl-C stops it", drafter, how_many(draft_tokens, "draft"), made.method
-                )
+                drafts = how_many(draft_tokens, "token")
+                log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, drafts, made.method)
                 server.wait()
     except StopRequested as asked:
         return 0 if serving else asked.status

@@ -262,7 +262,7 @@ def _training(training: Record | None) -> Iterator[str]:
     machine = training["gpus"][0] if training["gpus"] else training["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
     yield (
-        f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, seed "
-        f"{training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
+        f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, "
+        f"seed {training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
         f"commit {training['git_commit'] or 'unknown'}.\n\n```bash\n{training['command']}\n```\n"
     )
