@@ -1,16 +1,17 @@
 """The embedded target's text, the Python standard library's own sources: tokenizer, documents, held-out prompts.
 
-A document is one top-level statement of a file: a function, a class, or what stands before the first of them. Each
-starts with ``<s>``, which encoding adds, so position 0 is always the same token and a natural attention sink; ``</s>``
-ends it, so that a model of them ends its answers too.
+A document is a function or a method. Each starts with ``<s>``, which encoding adds, so position 0 is always the same
+token and a natural attention sink; ``</s>`` ends it, so that a model of them ends its answers too.
 """
 
+import ast
 import hashlib
 import random
-import re
 import sysconfig
+import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ BOS, EOS = "<s>", "</s>"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
 MOST_CHARACTERS = 500_000
-LEAST_STATEMENT = 60  # characters of a top-level statement
 LEAST_TOKENS = 16  # of a document, or of a piece of one
 LEAST_PROSE = 0.7  # share of letters and white space: tables of numbers and of escapes lie below
 
@@ -34,7 +34,6 @@ _SKIPPED_FOLDERS = frozenset(
     {"dist-packages", "encodings", "idle_test", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
-_STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 
 
 class CorpusFile(NamedTuple):
@@ -139,15 +138,37 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
     )
 
 
+def functions(text: str) -> list[tuple[int, str]]:
+    """Line and text, decorators included and dedented, of every function and method of a file, but for those within
+    another function; none of a file that this Python cannot parse."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that a later Python will refuse
+        try:
+            module = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return []
+    lines, found, waiting = text.splitlines(keepends=True), [], list(module.body)
+    for node in waiting:  # which grows
+        if isinstance(node, ast.ClassDef):
+            waiting += node.body
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found.append((first, textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))))
+    return sorted(found)
+
+
 def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) -> list[Document]:
-    """Every top-level statement of the files, as tokens, all of them supervised.
+    """Every function and method of the files, as tokens, all of them supervised.
 
     One of more than ``longest`` tokens is cut into pieces; each starts with ``<s>``, the last one alone ends with
     ``</s>``. Pieces of fewer than :data:`LEAST_TOKENS` are left out.
+
+    Raises:
+        ValueError: the files have none.
     """
-    texts = [text for file in files for text in _statements(file.text)]
+    texts = [text for file in files for _, text in functions(file.text)]
     if not texts:
-        raise ValueError(f"{len(files)} files: no statement of at least {LEAST_STATEMENT} characters to learn from")
+        raise ValueError(f"{len(files)} files without a function: nothing to learn from")
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     documents = []
     for ids in encoded:
@@ -179,9 +200,9 @@ class EmbeddedData(TokenData):
 
 
 def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """Cut prompts from held-out files, each from the start of a file or of a top-level function or class.
+    """Cut prompts from the functions and methods of held-out files: how each begins, and no less than as much follows.
 
-    They do not overlap and are spread over the files: a file gives its second prompt after every other gave one.
+    They are spread over the files: a file gives its second prompt after every other gave one.
 
     Args:
         count: how many.
@@ -210,35 +231,12 @@ def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) 
 
 
 def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """Every prompt of a file, in order, none overlapping the one before."""
+    """Every prompt of a file, in order."""
     prompts: list[dict[str, Any]] = []
-    free = 0
-    for start in _starts(source.text):
-        if start < free:
-            continue
-        # More text than `length` tokens take, so that the cut lies inside it.
-        ids = tokenizer.encode(source.text[start : start + 16 * length])[:length]
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        # Text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt.
-        if source.text.startswith(text, start) and len(tokenizer.encode(text)) == length:
-            line = source.text.count("\n", 0, start) + 1
+    for line, function in functions(source.text):
+        ids = tokenizer.encode(function, verbose=False)
+        text = tokenizer.decode(ids[:length], skip_special_tokens=True)
+        # text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt
+        if len(ids) >= 2 * length and function.startswith(text) and len(tokenizer.encode(text)) == length:
             prompts.append({"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path})
-            free = start + len(text)
     return prompts
-
-
-def _statements(text: str) -> list[str]:
-    """The file's top-level statements, without blank lines around them; what is too short to learn from is left out."""
-    starts = [*_starts(text), len(text)]
-    pieces = (text[start:end].strip("\n") + "\n" for start, end in pairwise(starts))
-    return [piece for piece in pieces if len(piece) >= LEAST_STATEMENT]
-
-
-def _starts(text: str) -> list[int]:
-    """Offsets of the file and of its top-level functions and classes, their decorators included."""
-    starts = [0]
-    for match in _STATEMENT.finditer(text):
-        line_before = text[text.rfind("\n", 0, max(0, match.start() - 1)) + 1 : match.start()]
-        if match.start() > 0 and not line_before.startswith("@"):
-            starts.append(match.start())
-    return starts
