@@ -97,7 +97,7 @@ def test_loggers_are_added_replaced_and_switched_off(
             "class_path": "torch.optim.AdamW",
             **yaml.safe_load((out / "config.yaml").read_text())["model"]["optimizer"]["init_args"],
         }
-        assert found["data"]["class_path"] == "TextData" and found["data"]["seq_len"] == 32
+        assert found["data"]["class_path"] == "specdec.TextData" and found["data"]["seq_len"] == 32
         assert found["trainer"]["max_steps"] == 1 and "ckpt_path" not in found
     if "tensorboard" in folders:
         (events,) = out.glob("tensorboard/version_0/events*")
