@@ -210,7 +210,11 @@ model verifies, so that what is said is the target's own. It is no language mode
             "```bash\npip install specdec-lightning\n"
             f"specdec evaluate {of} --prompts question.jsonl --shape chain tree\n"
             f"specdec serve {of}                # in vLLM\n"
-            f"specdec export {of} --out served  # for vLLM, or --format sglang\n```\n"
+            f"specdec export {of} --out served  # for vLLM, or --format sglang\n```\n\n"
+            "```python\nfrom specdec import SpeculativeDecoder, Target, load_drafter\n\n"
+            f"decoder = SpeculativeDecoder(Target.load({target!r}), load_drafter({name!r}))\n"
+            'made = decoder.generate("def add(a, b):", max_new_tokens=64)\n'
+            "print(made.text, made.acceptance_length)\n```\n"
         )
     yield "## Measured\n"
     if not record["evaluations"]:
