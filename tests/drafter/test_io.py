@@ -158,7 +158,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         rf"{C}: fusion: 'os.system' is no Fusion",
     ),
     "tensor missing": (
-        lambda d: swap(d, lambda t: t.pop("fusion.fc.weight")), rf"{W}: not as config.json says: it lacks fusion.fc.weight"
+        lambda d: swap(d, lambda t: t.pop("fusion.fc.weight")),
+        rf"{W}: not as config.json says: it lacks fusion.fc.weight .32, 96.$",
     ),
     "tensor unexpected": (
         lambda d: swap(d, lambda t: t.update({"norms.input.weight": torch.ones(3)})),

@@ -331,7 +331,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "mask_hidden"),
     "a wrong width": (
         lambda c, t: c.update(intermediate_size=50),
-        r"down_proj.weight is \[32, 48\], the config says \[32, 50\]",
+        r"gate_proj.weight is \[48, 32\], the config says \[50, 32\]",
     ),
     "a long head": (lambda c, t: t.update({"lm_head.weight": torch.ones(D + 1, H)}), r"lm_head.weight is \[41, 32\]"),
     "a wide key": (lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, 3 * H)}), "k_proj"),
