@@ -222,7 +222,7 @@ def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: py
     [([LONG], ""), ([LATER], ""), ([LONG, LATER], "; none of 2 can be decoded")],
 )
 def test_if_all_are_left_out_the_first_is_named(pair: Pair, prompts: list[Prompt], end: str) -> None:
-    wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of \d+ tokens and 12 new ones exceed .* positions{end}$"
+    wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of [\d,]+ tokens and 12 new ones exceed .* positions{end}$"
     with pytest.raises(ValueError, match=wanted):
         benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW)
 

@@ -321,7 +321,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "it lacks a matrix",
     ),
     "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), "it lacks a matrix"),
-    "a layer too many": (lambda c, t: c.update(num_hidden_layers=2), "it lacks layers.1.input_layernorm.weight"),
+    "a layer too many": (
+        lambda c, t: c.update(num_hidden_layers=2),
+        "it lacks layers.1.self_attn.q_proj.weight .48, 32. and 8 more",
+    ),
     "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
     "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "without a place: fc_norm.0"),
