@@ -84,7 +84,7 @@ def of_specdec(job: dict[str, Any]) -> Answer:
         decoder = SpeculativeDecoder(target, drafter, parse_shape(job["shape"]), compiled=job["compiled"])
 
     def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        made = decoder.generate(prompt, tokens)
+        made = decoder.generate(prompt, tokens, ())
         return made.ids, len(made.accepted)
 
     return answer
@@ -159,9 +159,9 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
 def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
     """Token ids of ``--count`` prompts that the embedded target was not trained on, and one more to warm up with."""
-    from specdec.embedded import EmbeddedConfig, held_out_prompts
+    from specdec.embedded import SEED, held_out_prompts
 
-    rows = held_out_prompts(a.count + 1, PROMPT, EmbeddedConfig().seed, target.tokenizer)
+    rows = held_out_prompts(a.count + 1, PROMPT, SEED, target.tokenizer)
     return [target.tokenizer.encode(row["prompt"]) for row in rows]
 
 

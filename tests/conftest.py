@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
 from specdec.target import Target
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -106,7 +106,7 @@ def drafter_directory(target_directory: Path, tmp_path: Path) -> Path:
         identity=target.identity,
     )
     torch.manual_seed(0)
-    return save(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
+    return save_drafter(Drafter(config, torch.arange(target.vocab_size)), tmp_path / "drafter")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 from specdec.cli import main
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.utils import imports
 
 PAGE = Path(__file__).parents[1] / "docs" / "add_a_variant.md"
@@ -74,7 +74,7 @@ def test_a_part_of_ones_own_is_trained_and_evaluated(commands: list[list[str]]) 
     assert stored == "my_parts.Gated"
     assert json.loads(Path("out/metrics.json").read_text())["drafter"]["fusion"] == stored
     with imports.allowing(["my_parts"]):
-        drafter = load("runs/gated/drafter")
+        drafter = load_drafter("runs/gated/drafter")
     assert drafter.fusion.gate.weight.any() and isinstance(drafter.norms.embed, nn.LayerNorm)
     assert drafter.config.fusion.default_layers(7) == (2, 3, 4)
 

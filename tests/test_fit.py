@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from specdec.cli import main
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.fit import run
 from specdec.training.run_directory import CLAIM
 
@@ -59,7 +59,7 @@ def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     assert list(out.glob("tensorboard/version_0/events*"))
     rows = (out / "csv" / "version_0" / "metrics.csv").read_text()
     assert "train/accuracy_2" in rows and "val/prefix_proxy" in rows and "val/acceptance_length" in rows
-    drafter = load(out / "drafter")
+    drafter = load_drafter(out / "drafter")
     assert drafter.config.draft_vocab_size == 200
     assert drafter.config.target["fingerprint"]
     again = tmp_path / "again"  # the saved config is a run of its own
@@ -222,7 +222,7 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
     assert list(out.glob("config*")) == [out / "config.yaml"]
     assert (out / "checkpoints" / "last.ckpt").is_file()
-    assert load(out / "drafter").config.draft_vocab_size == 200
+    assert load_drafter(out / "drafter").config.draft_vocab_size == 200
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_an_interrupted_run_can_be_resumed(
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     steps = saved["global_step"]
     assert steps > 0
-    drafter = load(out / "drafter")
+    drafter = load_drafter(out / "drafter")
     assert torch.equal(drafter.lm_head.weight, saved["state_dict"]["train_step.drafter.lm_head.weight"])
     more = [*base, "--out", str(out), "--trainer.max_steps", str(steps + 2)]
     assert run("fit", [*more, "--ckpt_path", str(out / "checkpoints" / "last.ckpt")]) == 0
@@ -273,5 +273,5 @@ def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -
         process.kill()
     assert run("fit", [*args, f"--out={out}", "--ckpt_path=auto"]) == 0
     assert (out / "losses.txt").read_text() == (whole / "losses.txt").read_text()
-    one, two = (load(path / "drafter").state_dict() for path in (whole, out))
+    one, two = (load_drafter(path / "drafter").state_dict() for path in (whole, out))
     assert all(torch.equal(one[name], two[name]) for name in one)

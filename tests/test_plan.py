@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec.cli import main
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.fit import run
 from specdec.target.loading import skeleton
 
@@ -42,7 +42,7 @@ def test_a_run_is_what_was_planned(
     out, flags = tmp_path / "run", {"max_steps": 1, "log_every_n_steps": 1, "limit_val_batches": 0}
     assert run("fit", [*base, *(f"--trainer.{name}={value}" for name, value in flags.items()), f"--out={out}"]) == 0
     estimated = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("estimated memory"))
-    plan, drafter = told(capsys, "--world=1", *base), load(out / "drafter")
+    plan, drafter = told(capsys, "--world=1", *base), load_drafter(out / "drafter")
     frozen = drafter.embed_tokens.weight.numel()
     assert plan["drafter_frozen_parameters"] == frozen
     assert plan["drafter_trainable_parameters"] == sum(p.numel() for p in drafter.parameters()) - frozen

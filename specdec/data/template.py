@@ -62,6 +62,45 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
+def rendered(tokenizer: Any, messages: Sequence[Message], prompt: bool, **more: Any) -> str:
+    """A conversation's text in the chat template; ``more`` is the template's, as ``enable_thinking``.
+
+    Args:
+        prompt: end with the generation prompt, behind which the assistant goes on.
+
+    Raises:
+        ValueError: the template refuses the conversation.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the chat template refuses the conversation: {reason}") from error
+
+
+def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> list[int]:
+    """The token ids that a target is to continue.
+
+    Args:
+        prompt: text, used as it is behind the special tokens that the tokenizer adds (BOS); or a conversation, in the
+            chat template and with its generation prompt.
+        more: the template's, as ``enable_thinking``.
+
+    Raises:
+        ValueError: there is no template, it refuses the conversation, or the tokenizer makes no tokens of the text.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt, add_special_tokens=True)
+    elif tokenizer.chat_template is None:
+        raise ValueError("the tokenizer has no chat template, which a conversation needs: give text or token ids")
+    else:
+        # the template writes the special tokens itself: adding them again would double the first one
+        ids = tokenizer.encode(rendered(tokenizer, prompt, True, **more), add_special_tokens=False)
+    if not ids:
+        raise ValueError("the tokenizer makes no tokens of it")
+    return list(ids)
+
+
 class Template:
     """A tokenizer's chat template.
 
@@ -78,12 +117,9 @@ class Template:
 
     def _text(self, conversation: ChatConversation, messages: list[Message], prompt: bool = False, **more: Any) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, tools=conversation.tools, add_generation_prompt=prompt, tokenize=False, **more
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{conversation.place}: the chat template refuses the conversation: {reason}") from error
+            return rendered(self.tokenizer, messages, prompt, tools=conversation.tools, **more)
+        except ValueError as error:
+            raise ValueError(f"{conversation.place}: {error}") from error
 
     def render(self, conversation: ChatConversation) -> Rendered:
         """The whole conversation, and the spans of its assistant turns.

@@ -1,21 +1,15 @@
 """Lossless speculative decoding. Read decoder, round, proposal, accept and session, in this order."""
 
 from specdec.decoding.accept import DraftTree, Sampling
-from specdec.decoding.decoder import (
-    Generation,
-    PlainDecoder,
-    Request,
-    SpeculativeDecoder,
-    check_length,
-    check_pair,
-    warn_unless_made_for,
-)
+from specdec.decoding.decoder import PlainDecoder, SpeculativeDecoder, check_length, check_pair, warn_unless_made_for
+from specdec.decoding.generation import Chunk, Generation, Request, continuation
 from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Proposer
 from specdec.decoding.shapes import StaticTree, parse_shape
 
 __all__ = [
     "Chain",
     "ChildSampling",
+    "Chunk",
     "DraftShape",
     "DraftTree",
     "DynamicTree",
@@ -28,6 +22,7 @@ __all__ = [
     "StaticTree",
     "check_length",
     "check_pair",
+    "continuation",
     "parse_shape",
     "warn_unless_made_for",
 ]

@@ -7,12 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from specdec.decoding.accept import Sampling
-from specdec.decoding.proposal import DraftShape
+from specdec.decoding.generation import Chunk, Generation, PromptLike, Request, TextStream, request_ids
+from specdec.decoding.proposal import Chain, DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.session import DecodeSession, slots_for
 from specdec.drafter import Drafter
@@ -21,25 +22,6 @@ from specdec.target import Target
 log = logging.getLogger(__name__)
 
 GREEDY = Sampling()
-
-
-class Request(NamedTuple):
-    """A text to go on with."""
-
-    prompt: list[int]
-    max_new_tokens: int
-    seed: int = 0  # of this text; unread where nothing is drawn
-
-
-class Generation(NamedTuple):
-    """Tokens generated after a prompt, and how."""
-
-    ids: list[int]  # new tokens, at most max_new_tokens, cut after an end token
-    accepted: tuple[int, ...]  # per target pass: tokens committed less the last, the bonus or an end token
-    seconds: float  # wall time, prompt included; of a batch, this sequence's share of it
-    draft_ms: tuple[float, ...] = ()  # per target pass: drafting for it, for the whole batch
-    verify_ms: tuple[float, ...] = ()  # per target pass: the pass, its acceptance and its commit, for the whole batch
-    drafted: tuple[int, ...] = ()  # per target pass: tokens of the proposal's longest path, the root left out
 
 
 class PlainDecoder:
@@ -61,18 +43,59 @@ class PlainDecoder:
         self.nodes = PlainRound.nodes  # that a pass verifies, the root included, at most
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
-    def generate(self, prompt: list[int], max_new_tokens: int, end: Collection[int] = (), seed: int = 0) -> Generation:
-        """Generate; stops after a token of ``end``. ``seed`` is this text's, and unread where nothing is drawn."""
-        ((_, made),) = self.generate_all([Request(prompt, max_new_tokens, seed)], end)
+    def generate(
+        self, prompt: PromptLike, max_new_tokens: int = 128, end: Collection[int] | None = None, seed: int = 0
+    ) -> Generation:
+        """Generate after text, a conversation (messages with ``role`` and ``content``) or token ids.
+
+        Args:
+            end: tokens to stop after; None for the target's own, ``Target.eos_token_ids``.
+            seed: this text's, unread where nothing is drawn.
+
+        Raises:
+            ValueError: it is no prompt, or one that cannot be served.
+        """
+        request = Request(request_ids(prompt, self.target), max_new_tokens, seed)
+        ((_, made),) = self.generate_all([request], end)
         return made
 
-    @torch.inference_mode()
-    def generate_all(self, requests: Sequence[Request], end: Collection[int] = ()) -> Iterator[tuple[int, Generation]]:
+    def stream(
+        self, prompt: PromptLike, max_new_tokens: int = 128, end: Collection[int] | None = None, seed: int = 0
+    ) -> Iterator[Chunk]:
+        """The same as :meth:`generate`, chunk by chunk: the prompt's pass gives the first token, and every further pass
+        its accepted drafts and a token of the target's own.
+
+        Raises:
+            ValueError: as of :meth:`generate`, at the call; or the target has no tokenizer.
+        """
+        request = Request(request_ids(prompt, self.target), max_new_tokens, seed)
+        check_length(self.target, request.prompt, max_new_tokens, self.nodes)
+        return self._chunks(request, TextStream(self.target.tokenizer, request.prompt), end)
+
+    def _chunks(self, request: Request, text: TextStream, end: Collection[int] | None) -> Iterator[Chunk]:
+        for answer in self._passes([request], end):
+            before = len(answer.ids) - len(answer.fresh)
+            ids = answer.fresh[: request.max_new_tokens - before]
+            texts = [text.add(token) for token in ids]
+            if answer.done:
+                texts[-1] += text.rest()
+            yield Chunk(ids, texts, min(len(answer.fresh) - 1, len(ids)))
+
+    def generate_all(
+        self, requests: Sequence[Request], end: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Generation]]:
         """Generate after every prompt; yields numbers of requests and what was made of them, as they are done.
 
         Raises:
             ValueError: a request cannot be served, and nothing has been generated then.
         """
+        for answer in self._passes(requests, end):
+            if answer.done:
+                yield answer.number, answer.generation(self.target)
+
+    @torch.inference_mode()
+    def _passes(self, requests: Sequence[Request], end: Collection[int] | None) -> Iterator["_Answer"]:
+        """Serve the requests; yields an answer each time that a pass has added to it."""
         for request in requests:
             check_length(self.target, request.prompt, request.max_new_tokens, self.nodes)
         if not requests:
@@ -80,14 +103,12 @@ class PlainDecoder:
         session = self._session(max(len(request.prompt) + request.max_new_tokens for request in requests))
         self._kept = None  # another call in the meantime gets a session of its own
         try:
-            yield from self._serve(session, requests, end)
+            yield from self._serve(session, requests, self.target.eos_token_ids if end is None else end)
         finally:
             if self.compiled:
                 self._kept = session
 
-    def _serve(
-        self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]
-    ) -> Iterator[tuple[int, Generation]]:
+    def _serve(self, session: DecodeSession, requests: Sequence[Request], end: Collection[int]) -> Iterator["_Answer"]:
         for b in range(self.batch):  # the last caller may have left in the middle
             session.round.end(b)
         waiting = deque(_Answer(number, request, end) for number, request in enumerate(requests))
@@ -98,14 +119,14 @@ class PlainDecoder:
             for b in range(self.batch):
                 while answers[b] is None and waiting:
                     new = waiting.popleft()
-                    new.ids = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
+                    new.ids = new.fresh = session.round.prefill(b, new.request.prompt, new.request.seed).tolist()
                     last = _charge([new], last)
                     if new.done:
                         session.round.end(b)
-                        yield new.number, new.generation()
-                        last = time.perf_counter()
                     else:
                         answers[b] = new
+                    yield new
+                    last = time.perf_counter()
             running = [answer for answer in answers if answer]
             if not running:
                 continue
@@ -125,10 +146,8 @@ class PlainDecoder:
                         answers[b] = None
                         session.round.end(b)
             last = _charge(running, last)
-            for answer in running:
-                if answer.done:
-                    yield answer.number, answer.generation()
-                    last = time.perf_counter()
+            yield from running
+            last = time.perf_counter()
 
     def prepare(self, longest: int) -> None:
         """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
@@ -152,6 +171,8 @@ class PlainDecoder:
 class SpeculativeDecoder(PlainDecoder):
     """Speculative decoding; the output is the target's own.
 
+    A chain of five drafts is the shape if none is given: every rule judges it, and every engine serves it.
+
     Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with
     ``without_replacement`` it has plain decoding's distribution.
 
@@ -163,7 +184,7 @@ class SpeculativeDecoder(PlainDecoder):
         self,
         target: Target,
         drafter: Drafter,
-        shape: DraftShape,
+        shape: DraftShape = Chain(),  # noqa: B008  frozen
         sampling: Sampling = GREEDY,
         *,
         batch: int = 1,
@@ -210,6 +231,7 @@ class _Answer:
     def __init__(self, number: int, request: Request, end: Collection[int]) -> None:
         self.number, self.request, self.end = number, request, end
         self.ids: list[int] = []
+        self.fresh: list[int] = []  # what the last pass added
         self.seconds = 0.0
         self.passes: list[tuple[int, float, float, int]] = []  # what Generation has per target pass
 
@@ -222,12 +244,14 @@ class _Answer:
         if self.end:
             ids = ids[: next((index for index, token in enumerate(ids, start=1) if token in self.end), len(ids))]
         self.passes.append((len(ids) - 1, draft_ms, verify_ms, depth))
-        self.ids += ids
+        self.ids, self.fresh = self.ids + ids, ids
 
-    def generation(self) -> Generation:
+    def generation(self, target: Target) -> Generation:
         accepted, draft_ms, verify_ms, drafted = zip(*self.passes, strict=True) if self.passes else [()] * 4
         ids = self.ids[: self.request.max_new_tokens]
-        return Generation(ids, accepted, self.seconds, draft_ms, verify_ms, drafted)
+        tokenizer = target.tokenizer if target.has_tokenizer else None
+        timed = (accepted, self.seconds, draft_ms, verify_ms, drafted)
+        return Generation(ids, *timed, self.request.prompt, tokenizer)
 
 
 def _charge(answers: Sequence[_Answer], last: float) -> float:

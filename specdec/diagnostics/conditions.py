@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from specdec.decoding import Sampling
 from specdec.decoding.sampling import uniform
 from specdec.drafter import Drafter, Step
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import corpus
+from specdec.embedded.corpus import SEED, corpus
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, next_ids
 from specdec.nn.view import View
 from specdec.target import Target
@@ -49,7 +48,7 @@ class CleanRun:
     @cached_property
     def documents(self) -> Sequence[str]:
         """Texts to fill contexts with: the standard library's sources that the embedded target did not train on."""
-        return [source.text for source in corpus(EmbeddedConfig().seed).held_out]
+        return [source.text for source in corpus(SEED).held_out]
 
     def filler(self, tokens: int, without: str) -> str:
         """The first ``tokens`` tokens of the documents that do not hold a text; ValueError if they have fewer."""

@@ -225,7 +225,7 @@ def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
     for document in islice(documents(setup.batch), PROMPTS):
         begin = int(document.loss_mask_T.long().argmax()) or PROMPT
         prompt = document.ids_T[:begin][-room:].tolist()
-        answer = PlainDecoder(target).generate(prompt, length).ids
+        answer = PlainDecoder(target).generate(prompt, length, ()).ids
         known = (vocab.to_draft(torch.tensor(answer, device=target.device)) >= 0).tolist()
         changed = (one != other for one, other in pairwise(answer[:ANSWER]))
         telling = sum(there and new for there, new in zip(known[1:], changed, strict=False))
@@ -237,7 +237,7 @@ def _sample(setup: SetUp) -> tuple[int, list[int], list[int], list[bool]]:
 def _decode(setup: SetUp, prompt: list[int], known: list[bool]) -> tuple[int, int]:
     """Decode with a chain as deep as the unroll: drafts accepted, and refused though the drafter knows the token."""
     K = setup.objective.steps
-    made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(prompt, ANSWER)
+    made = SpeculativeDecoder(setup.target, setup.decoding(), Chain(K)).generate(prompt, ANSWER, ())
     refused = at = 0
     for count in made.accepted:
         at += count + 1  # the target's own token of this pass

@@ -22,7 +22,7 @@ from specdec.data import Batch, ChatData, TextData, TokenData
 from specdec.data.chat import conversation, encode
 from specdec.data.loader import ResumableLoader
 from specdec.data.rows import find_sources, read_rows
-from specdec.drafter import Drafter, DrafterSpec, choose, load
+from specdec.drafter import Drafter, DrafterSpec, choose, load_drafter
 from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
 from specdec.nn.optimizers import hidden_matrix
@@ -164,7 +164,7 @@ def set_up(module: DrafterModule, data: TokenData, trainer: Any, drafter: str | 
     device = torch.device("cuda" if gpu else "cpu")
     module.target.to(device)
     if drafter is not None:
-        config = load(drafter).config
+        config = load_drafter(drafter).config
         fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(DrafterSpec)}
         module.spec = DrafterSpec(**{**fields, "aux_layers": list(config.aux_layers)})
         module.objective.loss.check(module.spec)

@@ -28,7 +28,7 @@ class DriftConfig(MeasurementConfig):
     """Which drafter is measured, and how deep.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         depths: draft steps of a chain; may exceed the trained ones.
         trained_depth: unroll steps in training, where no run directory around the drafter says it.
     """

@@ -26,7 +26,7 @@ from torch import Tensor
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare, decoded
-from specdec.drafter import Drafter, load
+from specdec.drafter import Drafter, load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
 from specdec.engines.server import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
@@ -73,7 +73,7 @@ def parity(
     Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
 
     Args:
-        drafter: the drafter's directory
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         target: the model that it drafts for; --target.dtype is the dtype of everything compared
         exported: a checkpoint of the drafter; by default it is exported for vLLM and thrown away
         prompts: as of specdec evaluate; by default three beginnings of Python files
@@ -102,7 +102,7 @@ def parity(
         least = f"depth must be at least 0, max_new_tokens at least {depth + 3} for it, limit at least 1"
         raise ValueError(f"depth is {depth}, max_new_tokens is {max_new_tokens}, limit is {limit}: {least}")
     built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
-    own, model = load(drafter, dtype=None), target.load(device)
+    own, model = load_drafter(drafter, dtype=None), target.load(device)
     model.prove()
     dtype = str(model.dtype).removeprefix("torch.")
     if where and dtype == "float64":

@@ -52,7 +52,7 @@ class RobustnessConfig(MeasurementConfig):
     """What is decoded, under which conditions.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.

@@ -3,7 +3,7 @@
 from specdec.drafter.config import DrafterConfig, DrafterSpec
 from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
-from specdec.drafter.io import load, save
+from specdec.drafter.io import load_drafter, save_drafter
 from specdec.drafter.model import Drafter, DraftVocab, Step, choose
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import dry_run
@@ -12,5 +12,5 @@ from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
 __all__ = [
     "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered", "Entry", "EntryModule", "Fusion",
     "LastLayer", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step", "Wide", "choose",
-    "dry_run", "load", "save",
+    "dry_run", "load_drafter", "save_drafter",
 ]  # fmt: skip

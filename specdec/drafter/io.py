@@ -1,6 +1,7 @@
 """The drafter's directory: ``config.json``, ``model.safetensors`` and ``SHA256SUMS``, complete, checked when read."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter
+from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, read_json, sha256, staged_directory, write_json, write_sums
 
 FORMAT = "specdec-drafter"
@@ -17,7 +19,7 @@ WEIGHTS = "model.safetensors"
 METADATA = {"format": "pt"}
 
 
-def save(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
+def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
     """Write a drafter's directory, whole or not at all.
 
     Raises:
@@ -41,27 +43,41 @@ def weights_sha256(drafter: Drafter) -> str:
     return hashlib.sha256(serialized(_tensors(drafter), metadata=METADATA)).hexdigest()
 
 
-def load(
+def located(drafter: Path | str) -> Path:
+    """A saved drafter's directory: the one of that name, or ``USER/NAME[@REVISION]`` fetched from the Hugging Face Hub.
+
+    Raises:
+        ValueError: there is no such directory, and it cannot be had from the Hub. A name in a folder that is here is
+            not looked for there.
+    """
+    path = Path(drafter)
+    if path.is_dir():
+        return path
+    if path.parent.exists() or not (name := re.fullmatch(r"(\w[\w.-]*/[\w.-]+)(?:@(.+))?", str(drafter))):
+        raise ValueError(f"{drafter}: no such drafter directory")
+    return hub.fetch(name[1], name[2], ("*.json", WEIGHTS, SUMS))
+
+
+def load_drafter(
     directory: Path | str, dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu"
 ) -> Drafter:
     """Read a drafter's directory, in evaluation mode.
 
     Args:
+        directory: one, or a name on the Hub; see :func:`located`.
         dtype: None for the one it is stored in.
 
     Raises:
         ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected or of another
             shape than the config says.
     """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise ValueError(f"{directory}: no such drafter directory")
+    directory = located(directory)
     if (directory / SUMS).exists():
         check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
     where, weights = directory / "config.json", directory / WEIGHTS
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r})")
+        raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r}): import a checkpoint first")
     config = DrafterConfig.from_json(stored.get("drafter"), str(where))
     if sha256(weights) != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")

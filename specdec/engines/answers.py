@@ -11,10 +11,10 @@ from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jinja2 import TemplateError
 
 from specdec.data.layouts import ChatConversation, Message
-from specdec.decoding import PlainDecoder, Request, Sampling, check_length
+from specdec.data.template import rendered
+from specdec.decoding import PlainDecoder, Request, Sampling, check_length, continuation
 from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target, TargetSource
 
@@ -208,7 +208,7 @@ class InProcess:
             for number, made in self.decoder.generate_all(requests, ends):
                 one, prompt = prompts[number]
                 ended = made.ids[-1] in ends
-                text = self._text(prompt, made.ids[:-1] if ended else made.ids)
+                text = continuation(self.target.tokenizer, prompt, made.ids[:-1] if ended else made.ids)
                 yield one.add(text=text, finish=STOP if ended else LENGTH, tokens=len(made.ids))
         except torch.OutOfMemoryError as error:
             raise ValueError(
@@ -217,22 +217,10 @@ class InProcess:
 
     def _prompt(self, one: Dialogue) -> list[int]:
         tokenizer = self.target.tokenizer
-        try:
-            text = tokenizer.apply_chat_template(
-                one.messages(), tools=one.tools, add_generation_prompt=True, tokenize=False,
-                **self.config.template_arguments(),
-            )  # fmt: skip
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ValueError(f"the chat template refuses the conversation: {' '.join(str(error).split())}") from error
+        text = rendered(tokenizer, one.messages(), True, tools=one.tools, **self.config.template_arguments())
         ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         check_length(self.target, ids, self.config.max_new_tokens)
         return ids
-
-    def _text(self, prompt: list[int], ids: list[int]) -> str:
-        """Of what was generated behind a prompt: some tokenizers write the first token of a text without its space."""
-        clean = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        before, both, alone = (self.target.tokenizer.decode(x, **clean) for x in (prompt, [*prompt, *ids], ids))
-        return both[len(before) :] if both.startswith(before) else alone
 
 
 class Remote:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
 from specdec.export.formats import vllm_arguments
@@ -116,7 +116,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     ValueError if there is neither, it is damaged, or vLLM cannot serve it with this target.
     """
     if not (directory / OURS).is_file():
-        made = export_drafter(load(directory, dtype=None), target.load(), scratch, served=target)
+        made = export_drafter(load_drafter(directory, dtype=None), target.load(), scratch, served=target)
         return DrafterCheckpoint(made.directory, made.method)
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)

@@ -20,7 +20,7 @@ from specdec.decoding import (
     check_length,
 )
 from specdec.drafter import Drafter
-from specdec.evaluation.metrics import Answer
+from specdec.evaluation.metrics import Answer, loops
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
@@ -124,7 +124,7 @@ def benchmark(
                         plain_seconds=reference.seconds if reference else 0.0,
                         plain_tokens=len(reference.ids) if reference else 0,
                         identical=own.ids == reference.ids if reference and alike else None,
-                        draft_ms=own.draft_ms, verify_ms=own.verify_ms,
+                        draft_ms=own.draft_ms, verify_ms=own.verify_ms, loops=loops(own.ids),
                     ))  # fmt: skip
     check_skipped([one for one in turns if isinstance(one, Skipped)], len(prompts))
     return answers

@@ -114,7 +114,7 @@ def check_greedy(
     ``near_ties``, and how many tokens, accepted drafts and passes there were.
     """
     decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
-    made = dict(decoder.generate_all([Request(prompt, max_new_tokens) for prompt in prompts]))
+    made = dict(decoder.generate_all([Request(prompt, max_new_tokens) for prompt in prompts], ()))
     found: dict[str, list[Any]] = {"near_ties": [], "wrong": []}
     for number, prompt in enumerate(prompts):
         # every token is judged after the answer's own text, so a difference hides none behind it
@@ -149,7 +149,9 @@ def check_sampled(
     """
     sampling = replace(sampling, top_k=TOP_K)
     decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER))
-    made = [one for _, one in decoder.generate_all([Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)])]
+    made = [
+        one for _, one in decoder.generate_all([Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)], ())
+    ]
     counts = Counter(tuple(one.ids) for one in made)
     probs = _continuations(target, sampling, prompt)
     cells = _cells([(counts[path], p * runs) for path, p in probs.items()])

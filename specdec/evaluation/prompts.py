@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import TemplateError
-
 from specdec.data.layouts import PROMPTS, Layout, Question, named, recognise
 from specdec.data.rows import read_rows, stem
+from specdec.data.template import prompt_ids
 from specdec.decoding import check_length
 from specdec.target import Target
 
@@ -137,33 +136,21 @@ class PromptConversation:
             return None
         if self.prompt.text == "":
             raise ValueError(f"prompt {self.prompt.prompt_id}: {BLANK}")
-        if self.prompt.text is not None:
-            ids = self.tokenizer.encode(self.prompt.text, add_special_tokens=True)
-        else:
-            if self._turns_left:
-                self._messages.append({"role": "user", "content": self._turns_left.pop(0)})
-            # the template writes the special tokens itself: adding them again would double the first one
-            ids = self.tokenizer.encode(self._render(), add_special_tokens=False)
-        if not ids:
-            raise ValueError(f"prompt {self.prompt.prompt_id}: the tokenizer makes no tokens of it")
+        if self._turns_left:
+            self._messages.append({"role": "user", "content": self._turns_left.pop(0)})
+        more: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        try:
+            ids = prompt_ids(self.tokenizer, self.prompt.text or self._messages, **more)
+        except ValueError as error:
+            raise ValueError(f"prompt {self.prompt.prompt_id}: {error}") from error
         self._done = not self._turns_left
-        return list(ids)
+        return ids
 
     def add_answer(self, ids: Sequence[int]) -> None:
         """The target's answer, which the next turn builds on; special tokens in it are dropped."""
         if not self._done:
             content = self.tokenizer.decode(list(ids), skip_special_tokens=True)
             self._messages.append({"role": "assistant", "content": content})
-
-    def _render(self) -> str:
-        more: dict[str, Any] = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(self._messages, add_generation_prompt=True, tokenize=False, **more)
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = f"the chat template refuses this conversation: {' '.join(str(error).split())}"
-            raise ValueError(f"prompt {self.prompt.prompt_id}: {reason}") from error
 
 
 class Skipped(NamedTuple):

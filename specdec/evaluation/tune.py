@@ -25,7 +25,7 @@ class TuneConfig(MeasurementConfig):
     """What is tuned.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         shape: the draft shapes that are tried, as of specdec evaluate.
         batch_sizes: sequences decoded side by side.
         compile: tune for compiled decoding; each shape is a graph of its own.

@@ -1,7 +1,7 @@
 """Checkpoints for serving engines: written, verified, and read back from whoever publishes them."""
 
 from specdec.export.formats import FORMATS
-from specdec.export.read import import_checkpoint, read_checkpoint
+from specdec.export.read import import_checkpoint, import_drafter, read_checkpoint
 from specdec.export.switches import NotServable, Subject
 from specdec.export.write import Exported, export_drafter, subject_of
 
@@ -12,6 +12,7 @@ __all__ = [
     "Subject",
     "export_drafter",
     "import_checkpoint",
+    "import_drafter",
     "read_checkpoint",
     "subject_of",
 ]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save
+from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save_drafter
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.export import keys
 from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
+from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, explained, read_json, sha256
 
 OURS, FORMAT = "specdec.json", "specdec-export"
@@ -59,9 +60,24 @@ def import_command(
     """
     if Path(out).exists():  # before anything is fetched
         raise ValueError(f"{out} exists already: choose another place or remove it first")
-    read = read_checkpoint(fetch(checkpoint, revision))
-    save(import_checkpoint(read, target.load(), tuple(aux_layers) if aux_layers else None), out)
+    save_drafter(import_drafter(checkpoint, target, revision, aux_layers), out)
     sys.stdout.write(f"{out}\n")
+
+
+def import_drafter(
+    checkpoint: str | Path,
+    target: Target | TargetSource,
+    revision: str | None = None,
+    aux_layers: Sequence[int] | None = None,
+) -> Drafter:
+    """A published EAGLE checkpoint as a drafter, in the dtype of its weights; see :func:`import_command`.
+
+    Raises:
+        ValueError: there is none, or it is no drafter of this target.
+    """
+    read = read_checkpoint(fetch(str(checkpoint), revision))
+    loaded = target if isinstance(target, Target) else target.load()
+    return import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
 
 
 class Checkpoint(NamedTuple):
@@ -110,18 +126,8 @@ def fetch(source: str, revision: str | None) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    # only here: the Hub is rarely asked
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED]))
-        if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED, "*.bin"]))
-        return found
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source}: no such directory, nor to be had from the Hugging Face Hub ({reason})") from error
+    found = hub.fetch(source, revision, FETCHED)
+    return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

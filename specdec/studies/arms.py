@@ -23,8 +23,7 @@ from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.parts import dry_run
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import held_out_prompts
+from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.fit import Configured, configured
@@ -264,7 +263,7 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
         count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
         if type(count) is not int or type(tokens) is not int or min(count, tokens) < 2:
             raise ValueError(f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least")
-        rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
+        rows = held_out_prompts(count, tokens, SEED, source.load_tokenizer())
         text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
         asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]
         name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"

@@ -24,7 +24,6 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from specdec.data.rows import HUB, hub_fingerprint
-from specdec.embedded.build import RECORD
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
@@ -42,8 +41,7 @@ VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-# weights, configuration, tokenizer, code; not RECORD, which says when and how fast the embedded target was trained
-OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 @dataclass(frozen=True)
@@ -127,11 +125,11 @@ class StudyPlan:
             write_config(self.directory, job)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
-    def show(self) -> None:
-        """Print what each arm changes against the baseline, and the summary."""
+    def show(self, more: Sequence[str] = ()) -> None:
+        """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
         headings = ["Arm", "Changes against the baseline"]
-        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], self.summary())
+        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], [*self.summary(), *more])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
@@ -290,7 +288,7 @@ def target_contents(source: TargetSource) -> Any:
     """The model's dtype, and hashes of its directory's weights, configuration and tokenizer, or a Hub id's commit."""
     place = Path(source.directory())
     if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET and file.name != RECORD]
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
         return [source.dtype, {file.name: _file_hash(file) for file in files}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.embedded import embedded_target
 from specdec.nn.view import View
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.loading import fingerprint, load_model, load_tokenizer, spread
@@ -75,6 +76,11 @@ class Target:
         if self._tokenizer is None:
             raise ValueError(f"the target ({self.source}) has no tokenizer: save one beside it, or give one")
         return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it brought one."""
+        return self._tokenizer is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -240,7 +246,7 @@ class TargetSource:
     """A target by name.
 
     Args:
-        source: a Hub id, a directory, or ``embedded``: the small model that specdec trains on the standard library.
+        source: a Hub id, a directory, or ``embedded``: the small model that comes with specdec.
         revision: a branch, tag or commit on the Hub.
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         trust_remote_code: run code that the model's repository brings; off unless you have read it.
@@ -258,11 +264,9 @@ class TargetSource:
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
 
     def directory(self) -> str:
-        """A directory or Hub id; the embedded one is built first if this machine does not have it yet."""
+        """A directory or Hub id."""
         if self.source != EMBEDDED:
             return self.source
-        from specdec.embedded.build import embedded_target
-
         return str(embedded_target())
 
     def load(self, device: str = "cpu") -> Target:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.data import TokenData
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
 from specdec.drafter.parts import dry_run
 from specdec.target import Target
 from specdec.utils.config import canonical, pairs, words
@@ -55,7 +55,7 @@ class FromDrafter(Start):
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""
-        saved = load(self.directory, dtype=torch.get_default_dtype())
+        saved = load_drafter(self.directory, dtype=torch.get_default_dtype())
         one, two = canonical(saved.config.to_json()), canonical(config.to_json())
         found = [(key, a, b) for key, a, b in pairs(one, two) if key.partition(".")[0] not in KEPT | {"target"}]
         if other := [f"{key} {a}, the target has {b}" for key, a, b in found if key in OF_THE_TARGET]:
@@ -82,6 +82,31 @@ def config_for(spec: DrafterSpec, target: Target) -> DrafterConfig:
     """A design with a loaded target's dimensions; ValueError if they do not go together."""
     sizes = {"vocab_size": target.vocab_size, "num_target_layers": target.num_layers}
     return DrafterConfig.for_target(spec, target.config, **sizes, identity=target.identity)
+
+
+def new_drafter(
+    target: Target,
+    spec: DrafterSpec = DrafterSpec(),  # noqa: B008  frozen
+    counts_V: Tensor | None = None,
+) -> Drafter:
+    """A new drafter for a target: embedding, head and output norm are the target's, the rest is random.
+
+    Args:
+        counts_V: int64, how often the training data supervise each id (``TokenData.supervised_counts``), by which the
+            draft vocabulary is chosen; not needed where the design takes the whole vocabulary.
+
+    Raises:
+        ValueError: design and target do not go together, or the counts are missing.
+    """
+    config = config_for(spec, target)
+    if counts_V is None:
+        if config.draft_vocab_size < config.vocab_size:
+            raise ValueError(
+                f"a draft vocabulary of {config.draft_vocab_size} of {config.vocab_size} tokens is chosen by the "
+                "training data: give data.supervised_counts(target.vocab_size), or set draft_vocab_size='all'"
+            )
+        counts_V = torch.zeros(config.vocab_size, dtype=torch.int64)
+    return FromTarget().drafter(config, target, counts_V)
 
 
 def build(

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import RichProgressBar, Timer
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.drafter import save
+from specdec.drafter import save_drafter
 from specdec.training.checkpoint import ends_all
 from specdec.training.distributed import is_sharded, unsharded
 from specdec.training.ema import EMA
@@ -126,7 +126,7 @@ class RunRecord(pl.Callback):
         drafter = next((drafter for drafter in averages if drafter is not None), module.drafter)
         kept = None if drafter is None else unsharded(drafter)  # for which every process has to ask
         if trainer.is_global_zero and kept is not None and trainer.global_step > 0:
-            save(kept, self.directory / "drafter", replace=True)
+            save_drafter(kept, self.directory / "drafter", replace=True)
 
     def _write_losses(self) -> None:
         if not self._held:

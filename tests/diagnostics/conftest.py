@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdec.diagnostics import doctor_model, doctor_setup
-from specdec.drafter import DrafterSpec, save
+from specdec.drafter import DrafterSpec, save_drafter
 from specdec.export import export_drafter
 from specdec.target import Target
 from tests.diagnostics.parity_made import sharp
@@ -21,7 +21,7 @@ def line(target_directory: Path, tmp_path: Path) -> list[str]:
     """The command for a drafter saved in ``tmp_path / "drafter"``, which is exported in ``tmp_path / "served"``."""
     target = Target.load(target_directory)
     drafter = sharp(made_drafter(DrafterSpec(draft_vocab_size=200), target))
-    save(drafter, tmp_path / "drafter")
+    save_drafter(drafter, tmp_path / "drafter")
     export_drafter(drafter, target, tmp_path / "served")
     return ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "drafter"), *SMALL]
 

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.cli import main
 from specdec.diagnostics.doctor import CHECKS
-from specdec.drafter import DrafterSpec, save
+from specdec.drafter import DrafterSpec, save_drafter
 from specdec.target import Target
 from specdec.target.attention import Tape
 from tests.data.tiny import CHATML, tiny_tokenizer
@@ -55,7 +55,7 @@ def test_a_saved_drafter(
 ) -> None:
     """Its own design, whatever the config says; what is trained of it already is not held against it."""
     target = Target.load(target_directory)
-    save(made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target), tmp_path / "drafter")
+    save_drafter(made_drafter(DrafterSpec(draft_vocab_size="all", num_layers=2), target), tmp_path / "drafter")
     assert doctor(*base, "--drafter", tmp_path / "drafter", "--only", *ALL) == 0
     assert "taps: not checked: the saved drafter drafts best from its stated boundaries" in capsys.readouterr().out
 

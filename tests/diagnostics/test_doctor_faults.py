@@ -14,7 +14,7 @@ from specdec.data.loader import ResumableLoader
 from specdec.diagnostics import doctor_setup as set_up_module
 from specdec.diagnostics.doctor import run_check
 from specdec.diagnostics.doctor_setup import CheckResult
-from specdec.drafter import Drafter, save
+from specdec.drafter import Drafter, save_drafter
 from specdec.drafter.recurrence import FeedNormed
 from specdec.features import OnTheFly
 from specdec.nn import layers as nn_layers
@@ -148,7 +148,7 @@ def test_a_vocabulary_of_other_text(tmp_path: Path) -> None:
     """A saved drafter whose head knows what these data never say."""
     data = text(tmp_path)
     config = dataclasses.replace(subject(data).drafter.config, draft_vocab_size=200)
-    save(Drafter(config, torch.cat([torch.tensor([1]), torch.arange(60, 259)])), tmp_path / "drafter")
+    save_drafter(Drafter(config, torch.cat([torch.tensor([1]), torch.arange(60, 259)])), tmp_path / "drafter")
     checked = subject(data, learner(start=FromDrafter(str(tmp_path / "drafter"))))
     assert "counted on other text" in told(faults(checked, "vocabulary"), "vocabulary")
 

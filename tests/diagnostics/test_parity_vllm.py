@@ -9,7 +9,7 @@ import pytest
 from specdec.cli import main
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.parity import PROMPTS, TRIES, EnginePasses, VllmAnswer, ask, compare_passes
-from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
+from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load_drafter, save_drafter
 from specdec.engines.client import Endpoint
 from specdec.engines.server import VARIABLE, VllmLaunch
 from specdec.target import Target
@@ -177,7 +177,7 @@ def test_the_command_with_a_server_that_runs(
     line: list[str], served: Servers, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, fake = Target.load(target_directory), served(True)
-    decoder = SpeculativeDecoder(model, load(tmp_path / "drafter"), Chain(DRAFTS))
+    decoder = SpeculativeDecoder(model, load_drafter(tmp_path / "drafter"), Chain(DRAFTS))
     for text in PROMPTS:
         made = decoder.generate(asked := model.tokenizer(text)["input_ids"], 8 + VllmLaunch.draft_tokens)
         fake.plans[tuple(asked)] = (made.ids, made.accepted)
@@ -235,7 +235,7 @@ def test_what_is_not_servable_is_not_served(
 ) -> None:
     monkeypatch.setenv(VARIABLE, fake)
     drafter = made_drafter(DrafterSpec(ScalarMix(), draft_vocab_size=200), Target.load(target_directory))
-    save(drafter, tmp_path / "sum")
+    save_drafter(drafter, tmp_path / "sum")
     argv = ["parity", "--target", str(target_directory), "--drafter", str(tmp_path / "sum"), *SMALL]
     assert main([*argv, "--engine", "vllm"]) == 1
     told = capsys.readouterr().out

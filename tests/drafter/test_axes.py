@@ -27,8 +27,8 @@ from specdec.drafter import (
     Recurrence,
     ScalarMix,
     dry_run,
-    load,
-    save,
+    load_drafter,
+    save_drafter,
 )
 from specdec.export import switches
 from specdec.nn.layers import RMSNorm
@@ -218,8 +218,8 @@ def test_a_norm_of_ones_own_stands_at_any_site(site: str, tmp_path: Path) -> Non
     widths = {"aux": [HIDDEN] * 3, "query_key": [12] * 2}.get(site, [HIDDEN])
     found = [m for m in drafter.modules() if isinstance(m, nn.LayerNorm)]
     assert [m.normalized_shape[0] for m in found] == widths
-    save(drafter, tmp_path / "drafter")
-    back = load(tmp_path / "drafter")
+    save_drafter(drafter, tmp_path / "drafter")
+    back = load_drafter(tmp_path / "drafter")
     assert back.config == config
     ids, view = torch.arange(4)[None], View.packed(torch.zeros(1, 4, dtype=torch.int64))
     feature = drafter.fuse(torch.randn(1, 4, 3, HIDDEN))

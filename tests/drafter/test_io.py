@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import specdec.drafter.io as io
-from specdec.drafter import Drafter, DrafterSpec, load, save
+from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
 from specdec.utils.files import sha256, write_sums
 from tests.tiny import HIDDEN, presets, tiny_drafter
@@ -19,7 +19,7 @@ from tests.tiny import HIDDEN, presets, tiny_drafter
 @pytest.fixture
 def made(tmp_path: Path) -> tuple[Drafter, Path]:
     drafter = tiny_drafter(presets()["eagle3_1"], dtype=torch.float32)
-    return drafter, save(drafter, tmp_path / "drafter")
+    return drafter, save_drafter(drafter, tmp_path / "drafter")
 
 
 def run(drafter: Drafter) -> torch.Tensor:
@@ -35,8 +35,8 @@ SPECS = {**presets(), "two layers": DrafterSpec(draft_vocab_size=40, num_layers=
 @pytest.mark.parametrize("name", SPECS)
 def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     drafter = tiny_drafter(SPECS[name], dtype=torch.float32)
-    assert save(drafter, tmp_path / "drafter") == tmp_path / "drafter"
-    back = load(tmp_path / "drafter")
+    assert save_drafter(drafter, tmp_path / "drafter") == tmp_path / "drafter"
+    back = load_drafter(tmp_path / "drafter")
     assert back.config == drafter.config
     assert list(back.state_dict()) == list(drafter.state_dict())
     for key, tensor in drafter.state_dict().items():
@@ -55,7 +55,7 @@ def test_all_of_it_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 )
 def test_weights_come_back_in_the_dtype_they_were_stored_in(dtype: torch.dtype, tmp_path: Path) -> None:
     drafter = tiny_drafter(presets()["eagle3"], dtype=dtype)
-    back = load(save(drafter, tmp_path / "drafter"), dtype=dtype)
+    back = load_drafter(save_drafter(drafter, tmp_path / "drafter"), dtype=dtype)
     for key, tensor in drafter.state_dict().items():
         assert torch.equal(back.state_dict()[key], tensor), key
 
@@ -65,10 +65,10 @@ def test_an_older_drafter_is_not_overwritten_silently(made: tuple[Drafter, Path]
     other = tiny_drafter(presets()["eagle1"], seed=1, dtype=torch.float32)
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     with pytest.raises(ValueError, match=r"drafter exists already: choose another place"):
-        save(other, directory)
+        save_drafter(other, directory)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
-    save(other, directory, replace=True)
-    assert load(directory).config == other.config
+    save_drafter(other, directory, replace=True)
+    assert load_drafter(directory).config == other.config
     assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
 
 
@@ -86,10 +86,10 @@ def test_a_failed_write_leaves_what_was_there(
         directory = directory.parent / "new"
     monkeypatch.setattr(io, step, full)
     with pytest.raises(ValueError, match="no space left on device"):
-        save(tiny_drafter(presets()["eagle1"], dtype=torch.float32), directory, replace)
+        save_drafter(tiny_drafter(presets()["eagle1"], dtype=torch.float32), directory, replace)
     monkeypatch.undo()
     assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
-    assert torch.equal(run(load(made[1])), run(drafter))
+    assert torch.equal(run(load_drafter(made[1])), run(drafter))
 
 
 def cut(path: Path, size: int) -> None:
@@ -186,20 +186,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", DAMAGE)
 def test_damage_is_refused_and_the_file_named(name: str, made: tuple[Drafter, Path]) -> None:
     _, directory = made
-    load(directory)
+    load_drafter(directory)
     damage, message = DAMAGE[name]
     damage(directory)
     with pytest.raises(ValueError, match=message) as caught:
-        load(directory)
+        load_drafter(directory)
     assert "\n" not in str(caught.value)
 
 
 def test_the_weights_of_another_drafter_are_refused(made: tuple[Drafter, Path], tmp_path: Path) -> None:
     """Same shapes, other training run."""
-    other = save(tiny_drafter(presets()["eagle3_1"], seed=1, dtype=torch.float32), tmp_path / "other")
+    other = save_drafter(tiny_drafter(presets()["eagle3_1"], seed=1, dtype=torch.float32), tmp_path / "other")
     (made[1] / W).write_bytes((other / W).read_bytes())
     with pytest.raises(ValueError, match=rf"{W}: its SHA-256"):
-        load(made[1])
+        load_drafter(made[1])
 
 
 def test_every_byte_of_the_header_is_guarded(made: tuple[Drafter, Path]) -> None:
@@ -210,13 +210,13 @@ def test_every_byte_of_the_header_is_guarded(made: tuple[Drafter, Path]) -> None
         weights.write_bytes(whole)
         flip(weights, at)
         with pytest.raises(ValueError, match=W):
-            load(made[1])
+            load_drafter(made[1])
 
 
 def test_no_directory_and_a_file_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("nowhere", "file"):
         with pytest.raises(ValueError, match=f"{name}: no such drafter directory"):
-            load(tmp_path / name)
+            load_drafter(tmp_path / name)
     with pytest.raises(ValueError, match="a part of the path is a file"):
-        save(tiny_drafter(presets()["eagle1"]), tmp_path / "file" / "drafter")
+        save_drafter(tiny_drafter(presets()["eagle1"]), tmp_path / "file" / "drafter")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from specdec.cli import main
-from specdec.drafter import DrafterSpec, ScalarMix, save
+from specdec.drafter import DrafterSpec, ScalarMix, save_drafter
 from specdec.engines import server as server_module
 from specdec.engines.server import (
     MODULE,
@@ -162,7 +162,7 @@ def own(target_directory: Path) -> Target:
 
 def test_a_drafter_is_exported_first(own: Target, tmp_path: Path) -> None:
     for name, method in (("eagle1", "eagle"), ("eagle3_1", "eagle3")):
-        save(made_drafter(presets()[name], own), tmp_path / name)
+        save_drafter(made_drafter(presets()[name], own), tmp_path / name)
         made = drafter_checkpoint(tmp_path / name, TargetSource(own.source), tmp_path / f"{name}-out")
         assert made == (tmp_path / f"{name}-out", method)
         assert (made.directory / "specdec.json").is_file()
@@ -204,7 +204,7 @@ def test_what_vllm_would_serve_wrongly_is_refused(own: Target, tmp_path: Path) -
         drafter_checkpoint(tmp_path / "published", source, out)
     with pytest.raises(ValueError, match="no such drafter directory"):
         drafter_checkpoint(tmp_path / "nowhere", source, out)
-    save(made_drafter(DrafterSpec(ScalarMix()), own), tmp_path / "sum")
+    save_drafter(made_drafter(DrafterSpec(ScalarMix()), own), tmp_path / "sum")
     with pytest.raises(NotServable, match="ScalarMix"):
         drafter_checkpoint(tmp_path / "sum", source, out)
     assert not out.exists()

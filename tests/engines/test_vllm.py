@@ -14,7 +14,7 @@ import pytest
 
 from specdec.cli import main
 from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
 from specdec.engines.server import VARIABLE, VllmLaunch, drafter_checkpoint, free_port
 from specdec.target import Target, TargetSource
@@ -92,8 +92,8 @@ def inside_drafted(
 
 def decoded(target: Target, drafter: Path, prompts: list[list[int]]) -> list[Generation]:
     """What our evaluator does, end tokens ignored."""
-    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS))
-    return [decoder.generate(ids, TOKENS) for ids in prompts]
+    decoder = SpeculativeDecoder(target, load_drafter(drafter), Chain(depth=DRAFTS))
+    return [decoder.generate(ids, TOKENS, ()) for ids in prompts]
 
 
 def test_tokens_and_acceptance_are_ours_at_every_position(
@@ -117,9 +117,9 @@ def test_acceptance_at_temperature_one_is_ours_within_chance(
     drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
 ) -> None:
     found, asked = inside_drafted[1], prompts * COPIES
-    decoder = SpeculativeDecoder(target, load(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
+    decoder = SpeculativeDecoder(target, load_drafter(drafter), Chain(depth=DRAFTS), Sampling(temperature=1.0), batch=8)
     requests = [Request(ids, TOKENS, seed) for seed, ids in enumerate(asked)]
-    accepted = [generation.accepted for _, generation in decoder.generate_all(requests)]
+    accepted = [generation.accepted for _, generation in decoder.generate_all(requests, ())]
     passes = np.array([len(one) for one in accepted])
     for k in range(DRAFTS):
         deep = np.array([sum(count > k for count in one) for one in accepted])

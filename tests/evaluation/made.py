@@ -1,5 +1,6 @@
 """Hand-made and drawn answers for the tests."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
@@ -53,10 +54,10 @@ def alter(patch: pytest.MonkeyPatch, change: Callable[[SpeculativeDecoder, Reque
     original = SpeculativeDecoder.generate_all
 
     def changed(
-        self: SpeculativeDecoder, requests: Sequence[Request], end: Collection[int] = ()
+        self: SpeculativeDecoder, requests: Sequence[Request], end: Collection[int] | None = None
     ) -> Iterator[tuple[int, Generation]]:
         for number, made in original(self, requests, end):
-            yield number, made._replace(ids=change(self, requests[number], made.ids))
+            yield number, dataclasses.replace(made, ids=change(self, requests[number], made.ids))
 
     patch.setattr(SpeculativeDecoder, "generate_all", changed)
 

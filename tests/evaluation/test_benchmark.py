@@ -232,7 +232,7 @@ def test_a_prompt_that_the_template_refuses_is_left_out(pair: Pair) -> None:
     skipped: list[Skipped] = []
     (answers,) = benchmark(strict, pair.drafter, SHAPES[:1], PROMPTS, NEW, on_skip=skipped.append)
     assert [answer.prompt_id for answer in answers] == ["7", "7", "raw"]
-    assert skipped == [Skipped("8", "the chat template refuses this conversation: roles must alternate")]
+    assert skipped == [Skipped("8", "the chat template refuses the conversation: roles must alternate")]
 
 
 @pytest.mark.parametrize("more", [{}, {"system": "Be brief."}], ids=["alone", "system"])
@@ -272,7 +272,7 @@ REQUESTS = [Request([5, 6, 7], 12), Request(list(range(20, 40)), 12)]
 def test_an_assistant_drafts_and_the_target_speaks(target_directory: Path) -> None:
     """The target is its own assistant here."""
     target = Target.load(str(target_directory))
-    wanted = [PlainDecoder(target).generate(*request[:2]).ids for request in REQUESTS]
+    wanted = [PlainDecoder(target).generate(*request[:2], ()).ids for request in REQUESTS]
     baseline = parse_baseline(f"assisted:{target_directory}")
     assert str(target_directory) in baseline.name
     decoder = baseline.decoder(target, Sampling())

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec.data import Document, TextData
 from specdec.data.loader import pack_stream, pack_whole
 from specdec.decoding import SpeculativeDecoder, parse_shape
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.evaluation.callback import (
     SHORTEST,
     AcceptanceLength,
@@ -61,6 +61,7 @@ def base(easy: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         trainer__log_every_n_steps=2,
         acceptance__max_new_tokens=NEW,
         acceptance__count=3,
+        acceptance__share=1,
     )  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def measured(out: Path, target: Path, text: Path, shape: str, dtype: str = "floa
     data.prepare(loaded.tokenizer)
     prompts = document_prompts(data.splits.validation, 3, 64, 200)
     assert [len(ids) for ids in prompts] == [16, 16, 16]
-    decoder = SpeculativeDecoder(loaded, load(out / "drafter", getattr(torch, dtype)), parse_shape(shape))
+    decoder = SpeculativeDecoder(loaded, load_drafter(out / "drafter", getattr(torch, dtype)), parse_shape(shape))
     accepted = [n for ids in prompts for n in decoder.generate(ids, NEW, loaded.eos_token_ids).accepted]
     mean = 1 + sum(accepted) / len(accepted)
     return {"acceptance_length": mean, "accepted_at_2": sum(n >= 2 for n in accepted) / len(accepted)}
@@ -136,7 +137,7 @@ def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Pa
     assert wanted > 1.2
     assert column(out, "val/acceptance_length")[-1] == pytest.approx(wanted)
     checkpoint = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
-    drafter = load(out / "drafter")
+    drafter = load_drafter(out / "drafter")
     assert not torch.equal(
         drafter.lm_head.weight, checkpoint["current_model_state"]["train_step.drafter.lm_head.weight"]
     )

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specdec.cli import main
-from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load, save
+from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load_drafter, save_drafter
 from specdec.export import read
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
@@ -22,7 +22,7 @@ from tests.export.made import made_drafter, same_state
 def drafter(target_directory: Path, tmp_path: Path) -> Drafter:
     """Saved in ``tmp_path / "drafter"``."""
     made = made_drafter(DrafterSpec(draft_vocab_size=200), Target.load(target_directory))
-    save(made, tmp_path / "drafter")
+    save_drafter(made, tmp_path / "drafter")
     return made
 
 
@@ -37,8 +37,8 @@ def test_out_and_in_again(
     assert json.loads(words[4])["num_speculative_tokens"] == 4
     assert main(["import", "--checkpoint", there, *of, "--out", back]) == 0
     assert capsys.readouterr().out == f"{back}\n"
-    again = load(back)
-    assert same_state(again, load(here)) and again.config == drafter.config
+    again = load_drafter(back)
+    assert same_state(again, load_drafter(here)) and again.config == drafter.config
 
 
 @pytest.mark.slow
@@ -76,21 +76,21 @@ def test_the_line_that_serves_says_everything_of_the_target(
 
 
 def test_the_stored_dtype_is_kept(drafter: Drafter, target_directory: Path, tmp_path: Path) -> None:
-    save(drafter.to(torch.bfloat16), tmp_path / "half")
+    save_drafter(drafter.to(torch.bfloat16), tmp_path / "half")
     of = ["--target", str(target_directory)]
     out = str(tmp_path / "out")
     assert main(["export", "--drafter", str(tmp_path / "half"), *of, "--out", out, "--format", "speculators"]) == 0
     tensors = read.read_checkpoint(tmp_path / "out").tensors
     assert tensors["lm_head.weight"].dtype == torch.bfloat16
     assert main(["import", "--checkpoint", out, *of, "--out", str(tmp_path / "back")]) == 0
-    assert same_state(load(tmp_path / "back", dtype=torch.bfloat16), drafter)
+    assert same_state(load_drafter(tmp_path / "back", dtype=torch.bfloat16), drafter)
 
 
 def test_mistakes_are_one_line(
     drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of = ["--target", str(target_directory)]
-    save(made_drafter(DrafterSpec(ScalarMix()), Target.load(target_directory)), tmp_path / "sum")
+    save_drafter(made_drafter(DrafterSpec(ScalarMix()), Target.load(target_directory)), tmp_path / "sum")
     here, out = str(tmp_path / "drafter"), str(tmp_path / "out")
     for argv, message in (
         (["export", "--drafter", here, *of, "--out", here], "exists already"),

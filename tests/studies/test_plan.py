@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from specdec.cli import main
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.features.store import FeatureIndex
@@ -177,7 +177,7 @@ def test_a_sweep_runs_what_it_planned_once(
     assert [label.rpartition(" ")[2] for label in read_json(out / "ran")] == ["arms", "fit", "evaluate"]
     plan = read_json(out / PLAN)
     (run,) = plan["arms"][1]["runs"]
-    assert load(out / "fits" / run["fit"] / "drafter").config.draft_vocab_size == 200
+    assert load_drafter(out / "fits" / run["fit"] / "drafter").config.draft_vocab_size == 200
     metrics = read_json(out / "measures" / run["evaluate"] / "metrics.json")
     assert metrics["settings"]["prompts_sha256"] == plan["prompts_sha256"] and not metrics["settings"]["compile"]
     (cache,) = out.glob("features/*")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from specdec.cli import main
 from specdec.data import Batch, TokenData
 from specdec.data.module import Splits
-from specdec.drafter import Drafter, DrafterSpec, load, save
+from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.target import Target
 from specdec.training.building import FromDrafter, FromTarget, Start, build, check_checkpoint
 from tests.tiny import VOCAB, biased, presets, tiny_drafter, tiny_target, variants
@@ -148,7 +148,7 @@ def saved_drafter(spec: DrafterSpec, directory: Path, target: Target, **changes:
     """A drafter of the target, every weight its own."""
     drafter = tiny_drafter(spec, seed=3, dtype=torch.float32)
     drafter.config = dataclasses.replace(drafter.config, target=target.identity, **changes)
-    save(drafter, directory)
+    save_drafter(drafter, directory)
     return drafter
 
 
@@ -224,7 +224,7 @@ def test_fit_export_import_and_fit_again(export_command: list[str], target_direc
     assert before.keys() == after.keys()
     assert all(torch.allclose(after[key], before[key], rtol=0, atol=2e-7) for key in before)
     assert any(not torch.equal(after[key], before[key]) for key in before)
-    assert load(second / "drafter").config == load(first / "drafter").config
+    assert load_drafter(second / "drafter").config == load_drafter(first / "drafter").config
     model = yaml.safe_load((second / "config.yaml").read_text())["model"]
     assert model["start"]["class_path"].endswith("FromDrafter")
     assert model["start"]["init_args"] == {"directory": str(back)}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from specdec.drafter import load
+from specdec.drafter import load_drafter
 from specdec.nn.optimizers import AdamW, MuonAdamW
 from specdec.training.callbacks import RunRecord
 from specdec.training.checkpoint import RunCheckpoint, contents
@@ -124,7 +124,7 @@ def test_a_resumed_run_is_the_run(found: list[dict[str, Any]]) -> None:
 
 
 def test_the_saved_drafter_is_whole(out: Path, found: list[dict[str, Any]]) -> None:
-    assert differ(load(out / "drafter").state_dict(), found[0]["fsdp2 2"][1]) == 0
+    assert differ(load_drafter(out / "drafter").state_dict(), found[0]["fsdp2 2"][1]) == 0
 
 
 def test_a_checkpoint_is_one_file_with_all_weights(out: Path, found: list[dict[str, Any]]) -> None:
