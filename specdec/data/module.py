@@ -55,9 +55,21 @@ class TokenData(pl.LightningDataModule):
         return pack_stream(documents, self.seq_len)
 
     def setup(self, stage: str | None = None) -> None:
-        """Read, tokenise and pack with the module's tokenizer, once."""
-        assert self.trainer is not None and self.trainer.lightning_module is not None
-        self.prepare(self.trainer.lightning_module.tokenizer)
+        """Read, tokenise and pack with the module's tokenizer, once.
+
+        Raises:
+            ValueError: the module has none, and :meth:`prepare` was not called either.
+        """
+        if self._splits is not None:
+            return
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        if not hasattr(module, "tokenizer"):
+            raise ValueError(
+                f"{type(module).__name__} has no tokenizer to read the data with: give it a `tokenizer`, or call "
+                "data.prepare(target.tokenizer) before trainer.fit"
+            )
+        self.prepare(module.tokenizer)
 
     def prepare(self, tokenizer: Any) -> None:
         """Read, tokenise and pack; a second call does nothing. For use without a trainer."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from specdec.drafter.entry import Entry, Wide
@@ -11,6 +12,7 @@ from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import Part, describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
+from specdec.utils.config import read_yaml, shipped
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
@@ -87,6 +89,19 @@ class DrafterSpec:
             _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
             axis.check(self)
+
+    @classmethod
+    def preset(cls, name: str) -> Self:
+        """A shipped design by the name of its file in ``conf/drafter``, as ``eagle3``.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        path = Path(shipped(f"conf/drafter/{name}.yaml"))
+        if not path.is_file():
+            known = sorted(one.stem for one in Path(shipped("conf/drafter")).glob("*.yaml"))
+            raise ValueError(f"no preset {name!r} of a drafter: choose from {', '.join(known)}, or give a DrafterSpec")
+        return cls(**_with_parts(read_yaml(str(path)), str(path)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +223,19 @@ class DrafterConfig:
             raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
         if unknown := sorted(set(data) - names):
             raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
-        parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
         try:
-            norms: dict[str, Any] = {
-                site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
-                for site, value in data["norms"].items()
-            }
-            if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
-                raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
-            return cls(**{**data, **parts, "norms": Norms(**norms), "aux_layers": tuple(data["aux_layers"])})
+            return cls(**{**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])})
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
+
+
+def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Plain data of a spec or config with its parts in place of their names; ValueError if they are none."""
+    parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
+    norms: dict[str, Any] = {
+        site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
+        for site, value in data["norms"].items()
+    }
+    if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
+        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
+    return {**data, **parts, "norms": Norms(**norms)}

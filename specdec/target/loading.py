@@ -55,7 +55,7 @@ def load_model(
         device_map=device_map,
     )
     tokenizer = None
-    if not _is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
+    if not is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
         tokenizer = load_tokenizer(source, revision, trust_remote_code)
     missing = sorted(report["missing_keys"])
     if missing:
@@ -100,7 +100,7 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
     """From a directory, without any network, or from the Hub."""
-    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": _is_directory(source)}
+    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_directory(source)}
     with _failing_in_one_line(source):
         return auto.from_pretrained(source, **more)
 
@@ -112,7 +112,8 @@ def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> No
         raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
 
 
-def _is_directory(source: str) -> bool:
+def is_directory(source: str) -> bool:
+    """Whether it is one; False for a Hub id, and ValueError for what is neither."""
     path = Path(source)
     if path.is_dir():
         return True

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.embedded import embedded_target
 from specdec.nn.view import View
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.loading import fingerprint, load_model, load_tokenizer, spread
+from specdec.target.loading import fingerprint, is_directory, load_config, load_model, load_tokenizer, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
 
@@ -259,6 +259,15 @@ class TargetSource:
     trust_remote_code: bool = False
     device_map: str | None = None
 
+    @classmethod
+    def of(cls, target: "TargetSource | Target | str | Path") -> "TargetSource":
+        """A source as it is, where a loaded target came from, or a directory or Hub id by its name."""
+        if isinstance(target, TargetSource):
+            return target
+        if isinstance(target, Target):
+            return cls(target.source, target.revision, str(target.dtype).removeprefix("torch."))
+        return cls(str(target))
+
     def load_tokenizer(self) -> Any:
         """The target's tokenizer alone; ``ValueError`` if there is none or it cannot be read."""
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
@@ -268,6 +277,16 @@ class TargetSource:
         if self.source != EMBEDDED:
             return self.source
         return str(embedded_target())
+
+    def local_config(self) -> Any | None:
+        """The text model's configuration where that takes no network: of a directory; else None.
+
+        Raises:
+            ValueError: it is neither a directory that is there nor a Hub id.
+        """
+        if self.source == EMBEDDED or not is_directory(self.source):
+            return None
+        return load_config(self.source, self.revision, self.trust_remote_code)
 
     def load(self, device: str = "cpu") -> Target:
         """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.

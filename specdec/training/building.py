@@ -6,6 +6,7 @@ Legend: V vocabulary, D draft vocabulary, H hidden, T tokens.
 import dataclasses
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ OF_THE_TARGET = {"vocab_size", "target_hidden_size", "num_target_layers"}
 
 class Start:
     """Base of the starts: a frozen spec."""
+
+    def check(self) -> None:
+        """Raise ValueError for what cannot be started from, before a target is loaded."""
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """A drafter, all of it trainable; ``counts_V``: int64, how often training data supervise each id."""
@@ -52,6 +56,11 @@ class FromDrafter(Start):
     """
 
     directory: str
+
+    def check(self) -> None:
+        """The directory must be there."""
+        if not Path(self.directory).is_dir():
+            raise ValueError(f"model.start: {self.directory}: no such drafter directory")
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""
@@ -145,6 +154,15 @@ def build(
         f"{trainable:,}", list(config.aux_layers), config.num_target_layers, len(ids_D), 100 * covered,
     )  # fmt: skip
     return drafter
+
+
+def check_early(spec: DrafterSpec, hf_config: Any, seq_len: int, start: Start, *trained: Any) -> None:
+    """:func:`check` before a target is loaded, from its configuration alone, where that is known (not None)."""
+    if hf_config is None or not hasattr(hf_config, "num_attention_heads"):  # of no family that can be a target
+        return
+    sizes = {"vocab_size": hf_config.vocab_size, "num_target_layers": hf_config.num_hidden_layers}
+    config = DrafterConfig.for_target(spec, hf_config, **sizes, identity={})
+    check(config, seq_len, hf_config.max_position_embeddings, start, *trained)
 
 
 def check(

@@ -12,7 +12,8 @@ import functools
 import logging
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -23,15 +24,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from specdec.data import Batch, TokenData
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, save_drafter
 from specdec.features import Features, FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_backend
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetSource
 from specdec.training import divergences  # noqa: F401  configs name its losses
-from specdec.training.building import FromTarget, Start, build, check_checkpoint
-from specdec.training.distributed import is_sharded, shard
+from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early
+from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
@@ -40,6 +41,15 @@ from specdec.utils.config import hyperparameters
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+NO_LENGTH = (
+    "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
+    "trainer.max_time can only end it earlier"
+)
+if TYPE_CHECKING:
+    AnyTarget = TargetSource | Target | str | Path
+    AnyDrafter = DrafterSpec | str
+else:  # of which the command line makes its options
+    AnyTarget, AnyDrafter = TargetSource, DrafterSpec
 DEFAULTS: dict[str, Any] = {
     "data": {"class_path": "specdec.embedded.corpus.EmbeddedData"},
     "model.optimizer": {
@@ -88,6 +98,9 @@ class WarmupCosine(Schedule):
 class DrafterModule(pl.LightningModule):
     """Trains an EAGLE drafter by training-time test; the target stays outside the state dict.
 
+    Any trainer will do: ``Trainer(max_steps=1000).fit(DrafterModule(target="DIR"), datamodule=ChatData("a.jsonl"))``.
+    Then :attr:`drafter` is the trained drafter, and :meth:`save_drafter` writes it.
+
     Args:
         target: whose drafter it becomes.
         drafter: the design, or a preset's file.
@@ -112,8 +125,8 @@ class DrafterModule(pl.LightningModule):
 
     def __init__(
         self,
-        target: TargetSource = TargetSource(),  # noqa: B008  frozen
-        drafter: DrafterSpec = DrafterSpec(),  # noqa: B008  frozen
+        target: AnyTarget = TargetSource(),  # noqa: B008  frozen
+        drafter: AnyDrafter = DrafterSpec(),  # noqa: B008  frozen
         start: Start = FromTarget(),  # noqa: B008  frozen
         loss: Loss = SoftCrossEntropy(),  # noqa: B008  frozen
         ttt_steps: int = 7,
@@ -141,26 +154,33 @@ class DrafterModule(pl.LightningModule):
                 raise ValueError(
                     f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
                 )
-        loss.check(drafter)
-        self.target_source, self.spec, self.start, self.noise = target, drafter, start, noise
+        self._target = target if isinstance(target, Target) else None  # no nn.Module: neither saved nor trained
+        self._proved = False
+        self.target_source = TargetSource.of(target)
+        self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
+        self.start, self.noise = start, noise
         self.features, self.source = features, FeatureSource()
         self.objective = ObjectiveConfig(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
-        self.train_embed, self.train_head = train_embed, train_head and drafter.head == "own"
+        self.train_embed, self.train_head = train_embed, train_head and self.spec.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
         self.compile_parts = compile
         self.train_step: TrainStep | None = None  # drafter and objective, from :meth:`configure_model` on
         self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
-        self._target: Target | None = None  # no nn.Module: neither saved nor trained
         self._products = contextlib.ExitStack()
         self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
+        loss.check(self.spec)
+        start.check()
+        self._known = self.target_source.local_config() if self._target is None else self._target.config
+        self._check()
 
     @property
     def target(self) -> Target:
         """The target, loaded and self-checked (``Target.prove``) at the first use."""
         if self._target is None:
-            target = self.target_source.load()
-            target.prove()
-            self._target = target
+            self._target = self.target_source.load()
+        if not self._proved:
+            self._target.prove()
+            self._proved = True
         return self._target
 
     @property
@@ -173,10 +193,46 @@ class DrafterModule(pl.LightningModule):
         """What is trained, once it has been built."""
         return None if self.train_step is None else self.train_step.drafter
 
+    def save_drafter(self, directory: Path | str, replace: bool = False) -> Path:
+        """Write the trained drafter's directory, whole or not at all; where weights lie in shards every process asks.
+
+        Raises:
+            ValueError: nothing has been trained yet, the directory exists and ``replace`` is false, or it cannot be
+                written.
+        """
+        if self.drafter is None:
+            raise ValueError("there is no drafter yet: it is built by trainer.fit(module, datamodule=...)")
+        kept = unsharded(self.drafter)
+        return save_drafter(kept, directory, replace) if self.global_rank == 0 else Path(directory)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """None of its own. Lightning asks for them first of all, so a run that cannot be is refused here."""
+        trainer = self.trainer
+        if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
+            raise ValueError(
+                "training needs a data module of specdec's (ChatData, TextData, EmbeddedData or your own TokenData), "
+                "of which the draft vocabulary is chosen: trainer.fit(module, datamodule=ChatData(train=...))"
+            )
+        if trainer.state.fn == "fit":
+            endless = self.trainer.max_steps <= 0 and (self.trainer.max_epochs or 0) <= 0
+            if endless and isinstance(self.schedule, Schedule):
+                raise ValueError(NO_LENGTH)
+        self._check(self._data.seq_len)
+        return []
+
+    def _check(self, seq_len: int = 0) -> None:
+        given = (self.start, self.train_embed, self.train_head, self.objective.steps)
+        check_early(self.spec, self._known, seq_len, *given)
+
+    @property
+    def _data(self) -> TokenData:
+        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
     def configure_model(self) -> None:
         """Build the drafter for the target, with the draft vocabulary that the training data asks for."""
         if self.train_step is None:
-            data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
+            data = self._data
             device = self.trainer.strategy.root_device
             drafter = self.build(data)
             self.open(data, drafter)
@@ -247,17 +303,14 @@ class DrafterModule(pl.LightningModule):
             return trainer.max_steps
         if not trainer.max_epochs or trainer.max_epochs < 0:
             return None
-        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches  # type: ignore[attr-defined]
+        batches, limit = len(self._data.train_dataloader()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
 
     def _total_steps(self) -> int:
         """The same; ValueError if neither steps nor epochs are set."""
         if self.length is None:
-            raise ValueError(
-                "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
-                "trainer.max_time can only end it earlier"
-            )
+            raise ValueError(NO_LENGTH)
         return self.length
 
     def _check_rows(self, data: TokenData) -> None:
@@ -313,8 +366,7 @@ class DrafterModule(pl.LightningModule):
     @property
     def _batch_tokens(self) -> int:
         """Of a full batch: keeps the scaled losses near one."""
-        data: TokenData = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data.batch_size * data.seq_len
+        return self._data.batch_size * self._data.seq_len
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Let the gradients go at once; Lightning would keep them through the next forward, where memory is dearest."""

@@ -1,0 +1,217 @@
+"""The Python API under a plain Lightning trainer, its page, its example and its notebook."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
+
+from specdec import (
+    DrafterModule,
+    DrafterSpec,
+    FromDrafter,
+    LastLayer,
+    Narrow,
+    Norms,
+    PreNorm,
+    SpeculativeDecoder,
+    Target,
+    TargetSource,
+    TextData,
+    WarmupCosine,
+    load_drafter,
+)
+from tests.conftest import TEXT
+from tests.evaluation.test_conversation import TEMPLATE
+
+ROOT = Path(__file__).parents[1]
+PAGE, EXAMPLE, NOTEBOOK = ROOT / "docs/python.md", ROOT / "examples/own_module.py", ROOT / "docs/notebook.ipynb"
+SMALL = DrafterSpec(draft_vocab_size=200)
+QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def data(text_file: Path, **more: Any) -> TextData:
+    return TextData(str(text_file), str(text_file), **({"seq_len": 32, "batch_size": 2} | more))
+
+
+def trainer(folder: Path, **more: Any) -> pl.Trainer:
+    given = {"max_steps": 3, "default_root_dir": folder, "log_every_n_steps": 1, "limit_val_batches": 1}
+    return pl.Trainer(**(QUIET | given | more))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_five_lines_to_a_drafter(loaded: bool, target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+    target: Any = Target.load(target_directory) if loaded else str(target_directory)
+    module = DrafterModule(target=target, drafter=SMALL, ttt_steps=2)
+    plain = trainer(tmp_path, val_check_interval=1)
+    plain.fit(module, datamodule=data(text_file))
+    assert module.save_drafter(tmp_path / "drafter") == tmp_path / "drafter"
+    assert {"train/loss", "val/loss"} <= plain.callback_metrics.keys()
+    assert module.target is target or not loaded
+    drafter = load_drafter(tmp_path / "drafter")
+    assert drafter.config.target["source"] == str(target_directory)
+    state = module.drafter.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(tensor, state[name]) for name, tensor in drafter.state_dict().items())
+    texts = [SpeculativeDecoder(module.target, one).generate("def", 9).text for one in (drafter, module.drafter)]
+    assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="drafter"):
+        module.save_drafter(tmp_path / "drafter")
+
+
+def test_lightnings_own_checkpoint_goes_on(target_directory: Path, text_file: Path, tmp_path: Path) -> None:
+    drafters = []
+    for stops in ([6], [3, 6]):
+        path = None
+        for stop in stops:
+            pl.seed_everything(0, verbose=False)
+            module = DrafterModule(str(target_directory), SMALL, ttt_steps=2, schedule=WarmupCosine(floor=1))
+            last = trainer(tmp_path, max_steps=stop, limit_val_batches=0, enable_checkpointing=False, logger=False)
+            last.fit(module, datamodule=data(text_file), ckpt_path=path)
+            last.save_checkpoint(path := tmp_path / f"{stop}.ckpt")
+        drafters.append(module.drafter)
+    one, two = (drafter.state_dict() for drafter in drafters if drafter is not None)
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"target": "no/such/directory"}, "no/such/directory: no such directory"),
+        ({"drafter": "eagle4"}, r"no preset 'eagle4' of a drafter: choose from eagle1, .*weighted_sum, or give a"),
+        ({"drafter": DrafterSpec(aux_layers=[1, 2, 9])}, r"aux_layers \[1, 2, 9\]: the target has boundaries 0 to 7"),
+        ({"drafter": DrafterSpec(hidden_size=16)}, "hidden_size 16 is not the target's 32"),
+        ({"drafter": DrafterSpec(attention_window=16), "ttt_steps": 17}, "attention_window 16 is less than ttt_steps"),
+        ({"start": FromDrafter("nowhere")}, "nowhere: no such drafter directory"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(target_directory: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DrafterModule(**({"target": str(target_directory)} | given))
+
+
+@pytest.mark.parametrize(
+    ("run", "rows", "message"),
+    [
+        ({}, None, r"needs a data module of specdec's .*trainer\.fit\(module, datamodule=ChatData\(train=\.\.\.\)\)"),
+        ({}, DataLoader([0]), "needs a data module of specdec's"),  # type: ignore[arg-type]
+        ({"max_steps": -1, "max_epochs": -1}, {}, "needs the run's length: set trainer.max_steps or"),
+        ({"max_steps": -1, "max_time": "00:00:01:00"}, {}, "needs the run's length"),
+        ({}, {"seq_len": 512}, "data.seq_len 512 exceeds the target's 256 positions"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_before_anything_is_loaded(
+    run: dict[str, Any], rows: Any, message: str, target_directory: Path, text_file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    module = DrafterModule(TargetSource(str(target_directory)), SMALL)
+    monkeypatch.setattr(TargetSource, "load", lambda *args: pytest.fail("it was loaded"))
+    given = {"datamodule": data(text_file, **rows)} if isinstance(rows, dict) else {"train_dataloaders": rows}
+    with pytest.raises(ValueError, match=message) as error:
+        trainer(tmp_path, logger=False, **run).fit(module, **({} if rows is None else given))
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="there is no drafter yet"):
+        module.save_drafter(tmp_path / "drafter")
+
+
+def test_presets_by_name() -> None:
+    eagle1 = DrafterSpec(
+        LastLayer(), Narrow(bias=False), Norms(embed=False, hidden=False, output=False), PreNorm(), "target", "all"
+    )
+    assert DrafterSpec.preset("eagle1") == eagle1 and DrafterSpec.preset("eagle3_1") == DrafterSpec()
+    names = [path.stem for path in (ROOT / "conf/drafter").glob("*.yaml")]
+    assert len(names) > 10 and all(isinstance(DrafterSpec.preset(name), DrafterSpec) for name in names)
+
+
+@pytest.fixture
+def folder(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a chat target, chats and questions."""
+    tokenizer = AutoTokenizer.from_pretrained(target_directory)
+    tokenizer.chat_template = TEMPLATE
+    target = tmp_path / "target"
+    target.mkdir()
+    for file in target_directory.iterdir():
+        (target / file.name).symlink_to(file)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (target / file).unlink()
+    tokenizer.save_pretrained(target)
+    functions = TEXT.split("\n\n\n")[:40]
+    chats = [[{"role": "user", "content": "def"}, {"role": "assistant", "content": one}] for one in functions]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    (tmp_path / "questions.jsonl").write_text(json.dumps({"prompt": "def add_3"}) + "\n")
+    (tmp_path / "texts").mkdir()
+    for number, one in enumerate(functions):
+        (tmp_path / "texts" / f"{number}.txt").write_text(one)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers that draw nothing and stay on the CPU."""
+    original = pl.Trainer.__init__
+    monkeypatch.setattr(pl.Trainer, "__init__", lambda self, **given: original(self, **(QUIET | given)))
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than are logged, in small
+def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {
+        "Qwen/Qwen3-0.6B": str(folder / "target"),
+        "max_steps=2000": "max_steps=2",
+        "max_new_tokens=64": "max_new_tokens=8",
+        '.jsonl")': '.jsonl", seq_len=128)',
+    }
+    names: dict[str, Any] = {}
+    *code, own = blocks()
+    for block in code:
+        for shown, used in small.items():
+            block = block.replace(shown, used)
+        exec(compile(block, str(PAGE), "exec"), names)
+    out = capsys.readouterr().out
+    assert "Generation(8 tokens in " in out and len(re.findall(r"acceptance length \d\.\d\d\n", out)) == 3
+    assert (folder / "drafters/mine/config.json").exists() and (folder / "measured/metrics.json").exists()
+    assert own in EXAMPLE.read_text().replace("\n# the guide ends", "") and 30 < len(own.splitlines()) < 65
+
+
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("own_module", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_module_of_ones_own_learns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--target", str(folder / "target"), "--train", "texts/*.txt", "--seq_len", "64", "--tokens", "8"]
+    losses = []
+    for steps in (1, 25):
+        module = example().main([*arguments, "--out", f"own{steps}", "--max_steps", str(steps)])
+        losses.append(float(module.trainer.callback_metrics["train/loss"]))
+    assert losses[1] < 0.7 * losses[0]
+    assert load_drafter("own25").config.target["source"] == str(folder / "target")
+    assert "Generation(8 tokens in " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_module_of_ones_own_without_a_tokenizer(text_file: Path, tmp_path: Path) -> None:
+    class Bare(pl.LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None: ...
+
+        def configure_optimizers(self) -> None: ...
+
+    with pytest.raises(ValueError, match="Bare has no tokenizer to read the data with: give it a `tokenizer`, or call"):
+        trainer(tmp_path, logger=False, limit_val_batches=0).fit(Bare(), datamodule=data(text_file))
