@@ -154,9 +154,11 @@ def folder(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainers that draw nothing and stay on the CPU."""
+    """Trainers that draw nothing, stay on the CPU and log their few steps."""
     original = pl.Trainer.__init__
-    monkeypatch.setattr(pl.Trainer, "__init__", lambda self, **given: original(self, **(QUIET | given)))
+    monkeypatch.setattr(
+        pl.Trainer, "__init__", lambda self, **given: original(self, **(QUIET | {"log_every_n_steps": 1} | given))
+    )
 
 
 def blocks() -> list[str]:

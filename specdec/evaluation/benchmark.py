@@ -62,8 +62,10 @@ def benchmark(
     Args:
         converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
         plain: decode plainly too, for speed-up and identity; False saves that time.
-        batch, compiled: of our decoders.
-        on_prompt, on_skip: called as each prompt is done or left out, and for each that is left out.
+        batch: sequences that our decoders take side by side.
+        compiled: whether our decoders compile.
+        on_prompt: called as each prompt is done or left out.
+        on_skip: called for each that is left out.
         on_decoder: called with its name, as each decoder begins on a prompt or a wave.
 
     Raises:
