@@ -109,13 +109,15 @@ def main(argv: list[str] | None = None) -> int:
     if args in (["-h"], ["--help"]):
         print(known_help(name), end="")  # noqa: T201
         return 0
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if name != "push":  # whose upload is what one waits for
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
     try:
         check_names(name, args)
+        if "torch" not in sys.modules and not is_further_process():
+            sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
         return _run(name, args)
     except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
@@ -130,6 +132,19 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"specdec {name}: interrupted\n")
         return 128 + signal.SIGINT
+
+
+class StderrLines(logging.Handler):
+    """Lines on whatever standard error is by then: above a bar, where one is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        sys.stderr.write(f"{self.format(record)}\n")
+
+
+def is_further_process() -> bool:
+    """Whether a launcher started this process beside the first of its job."""
+    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _refuse(name: str, why: str) -> int:

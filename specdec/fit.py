@@ -32,6 +32,7 @@ from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -123,7 +124,7 @@ class DrafterCLI(LightningCLI):
         export = ["specdec", "export", *given, "--out", str(self.out / "vllm"), "--format", "vllm"]
         log.info(
             "%s\n  run directory  %s\n  drafter        %s\n  evaluate it    %s\n  export it      %s",
-            ", ".join([f"trained {self.trainer.global_step:,} steps", *figures]), self.out, drafter,
+            ", ".join([f"trained {how_many(self.trainer.global_step, 'step')}", *figures]), self.out, drafter,
             shlex.join(evaluate), shlex.join(export),
         )  # fmt: skip
 

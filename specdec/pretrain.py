@@ -127,7 +127,8 @@ class Pretraining(pl.LightningModule):
     def _listen(self, o_proj: torch.nn.Module, args: tuple[Tensor]) -> None:
         """Note the RMS of W_h z, which head h adds: its square is zᵀ(W_hᵀW_h)z over the width, with d × d products."""
         heads = (self.config.heads, self.config.head_dim)
-        z_BThd, w_Hhd = args[0].unflatten(-1, heads), o_proj.weight.unflatten(1, heads)
+        weight_Hv: Any = o_proj.weight
+        z_BThd, w_Hhd = args[0].unflatten(-1, heads), weight_Hv.unflatten(1, heads)
         gram_hde = torch.einsum("Hhd,Hhe->hde", w_Hhd, w_Hhd) / self.config.hidden_size
         square_BTh = torch.einsum("bthd,hde,bthe->bth", z_BThd, gram_hde, z_BThd)
         self._added.append((square_BTh.float().clamp(min=0) + TINY).sqrt().mean())

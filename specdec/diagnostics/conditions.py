@@ -23,6 +23,7 @@ from specdec.embedded.corpus import SEED, corpus
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, next_ids
 from specdec.nn.view import View
 from specdec.target import Target
+from specdec.utils.text import how_many
 
 SYSTEM_PROMPTS, LANGUAGES, FAMILIES = yaml.safe_load(
     Path(__file__).with_name("disturbances.yaml").read_text(encoding="utf-8")
@@ -55,7 +56,9 @@ class CleanRun:
         text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
-            raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
+            raise ValueError(
+                f"the filler has {how_many(len(ids), 'token')} beside the prompt's own text, fewer than {tokens}"
+            )
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
 

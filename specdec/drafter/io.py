@@ -13,6 +13,7 @@ from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter
 from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, read_json, sha256, staged_directory, write_json, write_sums
+from specdec.utils.text import tensor_fault
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
@@ -84,10 +85,10 @@ def load_drafter(
     tensors = load_file(weights)
     stored_dtype = tensors["lm_head.weight"].dtype if "lm_head.weight" in tensors else torch.float32
     drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or stored_dtype)
-    try:
-        drafter.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"{weights}: not as config.json says: {' '.join(str(error).split())}") from error
+    wanted = {name: tensor.shape for name, tensor in drafter.state_dict().items()}
+    if fault := tensor_fault({name: tensor.shape for name, tensor in tensors.items()}, wanted):
+        raise ValueError(f"{weights}: not as config.json says: {fault}")
+    drafter.load_state_dict(tensors)
     drafter.vocab.refresh()
     return drafter.to(device).eval().requires_grad_(False)
 

@@ -101,12 +101,12 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
     with _whole(out) as place:
-        with progress("evaluating", "prompts", len(prompts)) as advance:
+        with progress("evaluating", "prompt", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
                 sampling=config.sampling, converse=converse, plain=config.plain, baselines=others,
                 batch=config.batch_size, compiled=config.compile,
-                on_prompt=functools.partial(advance, 1), on_skip=skipped.append,
+                on_prompt=lambda: advance(1), on_decoder=lambda name: advance(0, name), on_skip=skipped.append,
             )  # fmt: skip
         answers, theirs = answers[: len(shapes)], answers[len(shapes) :]
         metrics: dict[str, Any] = {

@@ -24,6 +24,7 @@ from specdec.export.switches import Subject
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import canonical, words
 from specdec.utils.files import read_json
+from specdec.utils.text import how_many
 
 Record = Mapping[str, Any]
 README = "README.md"
@@ -209,7 +210,11 @@ model verifies, so that what is said is the target's own. It is no language mode
             "```bash\npip install specdec-lightning\n"
             f"specdec evaluate {of} --prompts question.jsonl --shape chain tree\n"
             f"specdec serve {of}                # in vLLM\n"
-            f"specdec export {of} --out served  # for vLLM, or --format sglang\n```\n"
+            f"specdec export {of} --out served  # for vLLM, or --format sglang\n```\n\n"
+            "```python\nfrom specdec import SpeculativeDecoder, Target, load_drafter\n\n"
+            f"decoder = SpeculativeDecoder(Target.load({target!r}), load_drafter({name!r}))\n"
+            'made = decoder.generate("def add(a, b):", max_new_tokens=64)\n'
+            "print(made.text, made.acceptance_length)\n```\n"
         )
     yield "## Measured\n"
     if not record["evaluations"]:
@@ -254,14 +259,14 @@ def _training(training: Record | None) -> Iterator[str]:
     if training is None:
         yield "How it was trained is not recorded beside it.\n"
         return
-    steps = "an unknown number of" if training["steps"] is None else f"{training['steps']:,}"
+    steps = "an unknown number of steps" if training["steps"] is None else how_many(training["steps"], "step")
     tokens = f", {training['tokens']:,} tokens with padding" if training["tokens"] else ""
     data = ", ".join(source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"])
-    resumed = f", resumed {training['resumed']} times" if training["resumed"] else ""
+    resumed = f", resumed {how_many(training['resumed'], 'time')}" if training["resumed"] else ""
     machine = training["gpus"][0] if training["gpus"] else training["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in training["versions"].items())
     yield (
-        f"{steps} steps{tokens}, on {data}; {training['ttt_steps']} unrolled steps, loss {training['loss']}, seed "
-        f"{training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
+        f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, "
+        f"seed {training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
         f"commit {training['git_commit'] or 'unknown'}.\n\n```bash\n{training['command']}\n```\n"
     )

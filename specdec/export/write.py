@@ -22,6 +22,7 @@ from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def export(
         load_drafter(directory, dtype=None), target.load(), out, format, draft_tokens=draft_tokens, served=target,
         evaluation=evaluation, run=directory,
     )  # fmt: skip
+    log.info("wrote %s; this serves it:", out)
     sys.stdout.write(f"{exported.command}\n")
     if push is not None:
         push_export(drafter=exported.directory, repo=push)
@@ -125,6 +127,7 @@ def export_drafter(
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     read.finite(tensors)
+    log.info("writing %s for %s, method %s", how_many(len(tensors), "tensor"), chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
         file = temporary / read.WEIGHTS
         try:
@@ -136,6 +139,7 @@ def export_drafter(
         write_json(temporary / read.OURS, record)
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
         write_sums(temporary)
+        log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
 

@@ -36,6 +36,7 @@ from specdec.utils import imports
 from specdec.utils.config import canonical
 from specdec.utils.files import sha256, write_json, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
@@ -133,10 +134,10 @@ class StudyPlan:
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
-        about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
+        about = f"{self.study.design}: {how_many(len(self.arms), 'arm')}, {how_many(len(self.study.seeds), 'seed')}"
         lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
         if not self.unequal and (tokens := self.baseline.tokens) is not None:
-            lines.append(f"every fit trains on {tokens:,} tokens, padding included")
+            lines.append(f"every fit trains on {how_many(tokens, 'token')}, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
@@ -231,7 +232,9 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
         given, more = {"model": parts, "data": config["data"]}, ["--layers", *map(str, layers)]
         more += [] if count is None else ["--first_rows", str(count)]
-        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, (), *more)
+        jobs[key] = specdec_job(
+            directory, "cache", key, f"features of {how_many(len(group), 'arm')}", given, threads, (), *more
+        )
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
 

@@ -20,6 +20,7 @@ from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,8 @@ def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
     at_once = engine.at_once(known[0])
     how = "summed over jobs" if at_once is None else f"{(at_once := min(at_once, len(known)))} at a time"
     more = f"; not known yet: {open_}" if unknown else ""
-    return f"time: about {_words(work / (at_once or 1))} for {len(known)} jobs left, {how}, as those done took{more}"
+    time = f"time: about {_words(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
+    return f"{time}, {how}, as those done took{more}"
 
 
 def _arm_and_kind(job: Job) -> str:
@@ -198,7 +200,7 @@ def run(
     for entry in entries.values():
         entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
-    with stop_on_signals(patience=1) as signals, progress(title, "jobs", len(entries), settled) as advance:
+    with stop_on_signals(patience=1) as signals, progress(title, "job", len(entries), settled) as advance:
         try:
             engine.open(study)
             try:

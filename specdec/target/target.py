@@ -3,6 +3,7 @@
 Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some rows of it, S key columns.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_att
 from specdec.target.loading import fingerprint, is_directory, load_config, load_model, load_tokenizer, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
+
+log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 
@@ -216,6 +219,7 @@ class Target:
         Raises:
             ValueError: something does not; the message says what, and by how much.
         """
+        log.info("proving the target: states, logits and cached trees must be the model's own")
         prove(self)
 
 
@@ -295,5 +299,6 @@ class TargetSource:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
         place, trusted = self.directory(), self.trust_remote_code
+        log.info("loading the target %s in %s", self.source, self.dtype)
         loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
         return Target(*loaded, self.source, self.revision)

@@ -41,6 +41,10 @@ from specdec.utils.config import hyperparameters
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+NO_LENGTH = (
+    "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
+    "trainer.max_time can only end it earlier"
+)
 if TYPE_CHECKING:
     AnyTarget = TargetSource | Target | str | Path
     AnyDrafter = DrafterSpec | str
@@ -210,7 +214,9 @@ class DrafterModule(pl.LightningModule):
                 "of which the draft vocabulary is chosen: trainer.fit(module, datamodule=ChatData(train=...))"
             )
         if trainer.state.fn == "fit":
-            self._limit()
+            endless = self.trainer.max_steps <= 0 and (self.trainer.max_epochs or 0) <= 0
+            if endless and isinstance(self.schedule, Schedule):
+                raise ValueError(NO_LENGTH)
         self._check(self._data.seq_len)
         return []
 
@@ -303,17 +309,9 @@ class DrafterModule(pl.LightningModule):
 
     def _total_steps(self) -> int:
         """The same; ValueError if neither steps nor epochs are set."""
-        self._limit()
-        assert self.length is not None
+        if self.length is None:
+            raise ValueError(NO_LENGTH)
         return self.length
-
-    def _limit(self) -> None:
-        """ValueError if neither steps nor epochs are set."""
-        if self.trainer.max_steps <= 0 and (self.trainer.max_epochs or 0) <= 0:
-            raise ValueError(
-                "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
-                "trainer.max_time can only end it earlier"
-            )
 
     def _check_rows(self, data: TokenData) -> None:
         """Refuse, before the first step, a run that draws more training rows than its features have."""

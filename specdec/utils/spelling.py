@@ -49,7 +49,7 @@ def likely(name: str, names: Iterable[str], start: str = "") -> str:
 
 
 def nearest_class(name: str) -> str:
-    """``did you mean ...?`` with a class of specdec's, Lightning's or a module that the user vouches for, or nothing."""
+    """``did you mean ...?`` with a class of specdec's, Lightning's or a module the user vouches for, or nothing."""
     own = [one for module in ",".join(flags()[1:]).split(",") for one in vars(sys.modules.get(module, ast))]
     return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own * bool(flags()))
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,9 @@ def test_it_is_loaded_from_the_hub_and_checked(
     assert same_state(load_drafter(REPO), load_drafter(drafter_directory)) and same_state(
         load_drafter(f"{REPO}@v1"), load_drafter(REPO)
     )
+    (code,) = re.findall(r"```python\n(.*?)```", uploaded(hub)["README.md"].decode(), re.DOTALL)
+    exec(code, card := {})  # what the card says of its use
+    assert card["made"].acceptance_length >= 1 and same_state(card["decoder"].drafter, load_drafter(REPO))
     prompts = tmp_path / "p.txt"
     prompts.write_text("def add_3(a, b):\n")
     argv = ["evaluate", "--target", str(target_directory), "--drafter", REPO, "--prompts", str(prompts)]
