@@ -64,13 +64,17 @@ def _linked(name: str, where: griffe.Object, package: griffe.Module) -> str:
 
 
 def copy(source: Path) -> list[Path]:
-    """Put one file on the site; the files it links to.
+    """Put one file on the site, or a folder that has no README as a list of what is in it; the files it links to.
 
     Raises:
         ValueError: a link to a file that is not there, or outside the repository.
     """
     place = PAGES / source.relative_to(ROOT)
     place.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        place.mkdir(exist_ok=True)
+        listed = "\n".join(f"- [{one.name}]({one.name})" for one in sorted(source.iterdir()) if one.name[0] not in "._")
+        return _write(place / "README.md", f"# {source.relative_to(ROOT)}\n\n{listed}\n", source / "README.md")
     if source.suffix == ".ipynb":
         return _write(place.with_suffix(".md"), _notebook(source, place.parent), source)
     if source.suffix == ".md":
@@ -108,13 +112,15 @@ def _write(place: Path, text: str, source: Path) -> list[Path]:
         if place.parent.joinpath(path).is_file() and not source.parent.joinpath(path).exists():
             return match[0]  # a notebook's picture
         to = (source.parent / path).resolve()
-        to = to / "README.md" if to.is_dir() else to
-        if not to.is_file() or ROOT not in to.parents:
+        to = to / "README.md" if (to / "README.md").exists() else to
+        if not to.exists() or ROOT not in to.parents:
             raise ValueError(f"{source.relative_to(ROOT)}: the link to {path} leads to no file of the repository")
         found.append(to)
         if to.suffix == ".ipynb":
             return path.removesuffix(".ipynb") + ".md" + anchor
-        return f"{path.rstrip('/')}{'/README.md' if to.name not in path else '.md' * (to.suffix in TEXT)}{anchor}"
+        if to.is_dir() or to.name not in path:
+            return f"{path.rstrip('/')}/README.md{anchor}"
+        return f"{path}{'.md' * (to.suffix in TEXT)}{anchor}"
 
     parts, end = [], 0
     for code in FENCE.finditer(text):
@@ -144,7 +150,7 @@ def reference() -> None:
         parts = [f"# specdec.{package}", f"::: specdec.{package}\n    options: {{members: false}}"]
         parts += [f"::: {name}\n    options: {OPTIONS}" for name in dotted]
         folder.joinpath(f"{package}.md").write_text("\n\n".join(parts) + "\n")
-    helps = json.loads((ROOT / "specdec" / "help.json").read_text(encoding="utf-8"))
+    helps = json.loads((ROOT / "specdec" / "help.json").read_text(encoding="utf-8"))["commands"]
     text = "\n\n".join(f"## specdec {name}\n\n```text\n{said.strip()}\n```" for name, said in helps.items())
     folder.joinpath("commands.md").write_text(f"# Commands\n\nWhat `specdec COMMAND --help` says.\n\n{text}\n")
 
