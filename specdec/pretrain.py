@@ -4,6 +4,7 @@ Legend: B rows of a batch, T tokens of a row, L layers, h heads.
 """
 
 import dataclasses
+import json
 import logging
 import shutil
 import signal
@@ -22,19 +23,22 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.data import Batch
 from specdec.embedded import EmbeddedData, held_out_prompts
-from specdec.embedded.corpus import SEED, corpus, train_tokenizer
+from specdec.embedded.corpus import ANSWERS as ANSWERS_FILE
+from specdec.embedded.corpus import SEED, CorpusFile, corpus, functions, train_tokenizer
 from specdec.evaluation.metrics import loops
 from specdec.nn.optimizers import AdamW
-from specdec.training.callbacks import progress
+from specdec.training.callbacks import progress as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.config import runs_folder
 from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import multiplies_bfloat16, provenance
+from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
 
 RECORD, CARD, WEIGHTS = "pretrain.json", "README.md", "model.safetensors"
 EMBEDDING_STD = 0.5  # the embedding must not drown in what the layers add
+BEGINNINGS, ANSWERED_AT_ONCE = (12, 20, 32, 48), 128  # tokens of a function that an answer goes on from; rows
 TINY = 1e-6  # under a root, whose slope at zero has no end
 SINK_ROWS, ANSWERS, PROMPT_TOKENS, NEW_TOKENS = 32, 60, 32, 96  # what the card's figures are measured on
 
@@ -227,7 +231,7 @@ def pretrain(config: PretrainConfig) -> int:
     )  # fmt: skip
     trainer = pl.Trainer(
         accelerator="auto", devices=1, precision=precision, max_steps=config.steps, gradient_clip_val=1.0,
-        callbacks=[RunCheckpoint(config.every_n_train_steps), progress()], plugins=[AtomicCheckpointIO()],
+        callbacks=[RunCheckpoint(config.every_n_train_steps), progress_of_fit()], plugins=[AtomicCheckpointIO()],
         logger=CSVLogger(work, name="csv"), default_root_dir=work, log_every_n_steps=50, limit_val_batches=32,
         val_check_interval=config.every_n_train_steps, check_val_every_n_epoch=None, num_sanity_val_steps=0,
         use_distributed_sampler=False, enable_model_summary=False, enable_progress_bar=False,
@@ -253,12 +257,49 @@ def pretrain(config: PretrainConfig) -> int:
             **measure(model, data, tokenizer),
             "provenance": provenance(seed=config.seed),
         }
+        rows = answers(model, sources.train, tokenizer)
+        write_text(staging / ANSWERS_FILE.name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        record["answers"] = len(rows)
         write_json(staging / RECORD, record)
         write_text(staging / CARD, card(record))
         write_sums(staging)
     shutil.rmtree(work)
     log.info("%s: held-out loss %.3f", out, record["held_out_loss"])
     return 0
+
+
+@torch.inference_mode()
+def answers(
+    model: LlamaForCausalLM, files: list[CorpusFile], tokenizer: PreTrainedTokenizerFast
+) -> list[dict[str, Any]]:
+    """What the model writes, greedily, after the first tokens of functions of these files: text to train drafters on.
+
+    Returns:
+        One ``{"text": beginning and answer, "ended": whether the model ended it}`` each; none of an answer that loops.
+    """
+    whole = [text for file in files for _, text in functions(file.text)]
+    encoded = tokenizer(whole, return_attention_mask=False, verbose=False)["input_ids"]
+    rows, beginnings = [], [ids[: BEGINNINGS[n % len(BEGINNINGS)]] for n, ids in enumerate(encoded)]
+    beginnings = [ids for ids, all_ids in zip(beginnings, encoded, strict=True) if len(ids) < len(all_ids)]
+    with progress("answering", "function", len(beginnings)) as done:
+        for length in BEGINNINGS:  # those of one length at once: no padding
+            alike = [ids for ids in beginnings if len(ids) == length]
+            for start in range(0, len(alike), ANSWERED_AT_ONCE):
+                ids_BT = torch.tensor(alike[start : start + ANSWERED_AT_ONCE])
+                for ids, made in zip(ids_BT.tolist(), greedy(model, ids_BT, tokenizer.eos_token_id), strict=True):
+                    if not loops(made):
+                        text = tokenizer.decode([*ids, *made], skip_special_tokens=True)
+                        rows.append({"text": text, "ended": len(made) < NEW_TOKENS})
+                done(len(ids_BT))
+    return rows
+
+
+def greedy(model: LlamaForCausalLM, ids_BT: Tensor, end: int) -> list[list[int]]:
+    """Up to :data:`NEW_TOKENS` tokens after each row, without the end token."""
+    made_BT = model.generate(
+        ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=end
+    )[:, ids_BT.shape[1] :]
+    return [list(takewhile(lambda id_: id_ != end, ids)) for ids in made_BT.tolist()]
 
 
 @torch.inference_mode()
@@ -286,11 +327,7 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
     rms = [state_BTH.square().mean(-1).sqrt() for state_BTH in seen.hidden_states]
     prompts = held_out_prompts(ANSWERS, PROMPT_TOKENS, data.seed, tokenizer)
     ids_BT = tokenizer([row["prompt"] for row in prompts], return_tensors="pt").input_ids  # of equal lengths
-    made_BT = model.generate(
-        ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=NEW_TOKENS, do_sample=False,
-        pad_token_id=tokenizer.eos_token_id,
-    )[:, ids_BT.shape[1] :]  # fmt: skip
-    answers = [list(takewhile(lambda id_: id_ != tokenizer.eos_token_id, ids)) for ids in made_BT.tolist()]
+    made = greedy(model, ids_BT, tokenizer.eos_token_id)
     return {
         "held_out_loss": losses / counts,
         "attention_sink": {
@@ -299,7 +336,7 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
             "heads": sinks,
         },
         "state_rms": {"first": [float(x[:, 0].mean()) for x in rms], "others": [float(x[:, 1:].mean()) for x in rms]},
-        "looping": sum(map(loops, answers)) / len(answers),
+        "looping": sum(map(loops, made)) / len(made),
     }
 
 
@@ -331,6 +368,8 @@ trained for where nothing may be downloaded: a small model with some of the larg
   {sink["mean"]:.3f} (the later tokens of {SINK_ROWS} held-out documents of {config["seq_len"]} tokens). The embedding
   of `<s>` began {config["bos_scale"]:g} times as long as the others, so that a sink comes early. After the last layer
   but one the state has an RMS of {rms["first"][-2]:.1f} at `<s>` and {rms["others"][-2]:.1f} elsewhere.
+- **Answers**: `{ANSWERS_FILE.name}` has {record["answers"]:,} greedy ones, of at most {NEW_TOKENS} tokens, to the
+  beginnings of training functions, those left out that loop: text to train drafters on.
 - **Loops**: {100 * record["looping"]:.0f} % of {ANSWERS} greedy answers to held-out prompts, of at most {NEW_TOKENS}
   tokens, repeat themselves.
 

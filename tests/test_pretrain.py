@@ -33,6 +33,7 @@ small_library = conftest.small_library
 def _small(small_library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     conftest.use_library(monkeypatch, small_library)
     monkeypatch.setattr(specdec.pretrain, "ANSWERS", 3)
+    monkeypatch.setattr(specdec.pretrain, "BEGINNINGS", (12,))
     monkeypatch.setattr(specdec.pretrain, "PROMPT_TOKENS", 24)
     monkeypatch.setattr(specdec.pretrain, "NEW_TOKENS", 16)
     monkeypatch.setattr(sys, "argv", ["specdec"])
@@ -52,6 +53,8 @@ def test_the_recipe_trains_and_tells(capsys: pytest.CaptureFixture[str]) -> None
     assert len(record["attention_sink"]["heads"]) == 2 and 0 <= record["looping"] <= 1
     assert {tensor.dtype for tensor in weights("model").values()} == {torch.bfloat16}
     assert not Path("model.partial").exists()
+    rows = [json.loads(line) for line in Path("model/answers.jsonl").read_text().splitlines()]
+    assert len(rows) == record["answers"] > 0 and all(row["text"] and row["ended"] in (True, False) for row in rows)
     assert main(["pretrain", "--out", "model", *OPTIONS]) == 0  # is there already
     assert main(["pretrain", "--out", "model", *OPTIONS, "--seed", "1"]) == 2
     assert "choose another --out" in capsys.readouterr().err

@@ -6,6 +6,7 @@ token and a natural attention sink; ``</s>`` ends it, so that a model of them en
 
 import ast
 import hashlib
+import json
 import random
 import sysconfig
 import textwrap
@@ -21,9 +22,11 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec.data import Batch, Document, TokenData
 from specdec.data.loader import pack_whole
+from specdec.data.rows import read_text
 
 SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
+ANSWERS = Path(__file__).with_name("target") / "answers.jsonl"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
 MOST_CHARACTERS = 500_000
@@ -166,13 +169,19 @@ def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) 
     Raises:
         ValueError: the files have none.
     """
-    texts = [text for file in files for _, text in functions(file.text)]
+    texts = [(text, True) for file in files for _, text in functions(file.text)]
     if not texts:
         raise ValueError(f"{len(files)} files without a function: nothing to learn from")
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return encode_texts(tokenizer, texts, longest)
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int) -> list[Document]:
+    """The same of texts, each with whether ``</s>`` ends it."""
+    bare = [text for text, _ in texts]
+    encoded = tokenizer(bare, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     documents = []
-    for ids in encoded:
-        whole = [*ids, tokenizer.eos_token_id]
+    for ids, (_, ended) in zip(encoded, texts, strict=True):
+        whole = [*ids, tokenizer.eos_token_id] if ended else ids
         for start in range(0, len(whole), longest - 1):
             piece = torch.tensor([tokenizer.bos_token_id, *whole[start : start + longest - 1]])
             if len(piece) >= LEAST_TOKENS:
@@ -182,7 +191,16 @@ def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) 
 
 class EmbeddedData(TokenData):
     """The corpus that the embedded target was trained on: the same split by file, the same documents, each of which
-    starts with ``<s>``."""
+    starts with ``<s>``.
+
+    Args:
+        answers: train on what the embedded target writes after the beginnings of the training functions, which came
+            with it, in place of these functions: a drafter is to know its target's text. Validation stays.
+    """
+
+    def __init__(self, answers: bool = False, seq_len: int = 512, batch_size: int = 8, seed: int = 0) -> None:
+        super().__init__(seq_len, batch_size, seed)
+        self.answers = answers
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
         """Documents of the training and of the held-out files."""
@@ -191,8 +209,12 @@ class EmbeddedData(TokenData):
                 "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
                 "choose --data TextData or ChatData"
             )
-        train, held_out = (encode_documents(tokenizer, part, self.seq_len) for part in corpus(SEED))
-        return train, held_out
+        files = corpus(SEED)
+        held_out = encode_documents(tokenizer, files.held_out, self.seq_len)
+        if self.answers:
+            rows = [json.loads(line) for line in read_text(ANSWERS).splitlines()]
+            return encode_texts(tokenizer, [(row["text"], row["ended"]) for row in rows], self.seq_len), held_out
+        return encode_documents(tokenizer, files.train, self.seq_len), held_out
 
     def pack(self, documents: list[Document]) -> Batch:
         """As many whole documents to a row as fit."""

@@ -1,14 +1,17 @@
 """What comes with the package is what its record and its card say."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from specdec.embedded import embedded_target
+from specdec.embedded import EmbeddedData, embedded_target
+from specdec.embedded.corpus import ANSWERS
+from specdec.evaluation.metrics import loops
 from specdec.pretrain import CARD, RECORD, WEIGHTS, PretrainConfig
-from specdec.target import Target
+from specdec.target import Target, TargetSource
 from specdec.utils.files import check_sums, read_json, sha256
 
 MOST_BYTES = 24_000_000
@@ -44,6 +47,18 @@ def test_it_is_a_target_and_has_the_sink_that_its_card_names() -> None:
     seen = target.model(ids_1T, output_attentions=True)
     strongest = max(float(weights_1hTT[0, :, 1:, 0].mean(1).max()) for weights_1hTT in seen.attentions)
     assert strongest > 0.2  # of another text than the card's
+
+
+def test_its_answers_are_text_for_drafters() -> None:
+    tokenizer = TargetSource().load_tokenizer()
+    own, text = EmbeddedData(answers=True, seq_len=256), EmbeddedData(seq_len=256)
+    for data in (own, text):
+        data.prepare(tokenizer)
+    starts = int((own.splits.train.ids_BT[own.splits.train.documents_BT >= 0] == tokenizer.bos_token_id).sum())
+    rows = [json.loads(line) for line in ANSWERS.read_text().splitlines()]
+    assert 0 < starts <= len(rows) == read_json(embedded_target() / RECORD)["answers"]
+    assert not any(loops(tokenizer.encode(row["text"])) for row in rows[:50])
+    assert torch.equal(own.splits.validation.ids_BT, text.splits.validation.ids_BT)
 
 
 def test_a_package_without_its_data_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
