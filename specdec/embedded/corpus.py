@@ -198,7 +198,7 @@ class EmbeddedData(TokenData):
             with it, in place of these functions: a drafter is to know its target's text. Validation stays.
     """
 
-    def __init__(self, answers: bool = False, seq_len: int = 512, batch_size: int = 8, seed: int = 0) -> None:
+    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0, answers: bool = False) -> None:
         super().__init__(seq_len, batch_size, seed)
         self.answers = answers
 
