@@ -193,9 +193,10 @@ class Spelling:
         elif isinstance(value, dict) and isinstance(path := value.get("class_path"), str):
             self._class(option, path, where)
             known = [one for one in self.parts[option].classes if path in (one, one.rpartition(".")[2])]
-            taken, given = (self.arguments.get(known[0]) if len(known) == 1 else None), value.get("init_args") or {}
-            for key in given if isinstance(given, dict) and taken is not None else ():
-                if isinstance(key, str) and key.removesuffix("+") not in taken and "." not in key:
+            taken = self.arguments.get(known[0]) if len(known) == 1 else None
+            given = value.get("init_args") or {}
+            for key in given if isinstance(given, dict) else ():
+                if taken is not None and isinstance(key, str) and key.removesuffix("+") not in taken and "." not in key:
                     what = f"{option} in {where}: {path} has no argument {key}"
                     self.refuse(what, likely(key, taken) or f"it takes {', '.join(taken) or 'none'}", known[0])
         elif isinstance(value, str) and value.endswith(YAML):

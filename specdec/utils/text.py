@@ -32,7 +32,7 @@ def tensor_fault(found: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequen
     if missing:
         first = missing[0]
         near = difflib.get_close_matches(first, unknown, n=1)
-        named = f"it lacks {first} {list(wanted[first])}" + f" (is it {near[0]}?)" * bool(near)
+        named = f"it lacks {first} {list(wanted[first])}" + (f" (is it {near[0]}?)" if near else "")
         others = f" and {how_many(len(missing) - 1, 'more tensor')}: {_some(missing[1:])}" if missing[1:] else ""
         faults.append(named + others)
     if unknown:

@@ -144,7 +144,6 @@ def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytes
     assert "not recorded beside it" in pushed(moved, capsys).text
 
 
-@pytest.mark.slow
 def test_a_run_its_evaluation_and_its_export_say_the_same(
     run: Path, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

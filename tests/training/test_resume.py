@@ -164,7 +164,7 @@ def test_refused_checkpoints_are_named_in_turn(tmp_path: Path, caplog: pytest.Lo
     assert all(line.startswith(f"refused: {tmp_path}") and "\n" not in line for line in refused)
     flip(tmp_path / "step-2.ckpt")
     flip(tmp_path / "step-4.ckpt")
-    with pytest.raises(ValueError, match="none of its 5 checkpoints is whole"):
+    with pytest.raises(ValueError, match="of its 5 checkpoints none is whole"):
         newest(tmp_path)
 
 
