@@ -141,9 +141,9 @@ def reference() -> None:
             home = one.final_target
             says = (home.docstring.value if home.docstring else "").split("\n\n")[0]
             says = ROLE.sub(lambda match: f"`{match['name']}`", says)
-            names.append(f"| [`{one.name}`][{home.path}] | {' '.join(says.split()).replace('|', chr(92) + '|')} |")
-    table = "\n".join(["| `from specdec import` | |", "|---|---|", *names])
-    folder.joinpath("index.md").write_text(f"# Python names\n\n{specdec.docstring.value}\n\n{table if names else ''}\n")
+            names.append(f"- [`{one.name}`][{home.path}]: {' '.join(says.split())}")
+    page = "\n".join([f"# Python names\n\n{specdec.docstring.value}\n", *names, ""])
+    folder.joinpath("index.md").write_text(page, encoding="utf-8")
     for package in packages():
         modules = sorted(path.relative_to(ROOT) for path in (ROOT / "specdec" / package).glob("*.py"))
         dotted = [".".join(path.with_suffix("").parts) for path in modules if path.stem[:1] != "_"]

@@ -107,7 +107,8 @@ def check(command: str, text: str, argv: Sequence[str], allowed: Sequence[str], 
 
     Args:
         text: the help of the command.
-        allowed, modules: packages of which values may name classes; those of the user's own.
+        allowed: packages of which values may name classes.
+        modules: the user's own, of which they may too.
     """
     names = Spelling(command, text, allowed, modules)
     given = list(_options(itertools.takewhile(lambda word: word != "--", argv)))
