@@ -159,9 +159,9 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
 def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
     """Token ids of ``--count`` prompts that the embedded target was not trained on, and one more to warm up with."""
-    from specdec.embedded import EmbeddedConfig, held_out_prompts
+    from specdec.embedded import SEED, held_out_prompts
 
-    rows = held_out_prompts(a.count + 1, PROMPT, EmbeddedConfig().seed, target.tokenizer)
+    rows = held_out_prompts(a.count + 1, PROMPT, SEED, target.tokenizer)
     return [target.tokenizer.encode(row["prompt"]) for row in rows]
 
 

@@ -5,7 +5,6 @@ import difflib
 import importlib
 import inspect
 import io
-import itertools
 import json
 import logging
 import os
@@ -16,8 +15,12 @@ from pathlib import Path
 
 from specdec import __version__
 
+HELP = Path(__file__).with_name("help.json")
+"""The help of every command, so that it is shown at once, and what :mod:`specdec.utils.spelling` knows besides;
+``python -m specdec.cli`` writes it anew."""
 COMMANDS = {
     "quickstart": ("specdec.quickstart:quickstart", "train and evaluate an EAGLE-3.1 drafter on the embedded target"),
+    "pretrain": ("specdec.pretrain:pretrain", "a small Llama of Python's sources, as the embedded target was made"),
     "fit": ("specdec.fit:run", "train a drafter (LightningCLI)"),
     "doctor": ("specdec.diagnostics.doctor:main", "the faults of a set-up, or its data, before it is trained"),
     "plan": ("specdec.plan:main", "memory and steps of a fit on many devices, worked out in one process"),
@@ -39,16 +42,17 @@ COMMANDS = {
         "whether training, decoding and the export, as vLLM reads it, agree",
     ),
     "import": ("specdec.export.read:import_command", "a published EAGLE checkpoint as a drafter"),
+    "push": ("specdec.export.push:push", "a drafter or an export, with its card, to the Hugging Face Hub"),
     "serve": ("specdec.engines.serve:serve", "a target in vLLM with a drafter, until Ctrl-C; --bench measures it"),
     "regenerate": ("specdec.engines.regenerate:regenerate", "a data set's answers, written by the target itself"),
     "sweep": ("specdec.studies.sweep:sweep", "a study: every arm trained, measured and compared, each once"),
 }
 GROUPS = {
-    "train": ("quickstart", "fit", "doctor", "plan"),
+    "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
     "data": ("regenerate", "cache"),
     "evaluate": ("evaluate", "compare", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
-    "serve": ("export", "import", "serve"),
+    "serve": ("export", "import", "push", "serve"),
     "study": ("sweep",),
 }
 SHARED = ("fit",)
@@ -56,8 +60,6 @@ OF_FIT = ("doctor", "plan", "cache")  # take the options of fit too
 EXAMPLES = {
     "fit": "fit --model.target.source DIR --data ChatData --data.train answers.jsonl --trainer.max_steps 2000",
 }
-HELP = Path(__file__).with_name("help.json")
-"""The help of every command, so that it is shown at once; ``python -m specdec.cli`` writes it anew."""
 
 
 def usage() -> str:
@@ -77,28 +79,18 @@ def usage() -> str:
 
 def known_help(name: str) -> str:
     """The help of a command as it was written down, which takes no import."""
-    return json.loads(HELP.read_text(encoding="utf-8"))[name]
+    return json.loads(HELP.read_text(encoding="utf-8"))["commands"][name]
 
 
-def misspelt(name: str, argv: list[str]) -> str | None:
-    """What is wrong with the first option that a command does not have, with the likeliest name; None if all are known.
+def check_names(name: str, args: list[str]) -> None:
+    """Raise ValueError, with the likeliest name, for an option, key or class that a command does not have."""
+    from specdec.utils import imports, spelling
 
-    An option below one that takes a part (``--model.loss.weight``) is the part's own to judge.
-    """
     text = known_help(name) + " --allow_imports"
     if name in OF_FIT:
-        text += known_help("fit") + " --target"  # for --model.target
-    options = set(re.findall(r"(?<![\w-])--[\w.]+", text))
-    for word in itertools.takewhile(lambda word: word != "--", argv):
-        option = word.partition("=")[0].removesuffix("+")
-        if not option.startswith("--") or option in options:
-            continue
-        above = [option[: dot.start()] for dot in re.finditer(r"\.", option)]
-        if any(part in options and (f"{part}.help" in options or f"{part} CONFIG" not in text) for part in above):
-            continue
-        close = difflib.get_close_matches(option, sorted(options), n=1)
-        return f"unknown option {option}; " + (f"did you mean {close[0]}?" if close else f"see specdec {name} --help")
-    return None
+        text += "\n" + known_help("fit") + " --target"  # for --model.target
+    modules, args = imports.take(args)
+    spelling.check(name, text, args, imports.DEFAULT, modules)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -117,13 +109,15 @@ def main(argv: list[str] | None = None) -> int:
     if args in (["-h"], ["--help"]):
         print(known_help(name), end="")  # noqa: T201
         return 0
-    if wrong := misspelt(name, args):
-        return _refuse(name, wrong)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
+    if name != "push":  # whose upload is what one waits for
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
     try:
+        check_names(name, args)
+        if "torch" not in sys.modules and not is_further_process():
+            sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
         return _run(name, args)
     except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
@@ -138,6 +132,19 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"specdec {name}: interrupted\n")
         return 128 + signal.SIGINT
+
+
+class StderrLines(logging.Handler):
+    """Lines on whatever standard error is by then: above a bar, where one is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        sys.stderr.write(f"{self.format(record)}\n")
+
+
+def is_further_process() -> bool:
+    """Whether a launcher started this process beside the first of its job."""
+    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def _refuse(name: str, why: str) -> int:
@@ -161,7 +168,9 @@ def _run(name: str, args: list[str]) -> int:
 
 
 def write_help() -> None:
-    """Write down the help of every command."""
+    """Write down the help of every command, and what arguments the classes take that options name."""
+    from specdec.utils import spelling
+
     os.environ["COLUMNS"] = "100"
     texts = {}
     for name in COMMANDS:
@@ -173,7 +182,7 @@ def write_help() -> None:
         needed = " ".join(word for word in line.split()[2:] if word not in ("specdec", name))
         example = f"Example: specdec {EXAMPLES[name]}\n\n" if name in EXAMPLES else ""
         texts[name] = f"usage: specdec {name} [OPTIONS] {needed}".rstrip() + f"\n\n{example}{rest}"
-    HELP.write_text(json.dumps(texts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    spelling.write(texts)
 
 
 if __name__ == "__main__":

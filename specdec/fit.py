@@ -1,6 +1,10 @@
 """``specdec fit``: LightningCLI with run directories that are never overwritten."""
 
+import contextlib
+import dataclasses
+import json
 import logging
+import shlex
 import signal
 import sys
 import warnings
@@ -13,24 +17,34 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
-from specdec.evaluation.callback import AcceptanceLength
+from specdec.evaluation.callback import AcceptanceLength, document_prompts
 from specdec.training.callbacks import RunRecord, Throughput, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
 from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
 from specdec.utils.command import short
-from specdec.utils.config import canonical, compose
+from specdec.utils.config import canonical, compose, hyperparameters
+from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
 AUTO = "auto"  # for --ckpt_path
+LOGGERS = [
+    {"class_path": f"lightning.pytorch.loggers.{kind}", "init_args": {"save_dir": ".", "name": name}}
+    for kind, name in (("CSVLogger", "csv"), ("TensorBoardLogger", "tensorboard"))
+]
+"""To which ``--trainer.logger+=`` adds, and which ``--trainer.logger`` replaces."""
+CLOSING = ("train/loss", "val/loss", "val/acceptance_length")  # figures that a run ends with
+PROMPTS, PROMPT_TOKENS = 40, 64
+OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")  # settings that are no hyperparameters
 
 
 class DrafterCLI(LightningCLI):
@@ -53,7 +67,7 @@ class DrafterCLI(LightningCLI):
         )
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(AcceptanceLength, "acceptance")
-        parser.set_defaults(DEFAULTS)
+        parser.set_defaults({**DEFAULTS, "trainer.logger": LOGGERS})
 
     def _parse_ckpt_path(self) -> None:
         """The present config decides, never a checkpoint's: Lightning would let the checkpoint win silently."""
@@ -64,25 +78,73 @@ class DrafterCLI(LightningCLI):
         strategy_kind(given.strategy)
         if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
             given.max_epochs = 1  # Lightning's own default is a thousand
+        if given.logger in (None, True):  # as Lightning says "the default"
+            given.logger = self._parser("fit").get_defaults().trainer.logger
+
+    def instantiate_classes(self) -> None:
+        """Choose the run directory, below which loggers write where their ``save_dir`` is relative; then build all."""
+        self.out = self._choose()
+        self.saved = self._dumped()  # with the directories as they were given: a saved config serves another run
+        for logger in _listed(self.config.fit.trainer.logger or None):
+            if "save_dir" in logger.get("init_args", {}) and logger.init_args.save_dir is not None:
+                logger.init_args.save_dir = str(self.out / logger.init_args.save_dir)
+        super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """A trainer whose checkpoints are atomic and whose files all lie in the run directory, chosen here."""
-        given, seed = self.config_init.fit.trainer, self.config.fit.seed_everything
-        out = self._choose()
+        """A trainer whose checkpoints are atomic and whose files all lie in the run directory; the loggers get the
+        config as it is saved."""
+        given, seed, out = self.config_init.fit.trainer, self.config.fit.seed_everything, self.out
         given.default_root_dir = str(out)
-        if given.logger in (None, True):
-            kwargs["logger"] = [CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard")]
+        config = {key: value for key, value in yaml.safe_load(self.saved).items() if key not in OF_ONE_START}
+        self.model.save_hyperparameters(hyperparameters(config))
         kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
         key = torch.initial_seed() if seed is False else seed
-        record = RunRecord(out, key, self._dumped(), provenance(seed=seed))
+        record = RunRecord(out, key, self.saved, provenance(seed=seed))
         callbacks = [*_listed(given.callbacks), record, Throughput()]
         if given.enable_progress_bar is not False:
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
         return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
 
+    def after_fit(self) -> None:
+        """Say what the run has left, and the commands that go on with it."""
+        if not self.trainer.is_global_zero:
+            return
+        found = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        figures = [f"{name} {found[name]:.3f}" for name in CLOSING if name in found]
+        target, drafter = self.model.target_source, str(self.out / "drafter")
+        given = ["--target", target.source]
+        for field in dataclasses.fields(target)[1:]:
+            if (value := getattr(target, field.name)) != field.default:
+                given += [f"--target.{field.name}", str(value).lower() if isinstance(value, bool) else str(value)]
+        given += ["--drafter", drafter, *flags()]
+        device = self.trainer.strategy.root_device.type
+        on = [] if device == "cpu" else ["--device", device]
+        evaluate = ["specdec", "evaluate", *given, "--prompts", self._prompts(), *on]
+        export = ["specdec", "export", *given, "--out", str(self.out / "vllm"), "--format", "vllm"]
+        log.info(
+            "%s\n  run directory  %s\n  drafter        %s\n  evaluate it    %s\n  export it      %s",
+            ", ".join([f"trained {how_many(self.trainer.global_step, 'step')}", *figures]), self.out, drafter,
+            shlex.join(evaluate), shlex.join(export),
+        )  # fmt: skip
+
+    def _prompts(self) -> str:
+        """A file of prompts for ``evaluate``, written now: how validation documents begin. Where they make none, a
+        name that stands for the user's own."""
+        path, rows = self.out / "validation_prompts.jsonl", list[dict[str, str]]()
+        with contextlib.suppress(ValueError):  # no such documents, no tokenizer
+            validation, tokenizer = self.datamodule.splits.validation, self.model.tokenizer
+            for number, ids in enumerate(document_prompts(validation, PROMPTS, PROMPT_TOKENS, self.datamodule.seq_len)):
+                text = tokenizer.decode(ids[ids[0] == tokenizer.bos_token_id :])
+                if tokenizer.encode(text) == ids:  # as evaluate will read it
+                    rows.append({"prompt_id": f"document-{number}", "prompt": text})
+        if not rows:
+            return "PROMPTS.jsonl"
+        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        return str(path)
+
     def _choose(self) -> Path:
-        """The run directory, and the checkpoint with which it begins; nothing that the parts refuse has made one."""
+        """The run directory, and the checkpoint with which it begins."""
         config = self.config.fit
         given = config.get("ckpt_path")
         if given == AUTO and config.out is None:
@@ -96,7 +158,7 @@ class DrafterCLI(LightningCLI):
             return out
         last = newest(out / "checkpoints")
         begin = last if given == AUTO else Path(given)
-        config.ckpt_path = self.config_init.fit.ckpt_path = None if begin is None else str(begin)
+        config.ckpt_path = None if begin is None else str(begin)
         if begin is None:
             log.info("%s: no checkpoint yet: training from the start", out)
             return out
@@ -131,7 +193,9 @@ class Configured(DrafterCLI):
 
     def instantiate_classes(self) -> None:
         """Model and data alone."""
-        self.config_init = self.parser.instantiate_classes(self.config)
+        config = self.config.clone()
+        config.fit.trainer.logger = False  # some make files as they are built
+        self.config_init = self.parser.instantiate_classes(config)
         self.datamodule, self.model = self._get(self.config_init, "data"), self._get(self.config_init, "model")
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -157,13 +221,16 @@ def run(subcommand: str, args: list[str]) -> int:
     signal.signal(signal.SIGTERM, end)  # Lightning calls it beside its own graceful stop
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
+    directory = RunDirectory()
     try:
-        with RunDirectory() as directory:
+        with directory:
             configured(DrafterCLI, subcommand, args, directory)
     except SIGTERMException:
+        _tell_how_to_go_on(directory)
         return 128 + signal.SIGTERM
     except SystemExit as error:
         if error.code == 1:  # what Lightning does after Ctrl-C
+            _tell_how_to_go_on(directory)
             return 128 + signal.SIGINT
         return error.code if isinstance(error.code, int) else 0
     finally:
@@ -173,16 +240,31 @@ def run(subcommand: str, args: list[str]) -> int:
     return 0
 
 
+def _tell_how_to_go_on(directory: RunDirectory) -> None:
+    config = None if directory.path is None else directory.path / "config.yaml"
+    if config is not None and config.exists():
+        command = ["specdec", "fit", *flags(), "--config", str(config), "--ckpt_path", AUTO]
+        log.info("interrupted; this goes on: %s", shlex.join(command))
+
+
+def quiet_lightning() -> None:
+    """Leave out Lightning's adverts, warnings that are known to be harmless here, and what is said twice."""
+    for known in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=known)
+    for adverts in ADVERTS:
+        logging.getLogger(adverts).setLevel(logging.WARNING)
+    logging.getLogger("lightning").handlers.clear()  # it would print every line a second time
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_once)
+
+
 def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
     """Compose and parse the arguments, and let ``kind`` make of them what it does.
 
     Raises:
         ValueError: they are wrong; the message says where.
     """
-    for known in KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=known)
-    for adverts in ("lightning.fabric", "lightning.pytorch.utilities.rank_zero"):  # and hints for the notebook
-        logging.getLogger(adverts).setLevel(logging.WARNING)
+    quiet_lightning()
     config, rest = compose(args)
     composed = ["--config", yaml.safe_dump(config, sort_keys=False)] if config else []
     try:
@@ -203,10 +285,22 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
         raise ValueError(short(str(error))) from error
 
 
+def _once(record: logging.LogRecord) -> bool:
+    """Of several processes the first alone says what all would: specdec's lines that are no errors. A library's
+    warning may concern one process."""
+    least = logging.ERROR if record.name.startswith("specdec") else logging.WARNING
+    return rank_zero_only.rank == 0 or record.levelno >= least  # type: ignore[attr-defined]
+
+
 KNOWN_WARNINGS = (
     ".*_pytree.*",  # torch 2.13 under lightning 2.6.6
     ".*LeafSpec.*",
     "LightningCLI's args parameter is intended",  # sys.argv is for the processes that it starts
     "It is recommended to use .*sync_dist=True",  # the metrics are torchmetrics, reduced already
+)
+ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the notebook
+    "lightning.fabric",
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}

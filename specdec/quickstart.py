@@ -1,4 +1,4 @@
-"""``specdec quickstart``: the main job on the embedded default, from nothing to a measured EAGLE-3.1 drafter."""
+"""``specdec quickstart``: the main job on the embedded target, from nothing to a measured EAGLE-3.1 drafter."""
 
 import json
 import logging
@@ -8,40 +8,47 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from specdec.embedded.build import RECORD, EmbeddedConfig, embedded_target, native_precision
-from specdec.embedded.corpus import held_out_prompts
+from specdec.decoding import SpeculativeDecoder, parse_shape
+from specdec.embedded import SEED, embedded_target, held_out_prompts
+from specdec.evaluation.config import load_pair
 from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
+from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
 from specdec.utils.config import runs_folder
 from specdec.utils.files import read_json, write_json, write_text
+from specdec.utils.machine import multiplies_bfloat16
 
 log = logging.getLogger(__name__)
 
 CONFIG = "conf/quickstart.yaml"
-SHAPES = ("chain:depth=5", "tree:depth=6,top_k=2,nodes=12")
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 18, 64, 128
+SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 20, 32, 96
+# seconds of each stage on two cores (benchmarks/results has the machine), for what is said beforehand
+PRETRAINS, TRAINS, DECODES, COMPILES = 3600, 110, 40, 100
 
 
-def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) -> int:
-    """Build a small target, train an EAGLE-3.1 drafter for it, evaluate it, and say what came of it.
+def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) -> int:
+    """Train an EAGLE-3.1 drafter for a small target, decode held-out prompts with it, and say what came of it.
 
-    What is there already of an earlier run is used again.
+    An interrupted run goes on where it was; what is there already of an earlier one is used again.
 
     Example: specdec quickstart --out runs/quickstart
 
     Args:
-        out: run directory; by default runs/quickstart.
+        out: run directory; by default runs/quickstart, with --full runs/quickstart_full.
         seed: of the drafter's training.
-        compile: evaluate with compiled graphs.
+        full: train the target on this machine too, in place of the one that comes with specdec, and decode with
+            compiled graphs.
 
     Raises:
         ValueError: the run directory belongs to something else, or a step cannot be done.
     """
-    out = out or runs_folder() / "quickstart"
+    out = out or runs_folder() / ("quickstart_full" if full else "quickstart")
     console, begin, mark = Console(), time.monotonic(), out / "quickstart.json"
-    plan: dict[str, Any] = {"quickstart": 1, "seed": seed, "shapes": list(SHAPES), "new_tokens": NEW_TOKENS}
+    plan: dict[str, Any] = {"quickstart": 2, "seed": seed, "full": full, "shapes": [*SHAPES], "new_tokens": NEW_TOKENS}
     if mark.exists():
         if read_json(mark) != plan:
             raise ValueError(f"{out} holds a quickstart with other settings: choose another --out or remove it")
@@ -49,55 +56,96 @@ def quickstart(*, out: Path | None = None, seed: int = 0, compile: bool = True) 
         raise ValueError(f"{out} exists already and is no quickstart run: choose another --out")
     else:
         write_json(mark, plan)
-    target, precision, prompts = embedded_target(), native_precision(), out / "prompts.jsonl"
-    dtype = "bfloat16" if precision == "bf16-mixed" else "float32"  # the evaluation is in float32 in any case
-    fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out)]
-    fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]
-    evaluate_args = ["--target", "embedded", "--drafter", str(out / "drafter"), "--prompts", str(prompts)]
-    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]
-    evaluate_args += [] if compile else ["--compile", "false"]
+    stages = iter(range(1, 5))
+
+    def stage(what: str, seconds: int, done: bool = False) -> None:
+        """Say what begins, and how long it takes on two cores; ``done``: by an earlier run."""
+        about = f"about {seconds // 60} min" if seconds >= 120 else f"about {seconds} s"
+        left = "done before" if done else f"{about} on two cores"
+        console.print(f"\n[bold]{next(stages)}/4[/bold] {what}: {left}", highlight=False, soft_wrap=True)
+
+    source = "embedded"
+    if full:
+        source = str(out / "target")
+        stage("the target, a small Llama of the standard library", PRETRAINS, (out / "target").exists())
+        pretrain(PretrainConfig(out=out / "target"))
+    else:
+        stage("the target, a small Llama that comes with specdec", 0, True)
+    target = Path(source) if full else embedded_target()
+    fit_args, evaluate_args = _commands(source, out, seed, full)
     commands = [["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
 
-    if not (out / "DONE.json").exists() and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):
+    trained = (out / "DONE.json").exists()
+    stage("training the drafter, EAGLE-3.1", TRAINS, trained)
+    if not trained and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):
         return status
+    prompts, whole = out / "prompts.jsonl", (out / "metrics.json").exists()
     if not prompts.exists():
-        rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, EmbeddedConfig().seed, TargetSource().load().tokenizer)
+        rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, TargetSource(source).load_tokenizer())
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
-    if (out / "metrics.json").exists():
-        log.info("%s is complete already; this is what it holds", out)
+    stage(f"decoding {PROMPTS} held-out prompts plainly and with drafts", DECODES + (COMPILES if full else 0), whole)
+    if whole:
         metrics = read_json(out / "metrics.json")
     else:
         for name in FILES:  # of an evaluation that was cut off
             (out / name).unlink(missing_ok=True)
-        config = EvaluationConfig(
-            drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES), max_new_tokens=NEW_TOKENS,
-            compile=compile, out=out,
-        )  # fmt: skip
-        metrics = evaluate(config)
+        metrics = evaluate(EvaluationConfig(
+            target=TargetSource(source), drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES),
+            max_new_tokens=NEW_TOKENS, compile=full, out=out,
+        ))  # fmt: skip
     print_results(metrics, console)
+    stage("an answer as it is decoded", 2)
+    show_answer(source, out, console)
     console.rule("specdec quickstart")
-    text = _closing(out, read_json(target / RECORD), metrics["results"], time.monotonic() - begin)
+    text = _closing(source, out, read_json(target / RECORD), metrics["results"], time.monotonic() - begin)
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
 
-def _closing(out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float) -> str:
+def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[str], list[str]]:
+    """The arguments of ``specdec fit`` and of ``specdec evaluate`` that a quick start stands for."""
+    precision, dtype = ("bf16-mixed", "bfloat16") if multiplies_bfloat16() else ("32-true", "float32")
+    fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out), "--model.target.source", source]
+    fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]  # the evaluation is in float32
+    evaluate_args = ["--target", source, "--drafter", str(out / "drafter"), "--prompts", str(out / "prompts.jsonl")]
+    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]
+    return fit_args, evaluate_args + ([] if compile else ["--compile", "false"])
+
+
+def show_answer(source: str, out: Path, console: Console) -> None:
+    """Decode the first prompt with a chain and print it as it comes: accepted drafts in green, the target's own tokens
+    plain; in brackets where there are no colours."""
+    target, drafter, *_ = load_pair(TargetSource(source), out / "drafter")
+    prompt = json.loads((out / "prompts.jsonl").read_text(encoding="utf-8").split("\n")[0])["prompt"]
+    console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
+    console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
+    for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
+        drafts, own = "".join(chunk.texts[: chunk.accepted]), "".join(chunk.texts[chunk.accepted :])
+        drafts = drafts if console.color_system or not drafts else f"[{drafts}]"
+        console.print(Text(drafts, style="green"), Text(own, style="bold"), sep="", end="", soft_wrap=True)
+    console.print("\n")
+
+
+def _closing(source: str, out: Path, target: dict[str, Any], results: list[dict[str, Any]], seconds: float) -> str:
     same, compared = (sum(result[f"{kind}_outputs"] for result in results) for kind in ("identical", "compared"))
     accepted = "".join(
         f"  {result['shape']}: {result['acceptance_length']['mean']:.2f} tokens per target pass, "
         f"{result['speedup']:.2f}x the speed of plain decoding\n"
         for result in results
     )
+    looping, answers = (results[0][key] for key in ("looping_answers", "answers"))
     return (
-        f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama trained on this machine "
+        f"An EAGLE-3.1 drafter for a {target['parameters'] / 1e6:.1f}M-parameter Llama of Python's standard library "
         f"(held-out loss {target['held_out_loss']:.2f} nats):\n{accepted}"
         f"  {same} of {compared} outputs are the target's own, token for token\n"
+        f"  {looping} of {answers} answers repeat themselves, which flatters acceptance\n"
         f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, report.png, config.yaml, commands.sh\n\n"
         "Next:\n"
         f"  what it stands for          cat {out / 'commands.sh'}\n"
+        f"  the picture                 {out / 'report.png'}\n"
         f"  change one design choice    specdec fit --config {CONFIG} --model.drafter conf/drafter/eagle3.yaml\n"
-        f"  another proposal            specdec evaluate --target embedded --drafter {out / 'drafter'} "
+        f"  another proposal            specdec evaluate --target {source} --drafter {out / 'drafter'} "
         f"--prompts {out / 'prompts.jsonl'} --shape chain:depth=3\n"
         "  your own model and data     specdec fit --model.target.source DIR_OR_HUB_ID --data ChatData "
         "--data.train chats.jsonl"

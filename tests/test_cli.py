@@ -19,6 +19,18 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     assert all(name in done.stdout for name in COMMANDS)
 
 
+def test_a_command_says_at_once_what_it_waits_for() -> None:
+    """Before anything heavy is imported, on standard error, and by one process of a job alone."""
+    code = (
+        "import os, sys, specdec.cli as cli\n"
+        "cli._run = lambda *of: print('ran', 'torch' in sys.modules) or 0\n"
+        "cli.main(['compare', 'a', 'b']); os.environ['LOCAL_RANK'] = '1'; cli.main(['compare', 'a', 'b'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "ran False\n" * 2
+    assert done.stderr == "specdec compare: loading torch, lightning and transformers\n"
+
+
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,6 +1,8 @@
 """Whole training runs on a tiny target."""
 
 import json
+import logging
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.drafter import load_drafter
-from specdec.fit import run
+from specdec.fit import _once, run
 from specdec.training.run_directory import CLAIM
 
 REPOSITORY = Path(__file__).parents[1]
@@ -66,6 +68,89 @@ def test_a_run_keeps_everything(base: list[str], tmp_path: Path) -> None:
     assert run("fit", ["--config", str(out / "config.yaml"), "--out", str(again)]) == 0
     one, two = (load_file(path / "drafter" / "model.safetensors") for path in (out, again))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+MINE = ["--trainer.logger.save_dir=.", "--trainer.logger.name=mine"]
+
+
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [
+        ([], ["csv", "tensorboard"]),
+        (["--trainer.logger+=lightning.pytorch.loggers.CSVLogger", *MINE], ["csv", "mine", "tensorboard"]),
+        (["--trainer.logger=lightning.pytorch.loggers.CSVLogger", *MINE], ["mine"]),
+        (["--trainer.logger=true"], ["csv", "tensorboard"]),
+        (["--trainer.logger=false"], []),
+    ],
+)
+def test_loggers_are_added_replaced_and_switched_off(
+    base: list[str], tmp_path: Path, given: list[str], folders: list[str]
+) -> None:
+    """Each lies in the run directory and has the config, flattened by its own habit."""
+    out = tmp_path / "run"
+    short = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]
+    assert run("fit", [*base, *short, *given, f"--out={out}"]) == 0
+    assert sorted(path.parent.name for path in out.glob("*/version_0")) == folders
+    for folder in folders:
+        found = yaml.safe_load((out / folder / "version_0" / "hparams.yaml").read_text())
+        assert found["model"]["optimizer"] == {
+            "class_path": "torch.optim.AdamW",
+            **yaml.safe_load((out / "config.yaml").read_text())["model"]["optimizer"]["init_args"],
+        }
+        assert found["data"]["class_path"] == "specdec.TextData" and found["data"]["seq_len"] == 32
+        assert found["trainer"]["max_steps"] == 1 and "ckpt_path" not in found
+    if "tensorboard" in folders:
+        (events,) = out.glob("tensorboard/version_0/events*")
+        assert b"model/optimizer/lr" in events.read_bytes()
+    saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]  # none of it lies in the first run's
+    if folders == ["csv", "mine", "tensorboard"]:
+        assert run("fit", saved) == 0
+        assert sorted(path.parent.name for path in (tmp_path / "again").glob("*/version_0")) == folders
+        assert not list(out.glob("*/version_1"))
+
+
+def test_callbacks_are_added(base: list[str], tmp_path: Path) -> None:
+    out, short = tmp_path / "run", ["--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
+    added = ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.5"]
+    added += ["--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateMonitor"]
+    assert run("fit", [*base, *short, *added, f"--out={out}"]) == 0
+    assert "current_model_state" in torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)  # of the average
+    metrics = (out / "csv" / "version_0" / "metrics.csv").read_text()
+    assert "lr-AdamW" in metrics and "train/lr" in metrics
+
+
+def test_a_run_ends_with_what_to_do_next(
+    base: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands do it."""
+    caplog.set_level("INFO", "specdec")
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--data.init_args.seq_len=64", f"--out={out}"]) == 0
+    first, place, drafter, evaluate, export = caplog.messages[-1].splitlines()
+    assert first.startswith("trained 6 steps, train/loss ") and "val/acceptance_length 1." in first
+    assert place.split() == ["run", "directory", str(out)] and drafter.split() == ["drafter", str(out / "drafter")]
+    prompts = [json.loads(line) for line in (out / "validation_prompts.jsonl").read_text().splitlines()]
+    assert prompts[0]["prompt"].startswith("def add_0(a, b):")
+    command = shlex.split(evaluate)[3:]
+    assert command[0] == "evaluate"
+    few = ["--limit", "2", "--max_new_tokens", "4", "--compile", "false", "--plain", "false"]
+    assert main([*command, *few, "--shape", "chain:depth=2", "--out", str(tmp_path / "evaluation")]) == 0
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    assert metrics["results"][0]["acceptance_length"]["mean"] >= 1
+    command = shlex.split(export)[3:]
+    assert command[0] == "export" and main(command) == 0 and (out / "vllm" / "config.json").is_file()
+    capsys.readouterr()
+
+
+def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(name: str, level: int) -> bool:
+        return _once(logging.LogRecord(name, level, "", 0, "", None, None))
+
+    cases = [("specdec.fit", logging.INFO), ("specdec.data.rows", logging.WARNING), ("lightning", logging.INFO)]
+    cases += [("specdec.fit", logging.ERROR), ("torch", logging.WARNING)]  # of one process, it may be
+    assert all(said(*case) for case in cases)
+    monkeypatch.setattr("lightning.pytorch.utilities.rank_zero.rank_zero_only.rank", 1)
+    assert [said(*case) for case in cases] == [False, False, False, True, True]
 
 
 def test_training_learns_and_leaves_the_target_out(base: list[str], tmp_path: Path) -> None:
@@ -221,6 +306,8 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
     assert done.returncode == 0, done.stderr
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
     assert list(out.glob("config*")) == [out / "config.yaml"]
+    for line in ("train: ", "unroll attention: ", "drafter: ", "trained 1 steps", "validation reads training files"):
+        assert sum(found.startswith(line) for found in done.stderr.splitlines()) == 1, (line, done.stderr)
     assert (out / "checkpoints" / "last.ckpt").is_file()
     assert load_drafter(out / "drafter").config.draft_vocab_size == 200
 
@@ -248,6 +335,7 @@ def test_an_interrupted_run_can_be_resumed(
         rest = process.stderr.read()
         assert process.wait(timeout=200) == status, rest
     assert "Traceback" not in rest
+    assert f"this goes on: specdec fit --config {out}/config.yaml --ckpt_path auto" in rest
     assert not (out / "DONE.json").exists()
     saved = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)
     steps = saved["global_step"]

@@ -168,6 +168,7 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.usefixtures("calm")
+@pytest.mark.filterwarnings("ignore:The number of training batches")  # fewer than are logged, in small
 def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "Qwen/Qwen3-0.6B": str(folder / "target"),

@@ -1,17 +1,19 @@
 """The main job, on a target that needs no training."""
 
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-import specdec.embedded.build
 import specdec.embedded.corpus
 import specdec.quickstart
 from specdec.cli import main
 from specdec.embedded.corpus import Corpus, CorpusFile
+from specdec.pretrain import RECORD
 from specdec.utils.files import write_json
 from tests.conftest import TEXT
 
@@ -19,14 +21,17 @@ from tests.conftest import TEXT
 @pytest.fixture
 def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A random target in place of the embedded one, eight lines of training, three prompts."""
-    write_json(target_directory / "embedded.json", {"parameters": 12345, "held_out_loss": 5.0})
-    for module in (specdec.embedded.build, specdec.quickstart):
-        monkeypatch.setattr(module, "embedded_target", lambda: target_directory)
-    files = Corpus([CorpusFile("a.py", TEXT)], [CorpusFile("b.py", TEXT[:400])])
+    target = shutil.copytree(target_directory, tmp_path / "target")
+    write_json(target / RECORD, {"parameters": 12345, "held_out_loss": 5.0})
+    for module in ("specdec.target.target", "specdec.quickstart"):
+        monkeypatch.setattr(f"{module}.embedded_target", lambda: target)
+    longer = TEXT.replace("    return", "    if a > b:\n        return b\n    return")
+    files = Corpus([CorpusFile("a.py", longer)], [CorpusFile("b.py", longer[:400])])
     monkeypatch.setattr(specdec.embedded.corpus, "corpus", lambda seed: files)
     rows = [{"prompt_id": f"b.py:{n}", "prompt": TEXT[n * 40 : n * 40 + 30], "category": "b.py"} for n in range(3)]
     monkeypatch.setattr(specdec.quickstart, "held_out_prompts", lambda *args: rows)
-    monkeypatch.setattr(specdec.quickstart, "native_precision", lambda: "32-true")
+    monkeypatch.setattr(specdec.quickstart, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(specdec.quickstart, "PROMPTS", 3)
     monkeypatch.setattr(specdec.quickstart, "NEW_TOKENS", 16)
     config = yaml.safe_load((Path(__file__).parents[1] / "conf" / "quickstart.yaml").read_text())
     config["trainer"] |= {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu"}
@@ -39,7 +44,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
+    assert main(["quickstart", "--out", str(out)]) == 0
     metrics = json.loads((out / "metrics.json").read_text())
     assert [result["shape"] for result in metrics["results"]] == ["chain of 5", "tree of 12 (depth 6, top 2)"]
     for result in metrics["results"]:
@@ -52,21 +57,32 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     kept = {path.name for path in out.iterdir()}
     assert kept >= {"drafter", "metrics.json", "report.md", "report.png", "config.yaml", "commands.sh"}
     assert kept >= {"provenance.json", "prompts.jsonl", "DONE.json"}
-    assert "tokens per target pass" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tokens per target pass" in printed and "of 3 answers repeat themselves" in printed
+    assert [line.split()[0] for line in printed.splitlines() if re.match(r"\d/\d ", line)] == [
+        "1/4",
+        "2/4",
+        "3/4",
+        "4/4",
+    ]
+    assert "2/4 training the drafter, EAGLE-3.1: about" in printed
+    answer = printed.partition("Accepted drafts are in brackets.\n\n")[2].partition("─")[0].strip("\n")
+    assert answer.startswith(TEXT[:30])  # the prompt, then what is decoded after it
 
     before = {path: path.stat().st_mtime_ns for path in (out / "metrics.json", out / "drafter" / "config.json")}
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
+    assert main(["quickstart", "--out", str(out)]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert "tokens per target pass" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tokens per target pass" in printed and "2/4 training the drafter, EAGLE-3.1: done before" in printed
 
 
 def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
+    assert main(["quickstart", "--out", str(out)]) == 0
     drafter = (out / "drafter" / "model.safetensors").read_bytes()
     for name in ("DONE.json", "metrics.json"):
         (out / name).unlink()
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
+    assert main(["quickstart", "--out", str(out)]) == 0
     assert (out / "drafter" / "model.safetensors").read_bytes() == drafter
     assert (out / "metrics.json").is_file()
 
@@ -79,14 +95,14 @@ def test_somebody_elses_directory_is_left_alone(
     out.mkdir()
     for name, text in held.items():
         (out / name).write_text(text)
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 2
+    assert main(["quickstart", "--out", str(out)]) == 2
     assert "choose another --out" in capsys.readouterr().err
     assert {path.name for path in out.iterdir()} == set(held)
 
 
 def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
     out = small_world / "run"
-    assert main(["quickstart", "--compile", "off", "--out", str(out)]) == 0
+    assert main(["quickstart", "--out", str(out)]) == 0
     fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
     again = small_world / "again"
     assert main([str(again) if word == str(out) else word for word in fit[1:]]) == 0
@@ -99,3 +115,18 @@ def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
         for path in (out, again)
     ]
     assert lengths[0] == lengths[1]
+
+
+@pytest.mark.slow
+def test_in_full_the_target_is_trained_too_and_decoding_compiled(
+    small_world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        specdec.quickstart, "pretrain", lambda config: shutil.copytree(small_world / "target", config.out)
+    )
+    out = small_world / "run"
+    assert main(["quickstart", "--full", "--out", str(out)]) == 0
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["settings"]["compile"] and metrics["target"]["source"] == str(out / "target")
+    assert "1/4 the target" in capsys.readouterr().out
+    assert main(["quickstart", "--out", str(out)]) == 2  # holds another one

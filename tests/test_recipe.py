@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,12 +11,7 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.drafter import load_drafter
-from specdec.embedded import EmbeddedConfig, embedded_target
 
-SMALL = EmbeddedConfig(
-    vocab_size=300, hidden_size=32, num_layers=6, heads=2, kv_heads=1, head_dim=16, intermediate=48,
-    max_position_embeddings=128, seq_len=64, batch_size=4, tokens=20480, precision="32-true",
-)  # fmt: skip
 STEPS, ROWS = 6, 24
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
@@ -54,9 +50,9 @@ acceptance: {{max_new_tokens: 8, count: 2}}
     return losses
 
 
-def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path) -> None:
+def test_from_conversations_to_an_evaluated_drafter(sums: Path, tmp_path: Path, target_directory: Path) -> None:
     answers = tmp_path / "answers.jsonl"
-    target = embedded_target(SMALL, tmp_path / "cache")
+    target = shutil.copytree(target_directory, tmp_path / "target")
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(target)

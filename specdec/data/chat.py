@@ -26,6 +26,7 @@ from specdec.data.rows import DataRow, contents_of, find_sources, read_rows
 from specdec.data.template import Spans, Template
 from specdec.utils.files import cache_directory, locked, staged
 from specdec.utils.progress import progress
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +74,18 @@ class Encoded(NamedTuple):
         count, cut, share = lost["conversations"], lost["cut"], lost["supervised_lost"] / max(supervised, 1)
         log.log(
             logging.WARNING if max(share, cut / count) > MUCH else logging.INFO,
-            "%s: %d conversations, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
-            name, count, cut, max_length, lost["tokens_lost"], int(self.lengths_N.sum()), lost["supervised_lost"],
-            supervised, 100 * share,
+            "%s: %s, %d cut to %d tokens: %d of %d tokens lost, %d of %d supervised (%.1f %%)",
+            name, how_many(count, "conversation"), cut, max_length, lost["tokens_lost"], int(self.lengths_N.sum()),
+            lost["supervised_lost"], supervised, 100 * share,
         )  # fmt: skip
         documents = [document for document in self.documents if document.loss_mask_T.any()]
         if len(documents) < count:
-            log.warning("%s: %d of %d rows have no supervised token; dropped", name, count - len(documents), count)
+            log.warning(
+                "%s: dropped %d of %s, without a supervised token", name, count - len(documents), how_many(count, "row")
+            )
         if not documents:
             raise MaskError(
-                f"{name}: none of {count} conversations has a supervised token ({cut} were cut to "
+                f"{name}: of {how_many(count, 'conversation')} none has a supervised token ({cut} were cut to "
                 f"{max_length} tokens): they need assistant turns that begin within seq_len"
             )
         if all(bool(document.loss_mask_T.all()) for document in documents):
@@ -152,7 +155,7 @@ def encode(
     template = Template(tokenizer)
     documents: list[Document] = []
     lengths, supervised = [], []
-    with progress("tokenising", "conversations", len(conversations)) as advance:
+    with progress("tokenising", "conversation", len(conversations)) as advance:
         for start in range(0, len(conversations), CHUNK):
             chunk = conversations[start : start + CHUNK]
             rendered = []
@@ -235,5 +238,5 @@ def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
         raise ValueError(f"{path}: damaged, remove it: {error}") from error
     sizes = kept["sizes"].tolist()
     columns = (kept["ids"].long().split(sizes), kept["loss_mask"].split(sizes))
-    log.info("%d conversations as tokens: %s", len(sizes), path)
+    log.info("%s as tokens: %s", how_many(len(sizes), "conversation"), path)
     return Encoded([Document(*pair) for pair in zip(*columns, strict=True)], kept["lengths"], kept["supervised"])

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from specdec.utils.text import how_many
+
 PAD_DOCUMENT = -1  # the document number of padding
 BLANK = -1  # stands for a row of padding
 Item = TypeVar("Item")
@@ -109,7 +111,7 @@ def _blank(rows: int, seq_len: int) -> Batch:
 def _lengths(documents: Sequence[Document]) -> list[int]:
     lengths = [len(document.ids_T) for document in documents]
     if not any(lengths):
-        raise ValueError(f"nothing to pack: {len(lengths)} documents without a token")
+        raise ValueError(f"nothing to pack: {how_many(len(lengths), 'document')} without a token")
     return lengths
 
 
@@ -130,7 +132,7 @@ def split(items: Sequence[Item], fraction: float, seed: int) -> tuple[list[Item]
     held = max(1, round(len(items) * fraction))
     if held >= len(items):
         raise ValueError(
-            f"{len(items)} documents cannot be split with val_fraction {fraction}: "
+            f"{how_many(len(items), 'document')} cannot be split with val_fraction {fraction}: "
             "give validation files (val), more documents or a smaller fraction"
         )
     chosen = set(torch.randperm(len(items), generator=generator(seed))[:held].tolist())
@@ -163,7 +165,9 @@ class ResumableLoader:
         prefetch: Callable[[Batch, Batch | None], None] | None = None,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not len(rows.ids_BT):
-            raise ValueError(f"batch_size is {batch_size}, of {len(rows.ids_BT)} rows: at least 1 of 1 is needed")
+            raise ValueError(
+                f"batch_size is {batch_size}, of {how_many(len(rows.ids_BT), 'row')}: at least 1 of 1 is needed"
+            )
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch

@@ -14,6 +14,7 @@ from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
 from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +76,15 @@ class TokenData(pl.LightningDataModule):
         """Read, tokenise and pack; a second call does nothing. For use without a trainer."""
         if self._splits is not None:
             return
+        log.info("reading the data")
         self._splits = Splits(*(self.pack(part) for part in self.documents(tokenizer)))
         for name, rows in self._splits._asdict().items():
             supervised = 100 * int(rows.loss_mask_BT.sum()) / rows.loss_mask_BT.numel()
             padding = 100 * float((rows.documents_BT < 0).float().mean())
-            shape = rows.ids_BT.shape
-            log.info("%s: %d rows of %d tokens, %.1f %% supervised, %.1f %% padding", name, *shape, supervised, padding)
+            log.info(
+                "%s: %s of %d tokens, %.1f %% supervised, %.1f %% padding", name, how_many(len(rows.ids_BT), "row"),
+                rows.ids_BT.shape[1], supervised, padding,
+            )  # fmt: skip
 
     @property
     def splits(self) -> Splits:
@@ -212,7 +216,7 @@ class ChatData(TokenData):
             left_out: list[str] | None = [] if self.broken == "drop" else None
             encoded = encode(read_conversations(patterns, self.layout, left_out), tokenizer, self.seq_len, left_out)
             if left_out:
-                log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+                log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
             return encoded
 
         return cached(determinants(patterns, self.layout, self.broken, tokenizer, self.seq_len), make)
@@ -235,7 +239,7 @@ def read_texts(patterns: str | list[str]) -> list[str]:
         read += read_rows(source, text_of) if has_rows(source) else [read_text(Path(source))]
     texts = [text for text in read if text.strip()]
     if len(texts) < len(read):
-        log.warning("%d empty documents were left out, %d remain", len(read) - len(texts), len(texts))
+        log.warning("left out %s, %d remain", how_many(len(read) - len(texts), "empty document"), len(texts))
     if not texts:
         raise ValueError(f"no documents in {patterns}: every file is empty")
     return texts

@@ -15,9 +15,10 @@ from specdec.decoding.accept import Sampling
 from specdec.decoding.generation import Chunk, Generation, PromptLike, Request, TextStream, request_ids
 from specdec.decoding.proposal import Chain, DraftShape
 from specdec.decoding.round import PlainRound, SpeculativeRound
-from specdec.decoding.session import DecodeSession, slots_for
+from specdec.decoding.session import Compilation, DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,13 @@ class PlainDecoder:
         ValueError: the batch is smaller than one.
     """
 
+    graphs = PlainRound.graphs  # of a compiled session
+
     def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: int = 1, compiled: bool = False) -> None:
         if batch < 1:
             raise ValueError(f"batch must be at least 1, not {batch}")
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
-        self.nodes = PlainRound.nodes  # that a pass verifies, the root included, at most
+        self.name, self.nodes = PlainRound.name, PlainRound.nodes  # that a pass verifies, the root included, at most
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
 
     def generate(
@@ -149,22 +152,30 @@ class PlainDecoder:
             yield from running
             last = time.perf_counter()
 
-    def prepare(self, longest: int) -> None:
-        """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included."""
+    def graphs_for(self, longest: int) -> int:
+        """How many graphs :meth:`prepare` will compile."""
+        ready = self._kept is not None and self._kept.round.capacity >= longest + self.nodes
+        return self.graphs if self.compiled and not ready else 0
+
+    def prepare(self, longest: int, compilation: Compilation | None = None) -> None:
+        """Compile, if so asked, for texts of up to ``longest`` tokens, the new ones included.
+
+        ``compilation`` is of all decoders that are prepared together; it tells how far they are.
+        """
         if self.compiled:
-            self._session(longest)
+            self._session(longest, compilation)
 
     def _new_round(self, longest: int) -> PlainRound:
         return PlainRound(self.target, self.sampling, longest, self.batch)
 
     @torch.inference_mode()
-    def _session(self, longest: int) -> DecodeSession:
+    def _session(self, longest: int, compilation: Compilation | None = None) -> DecodeSession:
         if not self.compiled:
             return DecodeSession(self._new_round(longest))
         slots = longest + self.nodes
         if self._kept is None or self._kept.round.capacity < slots:
             slots = slots_for(self.target, slots, self._kept.round.capacity if self._kept else 0)
-            self._kept = DecodeSession(self._new_round(slots - self.nodes), compiled=True)
+            self._kept = DecodeSession(self._new_round(slots - self.nodes), True, compilation)
         return self._kept
 
 
@@ -180,6 +191,8 @@ class SpeculativeDecoder(PlainDecoder):
         ValueError: drafter and target do not match, or the rule cannot judge such a shape.
     """
 
+    graphs = SpeculativeRound.graphs
+
     def __init__(
         self,
         target: Target,
@@ -194,7 +207,7 @@ class SpeculativeDecoder(PlainDecoder):
         shape.check(drafter.config.draft_vocab_size)
         shape.check_rule(sampling.acceptance)
         super().__init__(target, sampling, batch=batch, compiled=compiled)
-        self.drafter, self.shape, self.nodes = drafter, shape, shape.nodes_drafted + 1
+        self.drafter, self.shape, self.name, self.nodes = drafter, shape, shape.name, shape.nodes_drafted + 1
 
     def _new_round(self, longest: int) -> PlainRound:
         return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
@@ -215,13 +228,14 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: 
     most = target.config.max_position_embeddings
     if len(prompt) + max_new_tokens > most:
         raise ValueError(
-            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the target's {most} positions"
+            f"a prompt of {how_many(len(prompt), 'token')} and {max_new_tokens} new ones exceed the target's {most} "
+            "positions"
         )
     slots, most_slots = len(prompt) + max_new_tokens + nodes, target.most_slots
     if most_slots is not None and slots > most_slots:
         raise ValueError(
-            f"a prompt of {len(prompt)} tokens, {max_new_tokens} new ones and a tree of {nodes} exceed {most_slots} "
-            "positions, where this target's rotary frequencies start to depend on the text's length"
+            f"a prompt of {how_many(len(prompt), 'token')}, {max_new_tokens} new ones and a tree of {nodes} exceed "
+            f"{most_slots} positions, where this target's rotary frequencies start to depend on the text's length"
         )
 
 

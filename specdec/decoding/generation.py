@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.data.layouts import Message
 from specdec.data.template import prompt_ids
 from specdec.target import Target
+from specdec.utils.text import how_many
 
 PromptLike = str | Sequence[Message] | Sequence[int] | Tensor
 """Text, tokenized with the special tokens that the tokenizer adds; a conversation, rendered by the chat template with
@@ -75,7 +76,7 @@ class Generation:
         length = "" if self.acceptance_length is None else f", acceptance length {self.acceptance_length:.2f}"
         what = f"text={self.text!r}" if self.tokenizer is not None else f"ids={self.ids}"
         speed = f"{self.tokens_per_second:.1f} tokens/s"
-        return f"Generation({len(self.ids)} tokens in {self.seconds:.2f} s, {speed}{length}, {what})"
+        return f"Generation({how_many(len(self.ids), 'token')} in {self.seconds:.2f} s, {speed}{length}, {what})"
 
 
 def request_ids(prompt: PromptLike, target: Target) -> list[int]:

@@ -27,7 +27,9 @@ class PlainRound(nn.Module):
         longest: tokens of the longest sequence, prompt and answer.
     """
 
+    name = "plain decoding"
     nodes, path = 1, 1
+    graphs = 1  # of a compiled session: verification
     in_order = True  # whether paths are the first nodes of their trees
     layers: tuple[int, ...] = ()  # the target's boundaries that a drafter reads
     final_norm = False
@@ -114,11 +116,13 @@ class PlainRound(nn.Module):
 class SpeculativeRound(PlainRound):
     """A target pass for each draft tree."""
 
+    graphs = 2  # drafting and verification
+
     def __init__(
         self, target: Target, drafter: Drafter, shape: DraftShape, sampling: Sampling, longest: int, batch: int = 1
     ) -> None:
         self.nodes, self.path = shape.nodes_drafted + 1, min(shape.depth, shape.nodes_drafted) + 1
-        self.in_order = shape.in_order
+        self.name, self.in_order = shape.name, shape.in_order
         self.layers, self.final_norm = drafter.config.aux_layers, drafter.config.fusion.final_norm
         super().__init__(target, sampling, longest, batch)
         self.proposer = Proposer(drafter, shape, longest, batch)

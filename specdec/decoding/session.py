@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.decoding.accept import DraftTree
 from specdec.decoding.round import PlainRound
 from specdec.target import Target
+from specdec.utils.text import duration, how_many
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,27 @@ def slots_for(target: Target, needed: int, before: int = 0) -> int:
     return slots if target.most_slots is None else max(needed, min(slots, target.most_slots))
 
 
+class Compilation:
+    """Graphs that are compiled one after another, and how far they are; ``left`` is how many there are in all."""
+
+    def __init__(self, graphs: int) -> None:
+        self.graphs = graphs
+        self.seconds: list[float] = []  # that each has taken
+
+    def run(self, what: str, compiling: Callable[[], Any]) -> Any:
+        """Call a graph for the first time, which compiles it; the time left is judged by those before."""
+        done = len(self.seconds)
+        left = (self.graphs - done) * sum(self.seconds) / max(done, 1)
+        about = f"about {duration(left)} left" if done else "which may take a minute"
+        log.info("compiling graph %d of %d, %s, %s", done + 1, self.graphs, what, about)
+        begin = time.perf_counter()
+        made = compiling()
+        self.seconds.append(time.perf_counter() - begin)
+        if done + 1 == self.graphs:
+            log.info("compiled %s in %s", how_many(self.graphs, "graph"), duration(sum(self.seconds)))
+        return made
+
+
 class DecodeSession:
     """The state of B sequences and the two calls of a round; a prompt's own pass, of any length, is never compiled.
 
@@ -31,19 +53,20 @@ class DecodeSession:
     Args:
         round_: made for this session alone.
         compiled: compile now, which takes a minute.
+        compilation: of which these graphs are some; by default they are all of it.
 
     Raises:
         ValueError: a round cannot be compiled.
     """
 
-    def __init__(self, round_: PlainRound, compiled: bool = False) -> None:
+    def __init__(self, round_: PlainRound, compiled: bool = False, compilation: Compilation | None = None) -> None:
         self.round = round_
         self.draft: Callable[[], DraftTree] = round_.draft
         self.verify: Callable[[DraftTree], Tensor] = round_.verify
         if compiled:
-            self._compile()
+            self._compile(compilation or Compilation(round_.graphs))
 
-    def _compile(self) -> None:
+    def _compile(self, compilation: Compilation) -> None:
         round_, device = self.round, self.round.target.device
         options: dict[str, Any] = {
             "triton.cudagraphs": device.type == "cuda",
@@ -70,12 +93,11 @@ class DecodeSession:
             return propose()
 
         self.draft, self.verify = draft, graph(round_.verify)
-        what = f"decoding of {len(round_.live_B)} x {round_.capacity} tokens"
-        log.info("compiling %s, which may take a minute", what)
-        begin = time.perf_counter()
+        what = round_.name
         try:
-            self.verify(self.draft())
+            tree = self.draft() if propose == round_.draft else compilation.run(f"drafting, {what}", self.draft)
+            compilation.run(what if propose == round_.draft else f"verification, {what}", lambda: self.verify(tree))
         except RuntimeError as error:  # all of the compiler's errors are
             reason = " ".join(str(error).split("\n\n")[0].split())
-            raise ValueError(f"{what} cannot be compiled: {reason}; use --compile off") from error
-        log.info("compiled %s in %.0f s", what, time.perf_counter() - begin)
+            size = f"{len(round_.live_B)} x {round_.capacity} tokens"
+            raise ValueError(f"{what} of {size} cannot be compiled: {reason}; use --compile off") from error

@@ -6,6 +6,7 @@ root, D draft vocabulary.
 
 import functools
 import re
+import sys
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from specdec.decoding.accept import DraftTree
 from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Expand, Frontier
 from specdec.drafter import DraftVocab
+from specdec.utils.imports import FLAG, ensure
 
 Ranks = tuple[int, ...]
 """A static tree's node, by the rank of every child on the way from the root: 0 is its parent's most likely."""
@@ -136,18 +138,21 @@ def _levels(paths: tuple[Ranks, ...], device: torch.device) -> tuple[Tensor, lis
 
 def parse_shape(text: str) -> DraftShape:
     """A shape as on a command line: ``chain:depth=3``, ``tree:depth=6,top_k=10,nodes=59``, ``static``; a name alone is
-    the shape with its defaults.
+    the shape with its defaults; or a class of the user's own by its import path, ``my_parts.Mine:depth=3``.
 
     Raises:
         ValueError: an unknown shape or parameter, or a value that is not a number.
     """
     kinds: dict[str, type[DraftShape]] = {"chain": Chain, "tree": DynamicTree, "static": StaticTree}
     kind, colon, parameters = text.partition(":")
-    if kind not in kinds:
-        raise ValueError(f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3")
+    if (shape := kinds.get(kind) or _own(kind)) is None:
+        raise ValueError(
+            f"shape {text!r}: expected one of {', '.join(kinds)}, with parameters as chain:depth=3, or a DraftShape of "
+            f"your own, as my_parts.Mine:depth=3, with {FLAG} my_parts"
+        )
     if kind == "static" and colon:
         raise ValueError(f"shape {text!r}: static is EAGLE-1's tree and takes no parameters")
-    names = [one.name for one in fields(kinds[kind])]
+    names = [one.name for one in fields(shape)]
     values: dict[str, int] = {}
     for item in parameters.split(",") if colon else []:
         name, _, value = (part.strip() for part in item.partition("="))
@@ -155,4 +160,12 @@ def parse_shape(text: str) -> DraftShape:
             all_of = ", ".join(f"{one}=NUMBER" for one in names)
             raise ValueError(f"shape {text!r}: {item!r} is not one of {all_of}, each at most once")
         values[name] = int(value)
-    return kinds[kind](**values)
+    return shape(**values)
+
+
+def _own(class_path: str) -> type[DraftShape] | None:
+    """A user's own class, of a module that the user vouched for; None if it is none."""
+    ensure(class_path)
+    module, _, name = class_path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, DraftShape) else None

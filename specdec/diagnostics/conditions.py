@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from specdec.decoding import Sampling
 from specdec.decoding.sampling import uniform
 from specdec.drafter import Drafter, Step
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import corpus
+from specdec.embedded.corpus import SEED, corpus
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, next_ids
 from specdec.nn.view import View
 from specdec.target import Target
+from specdec.utils.text import how_many
 
 SYSTEM_PROMPTS, LANGUAGES, FAMILIES = yaml.safe_load(
     Path(__file__).with_name("disturbances.yaml").read_text(encoding="utf-8")
@@ -49,14 +49,16 @@ class CleanRun:
     @cached_property
     def documents(self) -> Sequence[str]:
         """Texts to fill contexts with: the standard library's sources that the embedded target did not train on."""
-        return [source.text for source in corpus(EmbeddedConfig().seed).held_out]
+        return [source.text for source in corpus(SEED).held_out]
 
     def filler(self, tokens: int, without: str) -> str:
         """The first ``tokens`` tokens of the documents that do not hold a text; ValueError if they have fewer."""
         text = "\n\n".join(text for text in self.documents if without not in text)[: FILLER_CHARACTERS * tokens]
         ids = self.target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(ids) < tokens:
-            raise ValueError(f"the filler has {len(ids)} tokens beside the prompt's own text, fewer than {tokens}")
+            raise ValueError(
+                f"the filler has {how_many(len(ids), 'token')} beside the prompt's own text, fewer than {tokens}"
+            )
         return str(self.target.tokenizer.decode(ids[:tokens], skip_special_tokens=False)).rstrip("\ufffd")
 
 

@@ -33,6 +33,7 @@ from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
+from specdec.utils.text import how_many
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "taps": taps, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
@@ -70,8 +71,9 @@ def main(argv: list[str]) -> int:
         return 0
     setup = set_up(cli.model, cli.datamodule, cli.config["fit"].trainer, own.drafter, own.seconds)
     findings: list[Finding] = []
-    with contextlib.closing(setup.module.source), progress("checks", "checks", len(own.only)) as done:
+    with contextlib.closing(setup.module.source), progress("checks", "check", len(own.only)) as done:
         for name in (name for name in CHECKS if name in own.only):
+            done(0, name)
             findings += run_check(name, setup)
             done(1)
     show(findings, console)
@@ -101,7 +103,7 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         if one.result is not CheckResult.SOUND:
             console.print(f"{one.check}: {one.result}: {one.what}: {one.note}", markup=False)
     sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
-    end = f"{faulty} faults" if faulty else "no fault was found"
+    end = how_many(faulty, "fault") if faulty else "no fault was found"
     console.print(f"{end}: {sound} sound, {rest} could not be checked")
 
 
@@ -130,7 +132,7 @@ def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
         words = tokenizer.decode([token for token, _ in run])
         text.append(words.join(marks) if supervised else words, SUPERVISED if supervised else PLAIN)
     if len(pairs) > SHOWN:
-        text.append(f" … {len(pairs) - SHOWN} more tokens", "italic")
+        text.append(f" … {how_many(len(pairs) - SHOWN, 'more token')}", "italic")
     return text
 
 

@@ -27,6 +27,7 @@ from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
 from specdec.training.ttt import ORACLE, reachable, shift
+from specdec.utils.text import how_many
 
 STEP = 1e-5  # of a finite difference, as a share of each parameter's size
 EXACT = 1e-4  # by which gradient and finite difference may differ in float64
@@ -202,7 +203,7 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
         optimizer.step()
     share, fault = accepted / max(accepted + refused, 1), ""
     counted = f"{accepted} accepted, {refused} refused; right in training {right:.1%}; loss from {losses[0]:.3g} to "
-    counted += f"{losses[-1]:.3g} in {len(losses)} steps"
+    counted += f"{losses[-1]:.3g} in {how_many(len(losses), 'step')}"
     if (right >= LEARNT and share < LEARNT) or share < right / 2 > 0.25:
         fault = "what training has right, decoding has not: see parity"
     elif idle >= PATIENCE:

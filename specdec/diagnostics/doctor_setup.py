@@ -33,6 +33,7 @@ from specdec.training.building import FromDrafter
 from specdec.training.module import DrafterModule
 from specdec.training.step import target_outputs
 from specdec.training.ttt import ORACLE, ttt_unroll
+from specdec.utils.text import how_many
 
 ROWS = 4  # of the loader's first batch
 SAMPLE = 96  # tokens of the one document on which the drafter itself is examined
@@ -226,7 +227,7 @@ def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: f
     layers = {c: max(_gap(x, one[c]) for x, one in zip(ours, states, strict=True)) for c in range(len(states[0]))}
     worst = layers.pop(b)
     nearest = min(layers, key=layers.__getitem__)
-    what = f"boundary {b}: training's state is hidden_states[{b}] ({len(ours)} documents)"
+    what = f"boundary {b}: training's state is hidden_states[{b}] ({how_many(len(ours), 'document')})"
     if layers[nearest] < worst / 2:
         fault = f"it is boundary {nearest}'s: the layer number is off by {nearest - b:+d} where states are taken"
         return judged(what, worst, "<", layers[nearest], fault)
@@ -287,7 +288,7 @@ def masks(setup: SetUp) -> Iterator[Finding]:
     if best and alike[best] >= SHIFTED:
         fault = f"the mask is shifted by {best:+d} token: token j is supervised where x[j] itself is the assistant's"
         least = alike[best]
-    yield judged(f"{again} ({len(pairs)} conversations)", alike[0], ">=", least, fault)
+    yield judged(f"{again} ({how_many(len(pairs), 'conversation')})", alike[0], ">=", least, fault)
     ended = float(ours_T[own_T & ~F.pad(own_T[1:], (0, 1))].double().mean())
     fault = "the end-of-turn token is not supervised: such a drafter never proposes to stop"
     yield judged("share of turns whose last token is supervised", ended, ">=", ALIKE, fault)

@@ -19,6 +19,7 @@ from specdec.evaluation.prompts import first_turns
 from specdec.evaluation.style import ReportTable, few_prompts, print_report, save_figure, shown, style, write_report
 from specdec.utils.config import read_yaml
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.text import how_many
 
 RESULT, REPORT, FIGURE = "drift.json", "report.md", "drift.png"
 
@@ -28,7 +29,7 @@ class DriftConfig(MeasurementConfig):
     """Which drafter is measured, and how deep.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         depths: draft steps of a chain; may exceed the trained ones.
         trained_depth: unroll steps in training, where no run directory around the drafter says it.
     """
@@ -63,7 +64,7 @@ def drift(config: DriftConfig) -> int:
         levels, texts = measure_levels(pair.target, pair.drafter, asked, config.max_new_tokens, config.depths)
         names, context = [one.prompt_id for one in texts], config.context(pair.target, prompts)
         found = document(names, [one.sums_FK2 for one in texts], trained, config.depths)
-        short = f"its answer is too short for a chain of {config.depths} tokens"
+        short = f"its answer is too short for a chain of {how_many(config.depths, 'token')}"
         left_out |= {name: short for name in kept if name not in found["prompts"]}
         found |= {
             "summary": summary(found),
@@ -99,7 +100,8 @@ def report_tables(found: Document) -> list[ReportTable]:
     steps = [f"{k}{'' if trained is None or k <= trained else '*'}" for k in range(1, found["depths"] + 1)]
     means = [[f"{one['title']} ({one['unit']})", *map(_number, one["mean"])] for one in found["series"].values()]
     figures = [[one["title"], shown(one, _number)] for one in found["summary"].values()]
-    about = f"{sum(found['chains'])} chains of {len(found['prompts'])} prompts, trained depth {trained or 'unknown'}"
+    about = f"{how_many(sum(found['chains']), 'chain')} of {how_many(len(found['prompts']), 'prompt')}, "
+    about += f"trained depth {trained or 'unknown'}"
     return [
         waterfall_table(found["waterfall"], found["depths"]),
         ReportTable("Drift", ["Figure", ""], figures),

@@ -24,6 +24,7 @@ from specdec.evaluation.statistics import Array, Statistic, measured, ratio
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility
+from specdec.utils.text import how_many
 
 ATTENTION = {  # titles and units; means over heads, then layers
     "sink_mass": ("Attention on the sink", "share of weight"),
@@ -181,8 +182,8 @@ def document(prompts: Sequence[str], sums: Sequence[Tensor], trained_depth: int 
     kept = [number for number, count in enumerate(chains) if count]
     if not kept:
         raise ValueError(
-            f"no answer of the target is long enough for a chain of {depths} tokens: ask for fewer depths or more new "
-            "tokens, or give other prompts"
+            f"no answer of the target is long enough for a chain of {how_many(depths, 'token')}: ask for fewer depths "
+            "or more new tokens, or give other prompts"
         )
     series: dict[str, Document] = {}
     sums_FKP2 = torch.stack([sums[number] for number in kept], 2).numpy()

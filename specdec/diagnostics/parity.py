@@ -38,6 +38,7 @@ from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 
 REPORT = "parity.json"
 TRIES = 5  # of a prompt whose passes vLLM sends together
@@ -73,7 +74,7 @@ def parity(
     Example: specdec parity --drafter runs/a/drafter --target Qwen/Qwen3-4B --engine vllm -- --max-model-len 4096
 
     Args:
-        drafter: the drafter's directory
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         target: the model that it drafts for; --target.dtype is the dtype of everything compared
         exported: a checkpoint of the drafter; by default it is exported for vLLM and thrown away
         prompts: as of specdec evaluate; by default three beginnings of Python files
@@ -121,8 +122,10 @@ def parity(
             warn_unless_made_for(model, own)
             warn_if_rounded(own, model, subject_of(own, model))
         check_pair(model, own.to(model.device, model.dtype))  # only now: what is exported keeps its dtype
-        texts = answered_texts(model, [(str(n), ids) for n, ids in enumerate(asked)], max_new_tokens, to_end=False)
-        with progress("comparing", "texts", len(texts)) as done:
+        numbered = [(str(n), ids) for n, ids in enumerate(asked)]
+        with progress("the target's answers", "text", len(asked)) as done:
+            texts = answered_texts(model, numbered, max_new_tokens, to_end=False, on_answer=lambda: done(1))
+        with progress("comparing", "text", len(texts)) as done:
             compared = compare(model, own, texts, depth, None if refused else directory, method, lambda: done(1))
         compared = compared._replace(not_compared=refused or compared.not_compared)
         console.print(comparison_table(compared, dtype))
@@ -224,7 +227,7 @@ def ask_all(
             where = stack.enter_context(launch.server(drafter, log)).url
         endpoint = Endpoint(where)
         model, answers = endpoint.model(), []
-        done = stack.enter_context(progress("vLLM answers", "prompts", len(prompts)))
+        done = stack.enter_context(progress("vLLM answers", "prompt", len(prompts)))
         for prompt in prompts:
             answers.append(ask(endpoint, model, prompt, tokens))
             done(1)
@@ -250,9 +253,10 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmA
             known = [sum(map(len, pieces[:number])) for number in range(1, len(pieces))]
             return VllmAnswer(prompt, ids, counted.draft_tokens, known, [len(piece) - 1 for piece in pieces[1:]])
     raise ValueError(
-        f"{endpoint.url} sent {len(ids)} tokens in {len(pieces)} pieces and counted {counted.generated} in "
-        f"{counted.passes} passes and the prompt's, {TRIES} times: does somebody else use it, has it another "
-        f"--stream-interval than 1, or a --max-model-len below {len(prompt) + tokens + counted.draft_tokens + 1}?"
+        f"{endpoint.url} sent {how_many(len(ids), 'token')} in {how_many(len(pieces), 'piece')} and counted "
+        f"{counted.generated} in {how_many(counted.passes, 'pass')} and the prompt's, {TRIES} times: does somebody "
+        f"else use it, has it another --stream-interval than 1, "
+        f"or a --max-model-len below {len(prompt) + tokens + counted.draft_tokens + 1}?"
     )
 
 
@@ -286,7 +290,7 @@ class EnginePasses(NamedTuple):
     def fault(self) -> str | None:
         """What differs beyond rounding; None if nothing does."""
         if self.different:
-            return f"{self.different} of {self.tokens} tokens are not this target's"
+            return f"{self.different} of {how_many(self.tokens, 'token')} not this target's"
         return "vLLM accepts other drafts than these, see above" if any(x.different for x in self.positions) else None
 
 
@@ -323,7 +327,7 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
             passes.append((ours, theirs, ours != theirs and bool(doubt_K[min(ours, theirs)] <= allowed)))
     if not passes:
         raise ValueError(
-            f"no answer holds a pass of {depth} drafts: give more --max_new_tokens or fewer --draft_tokens"
+            f"no answer holds a pass of {how_many(depth, 'draft')}: give more --max_new_tokens or fewer --draft_tokens"
         )
     positions = []
     for k in range(depth):

@@ -52,7 +52,7 @@ class RobustnessConfig(MeasurementConfig):
     """What is decoded, under which conditions.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         conditions: no_bos, template:family=chatml, context:tokens=4096, noise_hidden:alpha=0.5, ...; a name alone is
             all of its kind, none is all there are.
         shape: the draft shape, one as of specdec evaluate.
@@ -141,7 +141,7 @@ def measure(
     clean: CleanRun, drafter: Drafter, shape: DraftShape, runs: Sequence[ConditionRun], batch: int = 8, seed: int = 0
 ) -> None:
     """Decode what is planned: fills in every run's answers, and the prompts whose later turns are left out."""
-    with progress("robustness", "prompts", sum(len(run.prompts) for run in runs)) as advance:
+    with progress("robustness", "prompt", sum(len(run.prompts) for run in runs)) as advance:
         for run in (run for run in runs if run.prompts):
             condition, left_out = run.condition, run.left_out
             longest = max(map(len, run.ids)) + clean.max_new_tokens + clean.nodes
@@ -150,6 +150,7 @@ def measure(
                 sampling=condition.sampling(Sampling(seed=seed)), plain=False,
                 converse=lambda prompt, _: condition.conversation(prompt, clean),  # noqa: B023  called before the next
                 batch=max(1, min(batch, batch * SLOTS // longest)), on_prompt=lambda: advance(1),
+                on_decoder=lambda _: advance(0, condition.name),  # noqa: B023
                 on_skip=lambda one: left_out.update({one.prompt_id: one.reason}),  # noqa: B023
             )  # fmt: skip
 

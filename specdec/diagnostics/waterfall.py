@@ -33,6 +33,7 @@ from specdec.evaluation.statistics import Array, Measured, measured, ratio
 from specdec.evaluation.style import GREY, ReportTable, shown, whiskers
 from specdec.target import Target
 from specdec.utils.progress import progress
+from specdec.utils.text import how_many
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,8 +82,11 @@ def measure_levels(
     answer comes to a target pass.
     """
     texts = list[MeasuredText]()
-    with progress("drafting", "prompts", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
+    # every prompt three times: the target's answer, drafts at all of its places, decoding
+    with progress("drift", "part", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
+        advance(0, "the target's answers")
         for one in answered_texts(target, prompts, max_new_tokens + depths, on_answer=lambda: advance(1)):
+            advance(0, "drafting at every place")
             if (kept := min(max_new_tokens, len(one.ids) - one.prompt)) > 1:
                 texts.append(measure_text(target, drafter, one, kept, depths))
             advance(1)
@@ -93,6 +97,7 @@ def measure_levels(
         levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
         levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
         asked = [one.prompt for one in texts]
+        advance(0, "decoding")
         levels[OBSERVED] = observed(target, drafter, asked, max_new_tokens, depths, advance)
     return levels, texts
 
@@ -202,7 +207,9 @@ def verdict(found: dict[str, Any]) -> str:
     check, levels = found["check"], {level["name"]: level["acceptance_length"]["mean"] for level in found["levels"]}
     parts = [levels[PERFECT], *(-bar["loss"]["mean"] for bar in found["bars"])]
     total = " + ".join(f"{part:z.3f}" for part in parts).replace("+ -", "- ") + f" = {levels[OWN_TOKENS]:.3f}"
-    decoded = f"decoding accepts {levels[OBSERVED]:.3f}, {check['same_passes']} of {check['passes']} passes alike"
+    decoded = (
+        f"decoding accepts {levels[OBSERVED]:.3f}, {check['same_passes']} of {how_many(check['passes'], 'pass')} alike"
+    )
     if check["holds"]:
         return f"The bars add up: {total}; {decoded}."
     return f"THE BARS DO NOT ADD UP: {total}, but {decoded}: specdec parity says where the two part."

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafter.parts import Part
+from specdec.utils.text import how_many
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
@@ -33,8 +34,8 @@ class Fusion(Part):
         layers = (2, num_target_layers // 2, num_target_layers - 3)
         if not 0 <= layers[0] < layers[1] < layers[2]:
             raise ValueError(
-                f"a target of {num_target_layers} layers is too shallow for EAGLE-3's boundaries 2, L//2 and L-3 "
-                f"(they would be {list(layers)}): set aux_layers"
+                f"a target of {how_many(num_target_layers, 'layer')} is too shallow for EAGLE-3's boundaries 2, L//2 "
+                f"and L-3 (they would be {list(layers)}): set aux_layers"
             )
         return layers
 

@@ -17,6 +17,7 @@ from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
 from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
+from specdec.utils.text import how_many
 
 
 class Layer(nn.Module):
@@ -83,7 +84,9 @@ class Drafter(nn.Module):
     def __init__(self, config: DrafterConfig, target_ids_D: Tensor) -> None:
         super().__init__()
         if len(target_ids_D) != config.draft_vocab_size:
-            raise ValueError(f"{len(target_ids_D)} draft tokens given, the config says {config.draft_vocab_size}")
+            raise ValueError(
+                f"{how_many(len(target_ids_D), 'draft token')} given, the config says {config.draft_vocab_size}"
+            )
         seed = int(torch.randint(2**62, (), device="cpu"))  # before any part draws: parts differ in how much they do
         self.config = config
         self.vocab = DraftVocab(target_ids_D, config.vocab_size)

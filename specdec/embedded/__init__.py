@@ -1,6 +1,22 @@
-"""A target with no download: a small Llama trained on the Python standard library's sources."""
+"""A target with no download: a small Llama of the Python standard library's sources, which comes with the package."""
 
-from specdec.embedded.build import EmbeddedConfig, embedded_target
-from specdec.embedded.corpus import held_out_prompts
+from pathlib import Path
 
-__all__ = ["EmbeddedConfig", "embedded_target", "held_out_prompts"]
+from specdec.embedded.corpus import SEED, EmbeddedData, held_out_prompts
+
+__all__ = ["SEED", "EmbeddedData", "embedded_target", "held_out_prompts"]
+
+
+def embedded_target() -> Path:
+    """The directory of the embedded target: bfloat16 weights, tokenizer, card and record, as ``specdec pretrain`` wrote
+    them.
+
+    Raises:
+        ValueError: the package was copied without its data.
+    """
+    path = Path(__file__).with_name("target")
+    if not (path / "config.json").is_file():
+        raise ValueError(
+            f"{path}: the embedded target is missing: install specdec again, or write it: specdec pretrain"
+        )
+    return path

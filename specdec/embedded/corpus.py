@@ -1,15 +1,16 @@
-"""The embedded target's text, the Python standard library's own sources: tokenizer, rows, data and held-out prompts.
+"""The embedded target's text, the Python standard library's own sources: tokenizer, documents, held-out prompts.
 
-Every text starts with ``<s>``: encoding adds it, and training rows begin with it, so position 0 is always the same
-token and a natural attention sink. ``</s>`` ends a file.
-
-Legend: R rows, T predicted tokens of a row.
+A document is a function or a method. Each starts with ``<s>``, which encoding adds, so position 0 is always the same
+token and a natural attention sink; ``</s>`` ends it, so that a model of them ends its answers too.
 """
 
+import ast
 import hashlib
+import json
 import random
-import re
 import sysconfig
+import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -17,23 +18,25 @@ from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdec.data import Document, TokenData
+from specdec.data import Batch, Document, TokenData
+from specdec.data.loader import pack_whole
+from specdec.data.rows import read_text
 
 SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
+ANSWERS = Path(__file__).with_name("target") / "answers.jsonl"
 HELD_OUT_PERCENT = 5
 LEAST_CHARACTERS = 500
 MOST_CHARACTERS = 500_000
+LEAST_TOKENS = 16  # of a document, or of a piece of one
 LEAST_PROSE = 0.7  # share of letters and white space: tables of numbers and of escapes lie below
 
 _SKIPPED_FOLDERS = frozenset(
     {"dist-packages", "encodings", "idle_test", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # written by the build of this interpreter
-_STATEMENT = re.compile(r"^(?:@|async def |def |class )", re.MULTILINE)
 
 
 class CorpusFile(NamedTuple):
@@ -138,49 +141,90 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
     )
 
 
-def stream_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seq_len: int) -> Tensor:
-    """Cut the texts, joined with ``</s>`` between them, into rows of ``<s>`` and ``seq_len`` tokens; the rest is lost.
+def functions(text: str) -> list[tuple[int, str]]:
+    """Line and text, decorators included and dedented, of every function and method of a file, but for those within
+    another function; none of a file that this Python cannot parse."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that a later Python will refuse
+        try:
+            module = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return []
+    lines, found, waiting = text.splitlines(keepends=True), [], list(module.body)
+    for node in waiting:  # which grows
+        if isinstance(node, ast.ClassDef):
+            waiting += node.body
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found.append((first, textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))))
+    return sorted(found)
 
-    A row may start anywhere in a file, so the model knows texts that begin in the middle.
 
-    Returns:
-        int64 (R, T + 1): the input is ``[:, :-1]``, what it should predict ``[:, 1:]``.
+def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) -> list[Document]:
+    """Every function and method of the files, as tokens, all of them supervised.
+
+    One of more than ``longest`` tokens is cut into pieces; each starts with ``<s>``, the last one alone ends with
+    ``</s>``. Pieces of fewer than :data:`LEAST_TOKENS` are left out.
 
     Raises:
-        ValueError: the texts do not fill one row.
+        ValueError: the files have none.
     """
-    encoded = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    stream = torch.tensor([id_ for ids in encoded for id_ in (*ids, tokenizer.eos_token_id)])
-    count = len(stream) // seq_len
-    if count == 0:
-        raise ValueError(f"seq_len is {seq_len}: the corpus has only {len(stream)} tokens for a row of this length")
-    pieces_RT = stream[: count * seq_len].view(count, seq_len)
-    return torch.cat([torch.full((count, 1), tokenizer.bos_token_id), pieces_RT], dim=1)
+    texts = [(text, True) for file in files for _, text in functions(file.text)]
+    if not texts:
+        raise ValueError(f"{len(files)} files without a function: nothing to learn from")
+    return encode_texts(tokenizer, texts, longest)
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int) -> list[Document]:
+    """The same of texts, each with whether ``</s>`` ends it."""
+    bare = [text for text, _ in texts]
+    encoded = tokenizer(bare, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    documents = []
+    for ids, (_, ended) in zip(encoded, texts, strict=True):
+        whole = [*ids, tokenizer.eos_token_id] if ended else ids
+        for start in range(0, len(whole), longest - 1):
+            piece = torch.tensor([tokenizer.bos_token_id, *whole[start : start + longest - 1]])
+            if len(piece) >= LEAST_TOKENS:
+                documents.append(Document(piece, torch.ones_like(piece, dtype=torch.bool)))
+    return documents
 
 
 class EmbeddedData(TokenData):
-    """The corpus that the embedded target was trained on: the same split by file and the same kind of rows, each of
-    which starts with ``<s>``."""
+    """The corpus that the embedded target was trained on: the same split by file, the same documents, each of which
+    starts with ``<s>``.
+
+    Args:
+        answers: train on what the embedded target writes after the beginnings of the training functions, which came
+            with it, in place of these functions: a drafter is to know its target's text. Validation stays.
+    """
+
+    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0, answers: bool = False) -> None:
+        super().__init__(seq_len, batch_size, seed)
+        self.answers = answers
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
-        """Rows of the training and of the held-out files."""
+        """Documents of the training and of the held-out files."""
         if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
             raise ValueError(
                 "EmbeddedData is for targets whose tokenizer begins and ends texts (<s>, </s>), as the embedded one: "
                 "choose --data TextData or ChatData"
             )
         files = corpus(SEED)
-        return self._rows(files.train, tokenizer), self._rows(files.held_out, tokenizer)
+        held_out = encode_documents(tokenizer, files.held_out, self.seq_len)
+        if self.answers:
+            rows = [json.loads(line) for line in read_text(ANSWERS).splitlines()]
+            return encode_texts(tokenizer, [(row["text"], row["ended"]) for row in rows], self.seq_len), held_out
+        return encode_documents(tokenizer, files.train, self.seq_len), held_out
 
-    def _rows(self, files: list[CorpusFile], tokenizer: Any) -> list[Document]:
-        rows_RT = stream_rows(tokenizer, [file.text for file in files], self.seq_len - 1)  # and <s>
-        return [Document(row_T, torch.ones_like(row_T, dtype=torch.bool)) for row_T in rows_RT]
+    def pack(self, documents: list[Document]) -> Batch:
+        """As many whole documents to a row as fit."""
+        return pack_whole(documents, self.seq_len)
 
 
 def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """Cut prompts from held-out files, each from the start of a file or of a top-level function or class.
+    """Cut prompts from the functions and methods of held-out files: how each begins, and no less than as much follows.
 
-    They do not overlap and are spread over the files: a file gives its second prompt after every other gave one.
+    They are spread over the files: a file gives its second prompt after every other gave one.
 
     Args:
         count: how many.
@@ -209,28 +253,12 @@ def held_out_prompts(count: int, prompt_tokens: int, seed: int, tokenizer: Any) 
 
 
 def _prompts(source: CorpusFile, length: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """Every prompt of a file, in order, none overlapping the one before."""
+    """Every prompt of a file, in order."""
     prompts: list[dict[str, Any]] = []
-    free = 0
-    for start in _starts(source.text):
-        if start < free:
-            continue
-        # More text than `length` tokens take, so that the cut lies inside it.
-        ids = tokenizer.encode(source.text[start : start + 16 * length])[:length]
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        # Text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt.
-        if source.text.startswith(text, start) and len(tokenizer.encode(text)) == length:
-            line = source.text.count("\n", 0, start) + 1
+    for line, function in functions(source.text):
+        ids = tokenizer.encode(function, verbose=False)
+        text = tokenizer.decode(ids[:length], skip_special_tokens=True)
+        # text cut between two tokens may be tokenised otherwise, and text cut inside a character is spoilt
+        if len(ids) >= 2 * length and function.startswith(text) and len(tokenizer.encode(text)) == length:
             prompts.append({"prompt_id": f"{source.path}:{line}", "prompt": text, "category": source.path})
-            free = start + len(text)
     return prompts
-
-
-def _starts(text: str) -> list[int]:
-    """Offsets of the file and of its top-level functions and classes, their decorators included."""
-    starts = [0]
-    for match in _STATEMENT.finditer(text):
-        line_before = text[text.rfind("\n", 0, max(0, match.start() - 1)) + 1 : match.start()]
-        if match.start() > 0 and not line_before.startswith("@"):
-            starts.append(match.start())
-    return starts

@@ -17,6 +17,7 @@ from specdec.data.template import rendered
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length, continuation
 from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target, TargetSource
+from specdec.utils.text import how_many
 
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
@@ -212,7 +213,7 @@ class InProcess:
                 yield one.add(text=text, finish=STOP if ended else LENGTH, tokens=len(made.ids))
         except torch.OutOfMemoryError as error:
             raise ValueError(
-                f"not enough memory for {self.batch} prompts at a time: give a smaller --batch_size"
+                f"not enough memory for {how_many(self.batch, 'prompt')} at a time: give a smaller --batch_size"
             ) from error
 
     def _prompt(self, one: Dialogue) -> list[int]:

@@ -197,7 +197,7 @@ def main(argv: list[str]) -> int:
         log.info("%s: boundaries %s and the final state: %s", directory, list(contract.layers), sizes)
         with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
             left = [row for row in rows if row.key not in writer.known]
-            with progress("features", "tokens", total, total - sum(row.tokens for row in left)) as advance:
+            with progress("features", "token", total, total - sum(row.tokens for row in left)) as advance:
                 for row, aux_RNH, final_RH in engine.states(left):
                     writer.add(row, aux_RNH, final_RH)
                     advance(row.tokens)

@@ -17,6 +17,7 @@ from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def regenerate(config: RegenerateConfig) -> int:
             conversations = read_conversations(config.data, config.layout, left_out)[: config.limit]
             rows = [Dialogue.of(one) for one in conversations]
             if left_out:
-                log.warning("%d broken rows were left out, as: %s", len(left_out), left_out[0])
+                log.warning("left out %s, as: %s", how_many(len(left_out), "broken row"), left_out[0])
             dialogues = "".join(json.dumps([row.id, row.turns, row.tools], sort_keys=True) for row in rows)
             about: dict[str, Any] = {
                 "target": identity,
@@ -78,9 +79,10 @@ def regenerate(config: RegenerateConfig) -> int:
         log.warning("rows that ran out of tokens are left out: raise --max_new_tokens, or give --truncated keep")
     if counts["failed"]:
         first = next(f"{row.place}: {row.failed}" for row in rows if row.failed)
-        log.warning("%d rows failed; the same command tries them again: %s", counts["failed"], first)
+        log.warning("%s failed; the same command tries again: %s", how_many(counts["failed"], "row"), first)
     others = ", ".join(f"{counts[name]} {name}" for name in ("truncated", "failed", "skipped"))
-    sys.stdout.write(f"{out}: {counts['written']} of {counts['rows']} rows ({others}), {counts['tokens']} tokens\n")
+    tokens = how_many(counts["tokens"], "token")
+    sys.stdout.write(f"{out}: {counts['written']:,} of {how_many(counts['rows'], 'row')} ({others}), {tokens}\n")
     most = MOST_FAILED * (counts["rows"] - counts["skipped"])
     return 1 if not counts["written"] or counts["failed"] > most else 0
 
@@ -93,7 +95,7 @@ def _answer(rows: Sequence[Dialogue], answering: InProcess | Remote, journal: Jo
             by_id[answer.row].answers.append(answer)
     left = [row for row in rows if not row.done]
     total = sum(not row.skipped for row in rows)
-    with progress("answers", "rows", total, total - len(left)) as advance:
+    with progress("answers", "row", total, total - len(left)) as advance:
         for answer in answering.answers(left):
             journal.append({name: value for name, value in answer._asdict().items() if value is not None})
             advance(by_id[answer.row].ends_with(answer))

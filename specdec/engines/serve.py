@@ -21,6 +21,7 @@ from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,8 @@ def serve(
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
-                log.info("%s drafts %d tokens a pass, method %s; Ctrl-C stops it", drafter, draft_tokens, made.method)
+                drafts = how_many(draft_tokens, "token")
+                log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, drafts, made.method)
                 server.wait()
     except StopRequested as asked:
         return 0 if serving else asked.status
@@ -116,7 +118,7 @@ def _bench(
     with (
         staged_directory(out or new_run("bench")) as folder,
         tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
-        progress("bench", "runs", 2 * len(levels)) as advance,
+        progress("bench", "run", 2 * len(levels)) as advance,
     ):
         data = Path(scratch) / "prompts.jsonl"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
@@ -161,7 +163,7 @@ def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:
             raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(Path(log.name))}")
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if failed := [error for error in found["errors"] if error]:
-        raise ValueError(f"{len(failed)} requests were not answered: {' '.join(failed[0].split())[:240]}")
+        raise ValueError(f"{how_many(len(failed), 'request')} without an answer: {' '.join(failed[0].split())[:240]}")
     return found
 
 

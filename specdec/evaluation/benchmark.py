@@ -19,8 +19,9 @@ from specdec.decoding import (
     SpeculativeDecoder,
     check_length,
 )
+from specdec.decoding.session import Compilation
 from specdec.drafter import Drafter
-from specdec.evaluation.metrics import Answer
+from specdec.evaluation.metrics import Answer, loops
 from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped, check_skipped, next_ids
 from specdec.nn.backend import matmul_backend
 from specdec.target import Target
@@ -48,6 +49,7 @@ def benchmark(
     batch: int = 1,
     compiled: bool = False,
     on_prompt: Callable[[], None] = lambda: None,
+    on_decoder: Callable[[str], None] = lambda name: None,
     on_skip: Callable[[Skipped], None] = lambda skipped: None,
 ) -> list[list[Answer]]:
     """Answers of every draft shape, then of every baseline; those have no passes.
@@ -60,8 +62,11 @@ def benchmark(
     Args:
         converse: what makes a conversation of a prompt with the target's tokenizer: with a system prompt, say.
         plain: decode plainly too, for speed-up and identity; False saves that time.
-        batch, compiled: of our decoders.
-        on_prompt, on_skip: called as each prompt is done or left out, and for each that is left out.
+        batch: sequences that our decoders take side by side.
+        compiled: whether our decoders compile.
+        on_prompt: called as each prompt is done or left out.
+        on_skip: called for each that is left out.
+        on_decoder: called with its name, as each decoder begins on a prompt or a wave.
 
     Raises:
         ValueError: drafter and target do not match, a baseline cannot serve the target, a prompt is refused by
@@ -92,8 +97,10 @@ def benchmark(
             ]
             try:
                 with cpu_matmul_backend(target):
+                    room = max(longest, *(len(ids) + max_new_tokens for ids in live.values()))
+                    compilation = Compilation(sum(decoder.graphs_for(room) for decoder in ours))
                     for decoder in ours:
-                        decoder.prepare(max(longest, *(len(ids) + max_new_tokens for ids in live.values())))
+                        decoder.prepare(room, compilation)
                     if not first:
                         short = [Request(requests[0].prompt, min(WARM_UP_TOKENS, max_new_tokens))]
                         for one in decoders:
@@ -101,6 +108,7 @@ def benchmark(
                     found: list[dict[int, Generation]] = [{} for _ in decoders]
                     for number in range(first, first + len(decoders)):
                         which = number % len(decoders)
+                        on_decoder(decoders[which].name)
                         found[which] = dict(decoders[which].generate_all(requests, target.eos_token_ids))
             except ValueError as error:
                 raise ValueError(f"prompt {', '.join(prompts[n].prompt_id for n in live)}: {error}") from error
@@ -122,7 +130,7 @@ def benchmark(
                         plain_seconds=reference.seconds if reference else 0.0,
                         plain_tokens=len(reference.ids) if reference else 0,
                         identical=own.ids == reference.ids if reference and alike else None,
-                        draft_ms=own.draft_ms, verify_ms=own.verify_ms,
+                        draft_ms=own.draft_ms, verify_ms=own.verify_ms, loops=loops(own.ids),
                     ))  # fmt: skip
     check_skipped([one for one in turns if isinstance(one, Skipped)], len(prompts))
     return answers
@@ -132,6 +140,7 @@ class TransformersDecoder:
     """``generate`` of Hugging Face transformers, with its dynamic cache; one prompt at a time."""
 
     def __init__(self, target: Target, sampling: Sampling, **how: Any) -> None:
+        self.name = " ".join(["transformers", *how])
         self.target, self.how = target, {**how, "repetition_penalty": 1.0, "do_sample": False}
         if sampling.temperature > 0:
             names = ("temperature", "top_p", "top_k", "min_p")

@@ -5,6 +5,7 @@ Legend: T tokens of a row.
 
 import copy
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from specdec.data import Batch
-from specdec.decoding import SpeculativeDecoder, parse_shape
+from specdec.decoding import Request, SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
 from specdec.target import Target
@@ -32,6 +33,11 @@ class AcceptanceLength(pl.Callback):
     ``val/accepted_at_k``, the share of target passes that accepted at least k drafts. Prompts are how the validation
     documents begin; several processes share them. Weights, gradients and random state of the training are left alone.
 
+    Decoding takes ``share`` of the training time at most: a validation is passed over, and the log says so, while this
+    decoding and the run's last one would take more. The first tells what one takes. The last validation of a run whose
+    length is known is never passed over, so that a very short run may spend more. ``val/acceptance_seconds`` is what
+    was spent.
+
     Args:
         shape: the draft shape: ``chain``, ``tree``, ``static``, with parameters as ``chain:depth=3``,
             ``tree:depth=6,top_k=10,nodes=59``.
@@ -39,6 +45,7 @@ class AcceptanceLength(pl.Callback):
         count: prompts at most.
         prompt_tokens: length of a prompt cut from plain text; a conversation is cut where its first answer begins.
         every_n_validations: decode at every n-th validation of a fit; 0 never decodes.
+        share: of the training time that decoding may take, as 0.05; 1 decodes at every n-th validation, come what may.
 
     Raises:
         ValueError: a number is out of range, or the shape is unknown.
@@ -51,15 +58,22 @@ class AcceptanceLength(pl.Callback):
         count: int = 8,
         prompt_tokens: int = 64,
         every_n_validations: int = 1,
+        share: float = 0.05,
     ) -> None:
         if min(max_new_tokens, count) < 1 or prompt_tokens < SHORTEST or every_n_validations < 0:
             raise ValueError(
                 f"acceptance: max_new_tokens {max_new_tokens} and count {count} must be at least 1, prompt_tokens "
                 f"{prompt_tokens} at least {SHORTEST}, every_n_validations {every_n_validations} 0 or more"
             )
+        if not 0 < share <= 1:
+            raise ValueError(f"acceptance: share must lie in (0, 1], not {share}; every_n_validations=0 never decodes")
         self.shape, self.max_new_tokens = parse_shape(shape), max_new_tokens
         self.count, self.prompt_tokens, self.every_n_validations = count, prompt_tokens, every_n_validations
-        self._validations = 0
+        self.share, self.clock = share, time.monotonic
+        # of the whole run, resumed or not; seconds
+        self._seen = {"validations": 0, "step": 0, "decodings": 0, "spent": 0.0, "last": 0.0, "trained": 0.0}
+        self._since: float | None = None  # when training went on, in a fit
+        self._passed_over = False  # at the validation before
         self._prompts: list[list[int]] = []  # made at the first look
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -77,20 +91,78 @@ class AcceptanceLength(pl.Callback):
         are in place, at its end no more."""
         if batch_idx or dataloader_idx or trainer.sanity_checking or not self.every_n_validations:
             return
-        self._validations += 1
-        if trainer.state.fn == TrainerFn.FITTING and self._validations % self.every_n_validations:
-            return
-        assert isinstance(pl_module, DrafterModule) and pl_module.drafter is not None
-        self._prepare(trainer, pl_module)
-        target = pl_module.target
-        decoder = SpeculativeDecoder(target, decoding_copy(pl_module.drafter, target), self.shape)
-        answers = []
-        for number in range(trainer.global_rank, len(self._prompts), trainer.world_size):
-            made = decoder.generate(self._prompts[number], self.max_new_tokens, target.eos_token_ids)
-            answer = Answer(str(number), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0, 0, None)
-            answers.append(answer)
-        found = logged_figures(of_all_processes(answers))
+        assert isinstance(pl_module, DrafterModule)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._seen["validations"] += 1
+            due = self._seen["validations"] % self.every_n_validations == 0
+            if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):  # the first process's clock
+                return
+        start = self.clock()
+        found = logged_figures(self._answers(trainer, pl_module))
+        seconds = self.clock() - start
+        if self._since is not None:
+            self._since += seconds  # no part of the training time
+        self._seen["decodings"] += 1
+        self._seen["spent"] += seconds
+        self._seen["last"] = seconds
+        found["acceptance_seconds"] = self._seen["spent"]
         pl_module.log_dict({f"val/{key}": value for key, value in found.items()}, sync_dist=True, batch_size=1)
+
+    def _answers(self, trainer: pl.Trainer, module: DrafterModule) -> list[Answer]:
+        """Those of all processes; each decodes its share as one batch, of no more tokens than one of the training."""
+        assert module.drafter is not None
+        self._prepare(trainer, module)
+        target, data = module.target, trainer.datamodule  # type: ignore[attr-defined]
+        mine = range(trainer.global_rank, len(self._prompts), trainer.world_size)
+        requests = [Request(self._prompts[number], self.max_new_tokens) for number in mine]
+        longest = max((len(request.prompt) for request in requests), default=0) + self.max_new_tokens
+        batch = max(1, min(len(requests), data.batch_size * data.seq_len // longest))
+        decoder = SpeculativeDecoder(target, decoding_copy(module.drafter, target), self.shape, batch=batch)
+        return [
+            Answer(str(mine[n]), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0, 0, None)
+            for n, made in sorted(decoder.generate_all(requests, target.eos_token_ids))
+        ]
+
+    def _affords(self, trainer: pl.Trainer, module: DrafterModule) -> bool:
+        """Whether to decode: within the share, or for the last time; logs the first of those that are passed over."""
+        seen, step = self._seen, trainer.global_step
+        between, seen["step"] = step - seen["step"], step
+        is_last = module.length is not None and step + between > module.length
+        trained = self._trained()
+        would = (seen["spent"] + 2 * seen["last"]) / max(trained, 1e-9)  # this one, and the last of the run
+        passed_over, may_be = self._passed_over, seen["decodings"] > 0 and not is_last and self.share < 1
+        self._passed_over = may_be and would > self.share
+        if self._passed_over and not passed_over:
+            log.info(
+                "no acceptance length at step %d, nor until it is affordable: decoding takes %.1f s, and would come to "
+                "%.0f %% of the %.0f s of training, more than acceptance.share (%.0f %%)",
+                step, seen["last"], 100 * would, trained, 100 * self.share,
+            )  # fmt: skip
+        return not self._passed_over
+
+    def _trained(self) -> float:
+        return self._seen["trained"] + (0.0 if self._since is None else self.clock() - self._since)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._since = self.clock()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log what decoding took."""
+        if self._seen["decodings"]:
+            seen, trained = self._seen, self._trained()
+            log.info(
+                "acceptance lengths at %d of %d validations took %.1f s, %.1f %% of the training time",
+                seen["decodings"], seen["validations"], seen["spent"], 100 * seen["spent"] / max(trained, 1e-9),
+            )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on with."""
+        return {**self._seen, "trained": self._trained()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the counts and times of a checkpoint."""
+        self._seen |= state_dict
 
     def _prepare(self, trainer: pl.Trainer, module: DrafterModule) -> None:
         """Make the prompts, once; ValueError if there is none."""

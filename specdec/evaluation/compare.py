@@ -14,6 +14,7 @@ from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, re
 from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
 from specdec.utils.files import read_json
+from specdec.utils.text import how_many
 
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
@@ -55,7 +56,7 @@ def compare(a: Path, b: Path) -> None:
     for name in shapes:
         row = compare_answers(one.answers[name], two.answers[name])
         texts.append(
-            f"{name}, {row.prompts} prompts\n"
+            f"{name}, {how_many(row.prompts, 'prompt')}\n"
             f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
             f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
             f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
@@ -85,7 +86,7 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     sums_P4 = sums_P4[(sums_P4 > 0).all(1)]
     prompts, total_4 = len(sums_P4), sums_P4.sum(0)
     if prompts < 2:
-        raise ValueError(f"{prompts} prompts came to a target pass in both: a comparison takes at least 2")
+        raise ValueError(f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2")
     difference = interval(sums_P4, _difference)
     relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]))
     assert difference is not None and relative is not None

@@ -10,6 +10,7 @@ import torch
 
 from specdec.decoding import check_pair, warn_unless_made_for
 from specdec.drafter import Drafter, load_drafter
+from specdec.drafter.io import located
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts, template_sha256
 from specdec.evaluation.statistics import HOW
 from specdec.target import Target, TargetSource
@@ -76,26 +77,28 @@ class Pair(NamedTuple):
     target: Target
     drafter: Drafter
     made_for_each_other: bool  # else the drafter was trained for another target of the same shape
+    weights_sha256: str  # of the saved drafter
 
 
-def load_pair(
-    source: TargetSource, drafter_directory: Path | str, device: str = "cpu", other_target: bool = False
-) -> Pair:
+def load_pair(source: TargetSource, saved: Path | str, device: str = "cpu", other_target: bool = False) -> Pair:
     """Load a drafter, and its target, which proves itself.
 
     Args:
+        saved: the drafter's directory, or its name on the Hub.
         other_target: whether the drafter may be one that was trained for another target of the same shape.
 
     Raises:
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
     """
-    drafter, target = load_drafter(drafter_directory), source.load(device)
+    directory = located(saved)
+    drafter, target = load_drafter(directory), source.load(device)
     target.prove()
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
         log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
     drafter.to(device=target.device, dtype=target.dtype)
     check_pair(target, drafter)
-    return Pair(target, drafter, warn_unless_made_for(target, drafter, refuse=not other_target))
+    made_for_each_other = warn_unless_made_for(target, drafter, refuse=not other_target)
+    return Pair(target, drafter, made_for_each_other, read_json(directory / "config.json")["weights_sha256"])
 
 
 def drafter_facts(directory: Path | str, pair: Pair) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def drafter_facts(directory: Path | str, pair: Pair) -> dict[str, Any]:
     return {
         "label": Path(directory).name,
         "directory": str(directory),
-        "weights_sha256": read_json(Path(directory) / "config.json")["weights_sha256"],
+        "weights_sha256": pair.weights_sha256,
         "made_for_this_target": pair.made_for_each_other,
         **pair.drafter.config.to_json(),
     }

@@ -9,10 +9,10 @@ Legend: B rows, T tokens, V vocabulary.
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from scipy.stats import chi2
@@ -23,8 +23,11 @@ from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.files import sha256, write_json
+from specdec.utils.progress import progress
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 # of the greatest logit's size, or of 1 if that is smaller: what rounding in another order may amount to, some units of
 # each format's last place, the more as layers add up. In bfloat16 logits of a small random model were up to 2.4 % off
@@ -73,7 +76,6 @@ def certify(
     else:
         log.warning("certify: draws are checked in float32 alone: rounding in 16 bits changes their distribution")
     for shape in shapes:
-        log.info("certifying: %s", shape.name)
         checks.append(check_greedy(target, drafter, shape, prompts, max_new_tokens, batch=batch, compiled=compiled))
         for rule in RULES if place is not None else ():
             drawn = replace(sampling, rule=rule)
@@ -114,7 +116,8 @@ def check_greedy(
     ``near_ties``, and how many tokens, accepted drafts and passes there were.
     """
     decoder = SpeculativeDecoder(target, drafter, shape, batch=batch, compiled=compiled)
-    made = dict(decoder.generate_all([Request(prompt, max_new_tokens) for prompt in prompts], ()))
+    asked = [Request(prompt, max_new_tokens) for prompt in prompts]
+    made = dict(_counted(f"{shape.name}, greedily", "prompt", len(asked), decoder.generate_all(asked, ())))
     found: dict[str, list[Any]] = {"near_ties": [], "wrong": []}
     for number, prompt in enumerate(prompts):
         # every token is judged after the answer's own text, so a difference hides none behind it
@@ -130,11 +133,11 @@ def check_greedy(
     tokens, passes = sum(len(one.ids) for one in made.values()), [n for one in made.values() for n in one.accepted]
     fault = None if passes else "no pass verified anything: ask for more new tokens"
     if (ties := len(found["near_ties"])) > max(1, MOST_TIES * tokens):
-        fault = f"{ties} near-ties in {tokens} tokens: rounding is not that rough"
+        fault = f"{how_many(ties, 'near-tie')} in {how_many(tokens, 'token')}: rounding is not that rough"
     if missing := len(prompts) * max_new_tokens - tokens:
-        fault = f"{missing} tokens are missing"
+        fault = f"the answers are {how_many(missing, 'token')} short"
     if wrong := len(found["wrong"]):
-        fault = f"{wrong} of {tokens} tokens are wrong"
+        fault = f"{wrong} of {how_many(tokens, 'token')} wrong"
     counts = {"tokens": tokens, "accepted": sum(passes), "passes": len(passes)}
     return {"check": "greedy", "shape": shape.name, "fault": fault, **counts, **found}
 
@@ -149,10 +152,9 @@ def check_sampled(
     """
     sampling = replace(sampling, top_k=TOP_K)
     decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER))
-    made = [
-        one for _, one in decoder.generate_all([Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)], ())
-    ]
-    counts = Counter(tuple(one.ids) for one in made)
+    asked, rule = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)], type(sampling.acceptance).__name__
+    made = _counted(f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ()))
+    counts = Counter(tuple(one.ids) for _, one in made)
     probs = _continuations(target, sampling, prompt)
     cells = _cells([(counts[path], p * runs) for path, p in probs.items()])
     chi_square = sum((seen - expected) ** 2 / expected for seen, expected in cells)
@@ -160,11 +162,11 @@ def check_sampled(
     impossible = runs - sum(counts[path] for path in probs)
     fault = f"p-value {p_value:.1e}" if p_value <= SUSPECT else None
     if len(probs) > 1 and len(cells) == 1:
-        fault = f"{runs} draws are too few to tell any two of {len(probs)} continuations apart: draw more"
+        fault = f"{how_many(runs, 'draw')} cannot tell any two of {len(probs)} continuations apart: draw more"
     if impossible:
-        fault = f"{impossible} of {runs} draws are such as the target never makes"
+        fault = f"the target never makes such draws as {impossible} of {runs}"
     counted = {"continuations": len(probs), "chi_square": chi_square, "degrees": len(cells) - 1, "p_value": p_value}
-    what = {"check": "sampled", "shape": shape.name, "rule": type(sampling.acceptance).__name__, "fault": fault}
+    what = {"check": "sampled", "shape": shape.name, "rule": rule, "fault": fault}
     return {**what, "sampling": asdict(sampling), "runs": runs, **counted, "impossible": impossible}
 
 
@@ -185,6 +187,14 @@ def most_open(target: Target, sampling: Sampling, prompts: Sequence[list[int]], 
     if not cells:
         raise ValueError(f"certify: no prompt leaves room for {LENGTH} more tokens in the target's positions")
     return max(cells, key=lambda number: cells[number])
+
+
+def _counted(what: str, unit: str, total: int, made: Iterable[Made]) -> Iterator[Made]:
+    """The same, with progress."""
+    with progress(f"certifying {what}", unit, total) as advance:
+        for one in made:
+            advance(1)
+            yield one
 
 
 def _logits(target: Target, ids_BT: Tensor, last: int = 1) -> Tensor:

@@ -39,6 +39,22 @@ class Answer(NamedTuple):
     identical: bool | None  # whether both outputs are the same tokens; None where that was not compared
     draft_ms: tuple[float, ...] = ()  # milliseconds of drafting for each target pass; empty where not recorded
     verify_ms: tuple[float, ...] = ()  # of each target pass with its acceptance; likewise
+    loops: bool = False  # whether the answer repeats itself, see :func:`loops`
+
+
+LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Whether a stretch of the text repeats itself: at least :data:`LOOP_TOKENS` tokens, and at least two periods, each
+    equal to the token one period before. Such text is easy to draft, which flatters acceptance."""
+    for period in range(1, len(ids) // 3 + 1):
+        same = 0
+        for before, now in zip(ids, ids[period:], strict=False):
+            same = same + 1 if now == before else 0
+            if same >= max(LOOP_TOKENS, 2 * period):
+                return True
+    return False
 
 
 def write_answers(path: Path | str, shapes: Sequence[str], answers: Sequence[Sequence[Answer]]) -> None:
@@ -194,6 +210,7 @@ def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dic
         **_speed(answers),
         "pass_time": {kind: _json(found) for kind, found in pass_time(answers).items()},
         "by_category": by_category(answers),
+        "looping_answers": sum(one.loops for one in answers),
         **_identity(answers),
     }
 

@@ -13,6 +13,7 @@ from specdec.data.rows import read_rows, stem
 from specdec.data.template import prompt_ids
 from specdec.decoding import check_length
 from specdec.target import Target
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def check_skipped(skipped: Sequence[Skipped], prompts: int) -> None:
     if len(skipped) == prompts:
         raise ValueError(f"prompt {name}: {reason}" + (f"; none of {prompts} can be decoded" if prompts > 1 else ""))
     names = ", ".join(one.prompt_id for one in skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-    log.warning("%d of %d prompts were left out (%s); %s: %s", len(skipped), prompts, names, name, reason)
+    log.warning("left out %d of %s (%s); %s: %s", len(skipped), how_many(prompts, "prompt"), names, name, reason)
 
 
 def without_blank(prompts: Sequence[Prompt]) -> list[Prompt]:

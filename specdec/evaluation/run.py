@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 
 from specdec.decoding import Sampling, parse_shape
+from specdec.drafter.io import located
 from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
@@ -42,7 +43,7 @@ class EvaluationConfig(MeasurementConfig):
     """What is decoded, with what, and where the results go.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
             tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
@@ -96,16 +97,16 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
     shapes, others = [parse_shape(text) for text in config.shape], [parse_baseline(text) for text in config.baselines]
     prompts = config.load_prompts()
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    target, drafter, _ = pair
+    target, drafter = pair[:2]
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
     with _whole(out) as place:
-        with progress("evaluating", "prompts", len(prompts)) as advance:
+        with progress("evaluating", "prompt", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
                 sampling=config.sampling, converse=converse, plain=config.plain, baselines=others,
                 batch=config.batch_size, compiled=config.compile,
-                on_prompt=functools.partial(advance, 1), on_skip=skipped.append,
+                on_prompt=lambda: advance(1), on_decoder=lambda name: advance(0, name), on_skip=skipped.append,
             )  # fmt: skip
         answers, theirs = answers[: len(shapes)], answers[len(shapes) :]
         metrics: dict[str, Any] = {
@@ -129,7 +130,7 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
                 max_new_tokens=config.max_new_tokens, runs=config.certify, sampling=config.sampling,
                 batch=config.batch_size, compiled=config.compile,
             )  # fmt: skip
-        write_certificate(out / CERTIFICATE, statement, config.drafter, metrics)
+        write_certificate(out / CERTIFICATE, statement, located(config.drafter), metrics)
         metrics["certified"] = statement["holds"]
         write_json(out / METRICS, metrics)
     return metrics
@@ -157,7 +158,8 @@ def print_results(metrics: dict[str, Any], console: Console | None = None) -> No
 def notes(metrics: dict[str, Any]) -> list[str]:
     """What is to be said of the table."""
     few = few_prompts(min(result["prompts"] for result in metrics["results"]))
-    return ["Acceptance length counts the bonus token; docs/evaluate.md defines all figures.", *few]
+    loops = "Loops: answers that repeat themselves, which flatters acceptance."
+    return [f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}", *few]
 
 
 def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
@@ -172,7 +174,8 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
         else:
             first, rates = [one["baseline"], "", "-"], [_number(rate, 1), ""]
         same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        rows.append([*first, *rates, _speedup(one), same])
+        looping = f"{one['looping_answers']} of {one['answers']}" if "shape" in one else ""
+        rows.append([*first, *rates, _speedup(one), same, looping])
     for one in results:
         joint, conditional = one["accepted_per_position"].values()
         for k, shares in enumerate(zip(joint, conditional, strict=True), start=1):
@@ -182,7 +185,7 @@ def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:
             categories.append([one["shape"], category, str(part["prompts"]), length, _speedup(part)])
     left_out = [[one["prompt_id"], one["reason"]] for one in metrics.get("skipped", [])]
     speeds = ["Tokens/s", "Plain tokens/s", "Speed-up"]
-    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs"]
+    headings = ["Draft shape", "Prompts", "Acceptance length", *speeds, "Identical outputs", "Loops"]
     by_category = ["Draft shape", "Category", "Prompts", "Acceptance length", "Speed-up"]
     return [
         ReportTable("Results", headings, rows),

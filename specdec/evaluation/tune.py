@@ -1,6 +1,5 @@
 """``specdec tune``: which draft shape is the fastest on this machine, for each batch size."""
 
-import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ class TuneConfig(MeasurementConfig):
     """What is tuned.
 
     Args:
-        drafter: the drafter's directory.
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
         shape: the draft shapes that are tried, as of specdec evaluate.
         batch_sizes: sequences decoded side by side.
         compile: tune for compiled decoding; each shape is a graph of its own.
@@ -58,10 +57,11 @@ def tune(config: TuneConfig) -> None:
         for batch in sizes:
             # prompts come again where two for each sequence are lacking
             asked = [prompts[n % len(prompts)] for n in range(max(len(prompts), 2 * batch))]
-            with progress(f"batch size {batch}", "prompts", len(asked)) as advance:
+            with progress(f"batch size {batch}", "prompt", len(asked)) as advance:
                 answers = benchmark(
                     pair.target, pair.drafter, shapes, asked, config.max_new_tokens, batch=batch,
-                    compiled=config.compile, on_prompt=functools.partial(advance, 1),
+                    compiled=config.compile, on_prompt=lambda: advance(1),
+                    on_decoder=lambda name: advance(0, name),
                     on_skip=lambda one: skipped.update({one.prompt_id: one}),
                 )  # fmt: skip
             every = zip(config.shape, shapes, answers, strict=True)

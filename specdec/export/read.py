@@ -5,6 +5,7 @@ Legend: D draft vocabulary, V target vocabulary.
 
 import dataclasses
 import functools
+import logging
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,18 @@ from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
+from specdec.utils import hub
 from specdec.utils.files import SUMS, check_sums, explained, read_json, sha256
+from specdec.utils.spelling import likely
+from specdec.utils.text import how_many, tensor_fault
+
+log = logging.getLogger(__name__)
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
+FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
 # a stranger's pickle may be anything, and so may what its reader stumbles over
@@ -60,6 +67,7 @@ def import_command(
     if Path(out).exists():  # before anything is fetched
         raise ValueError(f"{out} exists already: choose another place or remove it first")
     save_drafter(import_drafter(checkpoint, target, revision, aux_layers), out)
+    log.info("wrote the drafter; measure it with: specdec evaluate --target %s --drafter %s", target.source, out)
     sys.stdout.write(f"{out}\n")
 
 
@@ -74,9 +82,13 @@ def import_drafter(
     Raises:
         ValueError: there is none, or it is no drafter of this target.
     """
+    log.info("reading the checkpoint %s", checkpoint)
     read = read_checkpoint(fetch(str(checkpoint), revision))
     loaded = target if isinstance(target, Target) else target.load()
-    return import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
+    drafter = import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
+    for line in recognised(read, drafter.config, given=bool(aux_layers)):
+        log.info("%s", line)
+    return drafter
 
 
 class Checkpoint(NamedTuple):
@@ -86,6 +98,7 @@ class Checkpoint(NamedTuple):
     raw: dict[str, Any]  # ``config.json``
     tensors: dict[str, Tensor]  # by name, see :func:`specdec.export.tensors.canonical`
     ours: dict[str, Any] | None  # ``specdec.json``, which only our own exports have
+    layer: str = ""  # what its first layer is called in the file
 
 
 def check_unchanged(directory: Path) -> None:
@@ -102,6 +115,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     if not files:
         raise ValueError(f"{directory}: no {WEIGHTS}, nor another file of weights")
     tensors: dict[str, Tensor] = {}
+    layer = ""
     for file in files:
         for name, value in _tensors(file).items():
             known = named.canonical(name)
@@ -109,13 +123,15 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if known is not None:
                 tensors[known] = value
+            if known == QUERIES:
+                layer = name.removesuffix(QUERIES.removeprefix("layers.0."))
     check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
     if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
         raise ValueError(
             f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
         )
-    return Checkpoint(str(directory), raw, tensors, ours)
+    return Checkpoint(str(directory), raw, tensors, ours, layer)
 
 
 def fetch(source: str, revision: str | None) -> Path:
@@ -125,18 +141,8 @@ def fetch(source: str, revision: str | None) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    # only here: the Hub is rarely asked
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED]))
-        if not any(found.glob("*.safetensors")):
-            found = Path(snapshot_download(source, revision=revision, allow_patterns=[*FETCHED, "*.bin"]))
-        return found
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{source}: no such directory, nor to be had from the Hugging Face Hub ({reason})") from error
+    found = hub.fetch(source, revision, FETCHED)
+    return found if any(found.glob("*.safetensors")) else hub.fetch(source, revision, (*FETCHED, "*.bin"))
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -195,6 +201,49 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
         raise ValueError(f"{checkpoint.where}: {error}") from error
 
 
+def layout(checkpoint: Checkpoint) -> str:
+    """Whose layout a checkpoint has, by what tells it from others'."""
+    raw, ours = checkpoint.raw, checkpoint.ours
+    inner = raw.get("eagle_config") or {}
+    if ours is not None:
+        return f"an export of specdec's, format {ours.get('exported_as')}"
+    if "speculators_model_type" in raw:
+        return "speculators"
+    if "norm_before_fc" in inner or "use_last_layernorm" in inner:
+        return "NVIDIA"
+    if checkpoint.layer.startswith("model."):
+        return "Automodel"
+    if keys.IDS in inner:
+        return "SpecForge or TorchSpec"
+    return "SafeAILab" if checkpoint.layer == "midlayer." or BIAS in checkpoint.tensors else "vLLM"
+
+
+def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = False) -> list[str]:
+    """What was made of a checkpoint, in sentences; ``given``: the boundaries were not to be looked for in it."""
+    raw, tensors = flat(checkpoint.raw), checkpoint.tensors
+    wide = isinstance(config.fusion, Concat)
+    inner = raw.get("eagle_config") or {}
+    named_there = raw.get(keys.IDS) or inner.get(keys.IDS) or inner.get("layer_ids")
+    why = "as given" if given else "of its config" if named_there else "its config names none: EAGLE-3's own"
+    switches = {key: keys.write(config, "eagle3")[key] for key in FLAGS} if wide else {}
+    on, off = ([key for key, value in switches.items() if value is state] for state in (True, False))
+    size, whole = config.draft_vocab_size, config.vocab_size
+    maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
+    theirs = [what for what, name in (("embedding", EMBEDDING), ("head", HEAD)) if name not in tensors]
+    kinds = sorted(
+        {str(value.dtype).removeprefix("torch.") for name, value in tensors.items() if name not in named.MAPS}
+    )
+    return [
+        f"layout: {'EAGLE-3' if wide else 'EAGLE-1'}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
+        f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
+        f"boundaries: {', '.join(map(str, config.aux_layers))} of {config.num_target_layers}"
+        + (f" ({why})" if wide else " (the last state, which EAGLE-1 reads)"),
+        *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if wide else []),
+        f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
+        + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
+    ]
+
+
 def finite(tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError if a weight is NaN or infinite."""
     for name, value in tensors.items():
@@ -219,8 +268,11 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     config = flat(raw)
-    if any(name not in tensors or tensors[name].ndim != 2 for name in (QUERIES, "fc.weight")):
-        raise ValueError(f"no EAGLE drafter: it lacks a matrix {QUERIES} (or midlayer.*) or fc.weight")
+    lacking = [name for name in (QUERIES, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
+    if lacking:
+        also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
+        near = likely(lacking[0], tensors)
+        raise ValueError(f"no EAGLE drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
     hidden = len(tensors["fc.weight"])
     wide = tensors[QUERIES].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
     found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
@@ -244,10 +296,10 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
     """The draft vocabulary ascending, and where its tokens stand in the checkpoint: some order them by frequency."""
     D, V = config.draft_vocab_size, config.vocab_size
     if named.DRAFT_TO_TARGET not in tensors and D < V:
-        raise ValueError(f"it lacks d2t, which says what its {D} draft tokens are of {V}")
+        raise ValueError(f"it lacks d2t, which says what its {how_many(D, 'draft token')} are of {V:,}")
     offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
     if offsets_D.shape != (D,):
-        raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {D} draft tokens")
+        raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}")
     if not torch.can_cast(offsets_D.dtype, torch.int64) or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
     offsets_D = offsets_D.to(torch.int64)
@@ -280,13 +332,8 @@ def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, ta
     state = {name: value for name, value in drafter.state_dict().items() if name != VOCABULARY}
     shapes = named.published({name: value.to("meta") for name, value in state.items()}, config)
     wanted = {str(named.translate(name, rows)): list(value.shape) for name, value in shapes.items()}
-    if unknown := sorted(set(weights) - set(wanted)):
-        raise ValueError(f"it has weights that no drafter here has: {', '.join(unknown[:6])}")
-    if missing := sorted(set(wanted) - set(weights)):
-        raise ValueError(f"it lacks {', '.join(missing[:6])}")
-    for name, value in weights.items():
-        if list(value.shape) != wanted[name]:
-            raise ValueError(f"{name} is {list(value.shape)}, the config says {wanted[name]}")
+    if fault := tensor_fault({name: value.shape for name, value in weights.items()}, wanted):
+        raise ValueError(fault)
     if own_head:
         weights[HEAD] = weights[HEAD][order_D]
     back, dtype = {theirs: ours for ours, theirs in rows.items()}, functools.reduce(torch.promote_types, dtypes)

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,15 +12,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
-from specdec.drafter import Concat, Drafter, Narrow, PostNorm, load_drafter
-from specdec.drafter.io import weights_sha256
-from specdec.export import read
-from specdec.export.formats import FORMATS, Format
+from specdec.drafter import Drafter, Narrow, load_drafter
+from specdec.drafter.io import located, weights_sha256
+from specdec.export import card, read
+from specdec.export.formats import FORMATS
+from specdec.export.push import check_repository
+from specdec.export.push import push as push_export
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
-from specdec.utils.config import canonical
-from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -35,28 +37,38 @@ def export(
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     format: str = "vllm",
     draft_tokens: int = DRAFT_TOKENS,
-    evaluation: str | None = None,
+    evaluation: list[Path] = [],  # noqa: B006
+    push: str | None = None,
 ) -> None:
     """A saved drafter as a checkpoint that vLLM or SGLang serves; prints the line that serves it.
 
     Example: specdec export --target Qwen/Qwen3-4B --drafter runs/a/drafter --out served/a --format vllm
 
     Args:
-        drafter: the drafter's directory
+        drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         out: directory of the checkpoint, not there yet
         target: the model that it drafts for
         format: vllm, speculators or sglang
         draft_tokens: drafts a pass, in the line that serves it
-        evaluation: a directory of specdec evaluate, whose acceptance the model card quotes
+        evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
+        push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
 
     Raises:
         ValueError: an argument is wrong, or the engine cannot serve the drafter.
     """
     if Path(out).exists():  # before anything is loaded
         raise ValueError(f"{out} exists already: choose another place or remove it first")
-    of = load_drafter(drafter, dtype=None), target.load(), out, format
-    exported = export_drafter(*of, draft_tokens=draft_tokens, served=target, evaluation=evaluation)
+    if push is not None:
+        check_repository(push)
+    directory = located(drafter)
+    exported = export_drafter(
+        load_drafter(directory, dtype=None), target.load(), out, format, draft_tokens=draft_tokens, served=target,
+        evaluation=evaluation, run=directory,
+    )  # fmt: skip
+    log.info("wrote %s; this serves it:", out)
     sys.stdout.write(f"{exported.command}\n")
+    if push is not None:
+        push_export(drafter=exported.directory, repo=push)
 
 
 class Exported(NamedTuple):
@@ -69,7 +81,8 @@ class Exported(NamedTuple):
 
 def export_drafter(
     drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
-    draft_tokens: int = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Path | str | None = None,
+    draft_tokens: int = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
+    run: Path | None = None,
 ) -> Exported:  # fmt: skip
     """Write a drafter for a serving engine, in its own dtype.
 
@@ -78,7 +91,8 @@ def export_drafter(
         format: ``vllm``, ``speculators`` or ``sglang``.
         draft_tokens: drafts a pass, in the line that serves it.
         served: where the engine finds the target, if not at ``target.source``.
-        evaluation: a directory of ``specdec evaluate``, which the model card quotes.
+        evaluation: directories of ``specdec evaluate``, which the model card quotes.
+        run: the drafter's directory, around which evaluations and the record of its training are looked for.
 
     Raises:
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
@@ -101,10 +115,19 @@ def export_drafter(
     served = served or TargetSource(target.source)
     architectures = target.model.config.architectures or [type(target.model).__name__]
     line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
-    metrics = _evaluated(evaluation, drafter, target) if evaluation is not None else None
+    loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
+    record: dict[str, Any] = {
+        "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
+        "needs": chosen.needs(subject), "draft_tokens": draft_tokens, "serve": line, "drafter": config.to_json(),
+        "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
+        "target": {**loaded_by, "fingerprint": target.identity["fingerprint"]},
+        "training": card.trained(run) if run else None,
+    }  # fmt: skip
+    record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
     read.finite(tensors)
+    log.info("writing %s for %s, method %s", how_many(len(tensors), "tensor"), chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
         file = temporary / read.WEIGHTS
         try:
@@ -112,13 +135,11 @@ def export_drafter(
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
-        record = {
-            "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
-            "serve": line, "weights_sha256": sha256(file), "drafter": config.to_json(), "provenance": provenance(),
-        }  # fmt: skip
+        record["weights_sha256"] = sha256(file)
         write_json(temporary / read.OURS, record)
-        write_text(temporary / "README.md", _card(subject, served.directory(), chosen, line, metrics))
+        write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
         write_sums(temporary)
+        log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)
 
@@ -186,61 +207,3 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     """Number by number, of any dtypes."""
     dtype = torch.promote_types(one.dtype, two.dtype)
     return torch.equal(one.to(dtype), two.to(dtype))
-
-
-def _evaluated(evaluation: Path | str, drafter: Drafter, target: Target) -> Mapping[str, Any]:
-    """The ``metrics.json`` of an evaluation; ValueError if it is of another drafter, in any bit, dtype or target."""
-    where = Path(evaluation) / "metrics.json"
-    metrics: dict[str, Any] = read_json(where)
-    of, fingerprint = metrics.get("drafter", {}), metrics.get("target", {}).get("fingerprint")
-    design = {name: of.get(name) for name in drafter.config.to_json()}
-    for what, same in (
-        ("target", fingerprint == target.identity["fingerprint"]),
-        ("drafter's weights", of.get("weights_sha256") == weights_sha256(drafter)),
-        ("drafter", canonical(design) == canonical(drafter.config.to_json())),
-    ):
-        if not same:
-            raise ValueError(f"{where}: not an evaluation of this {what} ({of.get('directory')}): evaluate again")
-    return metrics
-
-
-def _card(subject: Subject, target: str, chosen: Format, line: str, metrics: Mapping[str, Any] | None) -> str:
-    """The model card, ``README.md``: what it is, how it is served, and what was measured."""
-    config = subject.config
-    generation = "EAGLE-1"
-    if isinstance(config.fusion, Concat):
-        newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
-        generation = "EAGLE-3.1" if newest else "EAGLE-3"
-    measured = "Nothing was measured: no evaluation was given at export."
-    if metrics:
-        rows = ["| Shape | Acceptance length | Prompts |\n|---|---|---|\n"]
-        for result in metrics["results"]:
-            found = result["acceptance_length"]
-            interval = f" [{found['low']:.2f}, {found['high']:.2f}]" if found.get("low") is not None else ""
-            rows.append(f"| {result['shape']} | {found['mean']:.3f}{interval} | {result['prompts']} |\n")
-        prompts = ", ".join(Path(path).name for path in metrics["settings"]["prompts"])
-        measured = (
-            f"By `specdec evaluate` on {prompts}, at most {metrics['settings']['max_new_tokens']} new tokens; tokens "
-            f"committed per target pass, the target's own token included:\n\n{''.join(rows)}"
-        )
-    return f"""---
-base_model: {target}
-tags: [speculative-decoding, {subject.method}, specdec]
----
-
-# {generation} drafter for {config.target.get("source", target)}
-
-Reads boundaries {", ".join(str(b) for b in config.aux_layers)} of `{target}`'s {config.num_target_layers} layers
-and drafts over {config.draft_vocab_size} of its {config.vocab_size} tokens. Written for {chosen.engine}, format
-{chosen.name}, method {subject.method}; it needs {chosen.needs(subject) or "no release in particular"} at least.
-
-```bash
-{line}
-```
-
-## Measured acceptance
-
-{measured}
-
-`specdec.json` holds the drafter's complete config; `specdec import` reads it back.
-"""

@@ -27,6 +27,7 @@ from specdec.data import Batch, TokenData
 from specdec.target import Target
 from specdec.utils.config import class_name, pairs, words
 from specdec.utils.files import locked, read_json, sha256, staged, write_json
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -227,10 +228,10 @@ class FeatureStore:
         reason = "; ".join(f"{name} was {words(a)}, is {words(b)}" for name, a, b in changes)
         reason = reason or "its files or the tokenizer have changed since"
         if (first := self.contract.first_rows) is not None:
-            reason += f"; of training the first {first:,} rows alone"
+            reason += f"; of training the first {how_many(first, 'row')} alone"
         raise ValueError(
-            f"{self.directory}: no features of a row of {row.tokens} tokens: the cache was made from other data "
-            f"({reason}); run specdec cache with the present data"
+            f"{self.directory}: no features of a row of {how_many(row.tokens, 'token')}: the cache was made from other "
+            f"data ({reason}); run specdec cache with the present data"
         )
 
     def verify(self) -> None:
@@ -314,7 +315,7 @@ class CacheWriter:
             self.known.update(bytes(key) for key in keys.numpy())
             self.shards.append(entry)
         if self.shards:
-            log.info("%s: goes on after %d whole shards", self.directory, len(self.shards))
+            log.info("%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard"))
 
     def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:
         """Store a row's states.

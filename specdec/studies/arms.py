@@ -23,8 +23,7 @@ from specdec.decoding import parse_shape
 from specdec.diagnostics.conditions import parse_conditions
 from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.parts import dry_run
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import held_out_prompts
+from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
 from specdec.fit import Configured, configured
@@ -36,6 +35,8 @@ from specdec.training.building import check
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import parse, parser_of
 from specdec.utils.config import canonical, is_part, pairs, words
+from specdec.utils.progress import progress
+from specdec.utils.text import how_many
 
 COMMANDS = {
     "evaluate": "specdec.evaluation.run:evaluate_command",
@@ -102,12 +103,15 @@ class Arm:
 def read_arms(study: Study) -> list[Arm]:
     """Every arm of a study; ValueError, with the arm's name, if one is illegal or two are the same."""
     arms: list[Arm] = []
-    for combination in study.combinations:
-        name = arm_name(combination)
-        try:
-            arms.append(_arm(study, name, combination))
-        except ValueError as error:
-            raise ValueError(f"arm {name}: {error}") from error
+    combinations = list(study.combinations)
+    with progress("checking", "arm", len(combinations)) as advance:
+        for combination in combinations:
+            name = arm_name(combination)
+            try:
+                arms.append(_arm(study, name, combination))
+            except ValueError as error:
+                raise ValueError(f"arm {name}: {error}") from error
+            advance(1)
     for one, two in itertools.combinations(arms, 2):
         if one.measures == two.measures and canonical(one.config) == canonical(two.config):
             raise ValueError(f"arms {one.name} and {two.name} come to the same training and the same measures: change "
@@ -142,7 +146,9 @@ def check_equal(baseline: Arm, arms: Sequence[Arm], allow_unequal: bool = False)
             if groups[0] != groups[1]:
                 found = "its length is not in steps, and its trainer or data are not the baseline's"
         elif arm.tokens != baseline.tokens:
-            found = f"it trains on {arm.tokens:,} tokens, the baseline, {baseline.name}, on {baseline.tokens:,}"
+            found = (
+                f"it trains on {how_many(arm.tokens, 'token')}, the baseline, {baseline.name}, on {baseline.tokens:,}"
+            )
         if found and not allow_unequal:
             raise ValueError(
                 f"arm {arm.name}: {found}: give all arms the same budget by trainer.max_steps, or say --allow_unequal"
@@ -264,7 +270,7 @@ def read_prompts(study: Study, source: TargetSource, directory: Path) -> dict[st
         count, tokens = given.get("prompts_count", PROMPTS), given.get("prompt_tokens", PROMPT_TOKENS)
         if type(count) is not int or type(tokens) is not int or min(count, tokens) < 2:
             raise ValueError(f"{measure}: prompts_count is {count}, prompt_tokens {tokens}: both must be 2 at least")
-        rows = held_out_prompts(count, tokens, EmbeddedConfig().seed, source.load_tokenizer())
+        rows = held_out_prompts(count, tokens, SEED, source.load_tokenizer())
         text = "".join(json.dumps({**row, "category": None}) + "\n" for row in rows)
         asked = [Prompt(row["prompt_id"], None, None, None, row["prompt"]) for row in rows][:limit]
         name = f"prompts-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"

@@ -16,6 +16,7 @@ from specdec.studies.statistics import METHOD, distinct
 from specdec.studies.study import FEWEST_SEEDS
 from specdec.utils.config import words
 from specdec.utils.files import staged_directory, write_json, write_text
+from specdec.utils.text import how_many
 
 HOW = (
     f"{METHOD}. They hold for this target, these prompts and this training, and are not corrected for the number of "
@@ -66,7 +67,7 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
     """The card in Markdown, by line, from ``figures`` (files and captions by section) and the path of ``card.json``."""
     study = found["study"]
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
-    design = f"{study['design'].replace('_', ' ')} of {len(found['arms'])} arms"
+    design = f"{study['design'].replace('_', ' ')} of {how_many(len(found['arms']), 'arm')}"
     seeds = ", ".join(map(str, study["seeds"]))
     yield from (f"# Study {_plain(study['name'])}", "")
     yield _plain(f"Axes: {axes}. Design: {design}, seeds {seeds}. Baseline: {study['baseline']}.")

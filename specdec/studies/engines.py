@@ -31,9 +31,14 @@ class Engine(abc.ABC):
         self.study, self.cwd = study.resolve(), Path.cwd()
         self.running: dict[str, Any] = {}  # handles by key
 
+    def at_once(self, job: Job) -> int | None:
+        """How many such jobs run at a time; None where others decide that."""
+        return None
+
     def has_room(self, job: Job) -> bool:
         """Whether to start it now."""
-        return True
+        most = self.at_once(job)
+        return most is None or len(self.running) < most
 
     @abc.abstractmethod
     def submit(self, job: Job) -> Any:
@@ -83,10 +88,10 @@ class Local(Engine):
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers of the local engine must be above 0, not {self.workers}")
 
-    def has_room(self, job: Job) -> bool:
+    def at_once(self, job: Job) -> int | None:
         by_cores = max(1, (machine.cores() or 1) // job.threads)
         most = self.workers or len(self.gpus) or by_cores
-        return len(self.running) < min(most, len(self.gpus) or most)
+        return min(most, len(self.gpus) or most)
 
     def submit(self, job: Job) -> Any:
         used = [gpu for _, _, gpu in self.running.values()]

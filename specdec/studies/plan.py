@@ -24,7 +24,6 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from specdec.data.rows import HUB, hub_fingerprint
-from specdec.embedded.build import RECORD
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
@@ -37,13 +36,13 @@ from specdec.utils import imports
 from specdec.utils.config import canonical
 from specdec.utils.files import sha256, write_json, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.text import how_many
 
 VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-# weights, configuration, tokenizer, code; not RECORD, which says when and how fast the embedded target was trained
-OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")
+OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 @dataclass(frozen=True)
@@ -127,18 +126,18 @@ class StudyPlan:
             write_config(self.directory, job)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
 
-    def show(self) -> None:
-        """Print what each arm changes against the baseline, and the summary."""
+    def show(self, more: Sequence[str] = ()) -> None:
+        """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
         headings = ["Arm", "Changes against the baseline"]
-        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], self.summary())
+        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], [*self.summary(), *more])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
-        about = f"{self.study.design}: {len(self.arms)} arms, {len(self.study.seeds)} seeds"
+        about = f"{self.study.design}: {how_many(len(self.arms), 'arm')}, {how_many(len(self.study.seeds), 'seed')}"
         lines = [f"{about}; baseline {arm_name(self.study.baseline)}"]
         if not self.unequal and (tokens := self.baseline.tokens) is not None:
-            lines.append(f"every fit trains on {tokens:,} tokens, padding included")
+            lines.append(f"every fit trains on {how_many(tokens, 'token')}, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
@@ -233,7 +232,9 @@ def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dic
         parts = {"target": config["model"]["target"], "drafter": config["model"]["drafter"]}
         given, more = {"model": parts, "data": config["data"]}, ["--layers", *map(str, layers)]
         more += [] if count is None else ["--first_rows", str(count)]
-        jobs[key] = specdec_job(directory, "cache", key, f"features of {len(group)} arms", given, threads, (), *more)
+        jobs[key] = specdec_job(
+            directory, "cache", key, f"features of {how_many(len(group), 'arm')}", given, threads, (), *more
+        )
         cache_of |= dict.fromkeys((arm.name for arm in group), key)
     return jobs, cache_of
 
@@ -290,7 +291,7 @@ def target_contents(source: TargetSource) -> Any:
     """The model's dtype, and hashes of its directory's weights, configuration and tokenizer, or a Hub id's commit."""
     place = Path(source.directory())
     if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET and file.name != RECORD]
+        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
         return [source.dtype, {file.name: _file_hash(file) for file in files}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision

@@ -71,7 +71,9 @@ class Study:
 
 
 def read_study(path: Path | str, allow_few_seeds: bool = False) -> Study:
-    """Read a study file; ValueError, which says where and what to do, if it cannot be read or is wrong."""
+    """Read a study file, ``conf/study/...`` of the package too; ValueError, which says where and what to do, if it
+    cannot be read or is wrong."""
+    path = shipped(str(path))
     given = read_strictly(path)
     try:
         return _study(given, Path(path), allow_few_seeds)

@@ -5,6 +5,8 @@ The loop starts each job once what it needs is done, until all are done or canno
 
 import enum
 import logging
+import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -89,16 +92,53 @@ def sweep(
     known = [arm.name for arm in plan.arms]
     if wrong := next((name for name in only if name not in known), None):
         raise ValueError(f"--only {wrong!r}: no such arm; there are: {', '.join(known)}")
+    left = plan.left(only or None).values()
     if plan_only:
-        plan.show()
+        plan.show([expected(directory, left, engine)])
         return 0
-    for line in plan.summary():
+    for line in [*plan.summary(), expected(directory, left, engine)]:
         log.info("%s", line)
     plan.write()
-    status, _ = run(directory, plan.left(only or None).values(), engine, f"study {given.name}")
+    status, _ = run(directory, left, engine, f"study {given.name}")
     if status <= 1:  # it was not interrupted
         log.info("the card is in %s", write_card(directory))
     return status
+
+
+def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
+    """How long the jobs that are not done will take, by those that are: of the same arm, else of the same kind."""
+    took: dict[str, list[float]] = {}
+    left: list[Job] = []
+    for job in jobs:
+        folder = JobFolder(study, job.kind, job.key)
+        seconds = sum(attempt.get("seconds", 0.0) for attempt in folder.attempts())
+        if not folder.is_done():
+            left.append(job)
+        elif seconds > 0:
+            for name in (job.kind, _arm_and_kind(job)):
+                took.setdefault(name, []).append(seconds)
+    if not left:
+        return "nothing is left to run"
+    known = [job for job in left if job.kind in took]
+    unknown = Counter(job.kind for job in left if job.kind not in took)
+    open_ = ", ".join(f"{count} {kind}" for kind, count in unknown.items())
+    if not known:
+        return f"time: not known until the first jobs are done ({open_} left)"
+    work = sum(statistics.mean(took.get(_arm_and_kind(job), took[job.kind])) for job in known)
+    at_once = engine.at_once(known[0])
+    how = "summed over jobs" if at_once is None else f"{(at_once := min(at_once, len(known)))} at a time"
+    more = f"; not known yet: {open_}" if unknown else ""
+    time = f"time: about {_words(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
+    return f"{time}, {how}, as those done took{more}"
+
+
+def _arm_and_kind(job: Job) -> str:
+    return f"{job.label.rpartition(' seed=')[0]}: {job.kind}"
+
+
+def _words(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
 
 
 class Phase(enum.Enum):
@@ -160,7 +200,7 @@ def run(
     for entry in entries.values():
         entry.phase = Phase.DONE if entry.folder.is_done() else Phase.WAITING
     settled = sum(entry.phase is Phase.DONE for entry in entries.values())
-    with stop_on_signals(patience=1) as signals, progress(title, "jobs", len(entries), settled) as advance:
+    with stop_on_signals(patience=1) as signals, progress(title, "job", len(entries), settled) as advance:
         try:
             engine.open(study)
             try:
@@ -171,6 +211,8 @@ def run(
                     advance(settled - before)
                     if settled == len(entries):
                         break
+                    if settled > before:
+                        log.info("%s", expected(study, [entry.job for entry in entries.values()], engine))
                     if signals:
                         log.warning("stopping: what runs saves and ends; once more does not wait for it")
                         break

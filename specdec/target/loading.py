@@ -22,6 +22,8 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available
 
+from specdec.utils.text import tensor_fault
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -59,7 +61,9 @@ def load_model(
         tokenizer = load_tokenizer(source, revision, trust_remote_code)
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ValueError(f"{source}: {len(missing)} weights are missing from the checkpoint, {missing[0]} for one")
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in missing}
+        fault = tensor_fault(dict.fromkeys(report["unexpected_keys"], ()), {name: shapes[name] for name in missing})
+        raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
         return model.to(where), tokenizer
     if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):

@@ -3,6 +3,7 @@
 Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some rows of it, S key columns.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,11 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.embedded import embedded_target
 from specdec.nn.view import View
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.loading import fingerprint, is_directory, load_config, load_model, load_tokenizer, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import prove
+
+log = logging.getLogger(__name__)
 
 EMBEDDED = "embedded"
 
@@ -215,6 +219,7 @@ class Target:
         Raises:
             ValueError: something does not; the message says what, and by how much.
         """
+        log.info("proving the target: states, logits and cached trees must be the model's own")
         prove(self)
 
 
@@ -245,7 +250,7 @@ class TargetSource:
     """A target by name.
 
     Args:
-        source: a Hub id, a directory, or ``embedded``: the small model that specdec trains on the standard library.
+        source: a Hub id, a directory, or ``embedded``: the small model that comes with specdec.
         revision: a branch, tag or commit on the Hub.
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         trust_remote_code: run code that the model's repository brings; off unless you have read it.
@@ -272,11 +277,9 @@ class TargetSource:
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
 
     def directory(self) -> str:
-        """A directory or Hub id; the embedded one is built first if this machine does not have it yet."""
+        """A directory or Hub id."""
         if self.source != EMBEDDED:
             return self.source
-        from specdec.embedded.build import embedded_target
-
         return str(embedded_target())
 
     def local_config(self) -> Any | None:
@@ -296,5 +299,6 @@ class TargetSource:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
         place, trusted = self.directory(), self.trust_remote_code
+        log.info("loading the target %s in %s", self.source, self.dtype)
         loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
         return Target(*loaded, self.source, self.revision)

@@ -137,6 +137,7 @@ def build(
         plain_1TV = final_1TH @ target.head_weight().T
         if not torch.allclose(target.logits(final_1TH), plain_1TV, rtol=1e-2, atol=1e-2 * float(plain_1TV.abs().max())):
             raise ValueError("head=target: this target's logits have a bias, scale or cap: use head=own")
+    log.info("building the drafter")
     counts_V = data.supervised_counts(config.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch.initial_seed())  # the run's, whatever was drawn since

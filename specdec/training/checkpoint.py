@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from specdec.utils.files import staged
+from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,9 @@ def newest(directory: Path) -> Path | None:
         except ValueError as error:
             log.warning("refused: %s", error)
     if paths and not whole:
-        raise ValueError(f"{directory}: none of its {len(paths)} checkpoints is whole: train anew with another --out")
+        raise ValueError(
+            f"{directory}: of its {how_many(len(paths), 'checkpoint')} none is whole: train anew with another --out"
+        )
     return max(whole)[-1] if whole else None
 
 
@@ -126,6 +129,8 @@ class RunCheckpoint(Checkpoint):
             )
         self.every_n_train_steps, self.save_top_k = every_n_train_steps, save_top_k
         self.dirpath: Path | None = None
+        # what log_model of loggers reads
+        self.last_model_path, self.best_model_path, self.current_score = "", "", None
         self._trainer: pl.Trainer | None = None
         self._between = False  # two steps: no batch of the next one has begun
         self._step = self._saved = 0  # at which the present batch began, and of the last checkpoint
@@ -212,7 +217,9 @@ class RunCheckpoint(Checkpoint):
         if numbered and self.save_top_k:
             trainer.save_checkpoint(folder / f"{NAME}{step}.ckpt")
         trainer.save_checkpoint(folder / "last.ckpt")
-        self._saved = step
+        self._saved, self.last_model_path = step, str(folder / "last.ckpt")
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            logger.after_save_checkpoint(self)  # type: ignore[arg-type]
         if trainer.is_global_zero and self.save_top_k > 0:
             found = [(path.stem.removeprefix(NAME), path) for path in folder.glob(f"{NAME}*.ckpt")]
             # to a later one, which was refused, the run comes again

@@ -8,6 +8,7 @@ Legend: B batch, T tokens, N aux layers, H hidden.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -35,10 +36,15 @@ from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
+from specdec.utils.config import hyperparameters
 
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+NO_LENGTH = (
+    "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
+    "trainer.max_time can only end it earlier"
+)
 if TYPE_CHECKING:
     AnyTarget = TargetSource | Target | str | Path
     AnyDrafter = DrafterSpec | str
@@ -54,8 +60,16 @@ DEFAULTS: dict[str, Any] = {
 """What a config that does not say trains with."""
 
 
+class Schedule:
+    """Base of the schedules that know the run's length: a frozen dataclass."""
+
+    def factor(self, step: int, total: int) -> float:
+        """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
+        raise TypeError(f"{type(self).__name__} must say its factor")
+
+
 @dataclass(frozen=True)
-class WarmupCosine:
+class WarmupCosine(Schedule):
     """Linear warm-up, then half a cosine down to a fraction of the peak.
 
     Args:
@@ -100,7 +114,8 @@ class DrafterModule(pl.LightningModule):
         train_embed: train the token embedding too, which else stays as it starts: the target's.
         train_head: train the head, which starts from the target's rows; always off with ``head: target``.
         optimizer: called with the trainable parameters, by name.
-        schedule: learning rate over the run.
+        schedule: learning rate over the run: a :class:`Schedule`, or any scheduler of torch's, called with the
+            optimizer and stepped with it.
         attention: how the unroll attends: ``dense``, ``blocked`` or ``flex``; ``auto`` takes flex on CUDA, else
             blocked.
         recompute: run each unroll step again in the backward pass instead of keeping its insides: less memory, a
@@ -122,12 +137,14 @@ class DrafterModule(pl.LightningModule):
         train_embed: bool = False,
         train_head: bool = True,
         optimizer: OptimizerCallable = lambda p: AdamW(p),
-        schedule: WarmupCosine = WarmupCosine(),
+        schedule: Schedule | LRSchedulerCallable = WarmupCosine(),
         attention: Literal["auto", "dense", "blocked", "flex"] = "auto",
         recompute: bool = False,
         compile: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
+        self.save_hyperparameters({"model": hyperparameters(given)})  # for loggers; fit puts its whole config there
         if ttt_steps < 1:
             raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
         if not 0 < step_decay <= 1:
@@ -197,7 +214,9 @@ class DrafterModule(pl.LightningModule):
                 "of which the draft vocabulary is chosen: trainer.fit(module, datamodule=ChatData(train=...))"
             )
         if trainer.state.fn == "fit":
-            self._limit()
+            endless = self.trainer.max_steps <= 0 and (self.trainer.max_epochs or 0) <= 0
+            if endless and isinstance(self.schedule, Schedule):
+                raise ValueError(NO_LENGTH)
         self._check(self._data.seq_len)
         return []
 
@@ -264,30 +283,35 @@ class DrafterModule(pl.LightningModule):
         """The injected optimizer over what is trainable, and the schedule over the whole run."""
         assert self.drafter is not None
         named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
-        optimizer = self.make_optimizer(named)
-        total = self._total_steps()
-        scheduler = LambdaLR(optimizer, lambda step: self.schedule.factor(step, total))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        optimizer, schedule = self.make_optimizer(named), self.schedule
+        if isinstance(schedule, Schedule):
+            scheduler: Any = LambdaLR(optimizer, functools.partial(schedule.factor, total=self._total_steps()))
+        else:
+            scheduler = schedule(optimizer)
+        monitor = getattr(scheduler, "monitor", None)  # of Lightning's ReduceLROnPlateau, which looks once an epoch
+        interval = "epoch" if monitor else "step"
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": interval, "monitor": monitor},
+        }
 
-    def _total_steps(self) -> int:
-        """Optimizer steps of the whole run; ValueError if neither steps nor epochs are set."""
+    @property
+    def length(self) -> int | None:
+        """Optimizer steps of the whole run; None where neither steps nor epochs are set."""
         trainer = self.trainer  # whose estimated_stepping_batches loses the loader's state in a resumed run
-        steps, epochs = self._limit()
-        if steps > 0:
-            return steps
+        if trainer.max_steps > 0:
+            return trainer.max_steps
+        if not trainer.max_epochs or trainer.max_epochs < 0:
+            return None
         batches, limit = len(self._data.train_dataloader()), trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        return max(1, -(-batches // trainer.accumulate_grad_batches)) * epochs
+        return max(1, -(-batches // trainer.accumulate_grad_batches)) * trainer.max_epochs
 
-    def _limit(self) -> tuple[int, int]:
-        """The run's steps and epochs, of which one is above 0; ValueError if neither is set."""
-        steps, epochs = self.trainer.max_steps, self.trainer.max_epochs or 0
-        if steps <= 0 and epochs <= 0:
-            raise ValueError(
-                "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
-                "trainer.max_time can only end it earlier"
-            )
-        return steps, epochs
+    def _total_steps(self) -> int:
+        """The same; ValueError if neither steps nor epochs are set."""
+        if self.length is None:
+            raise ValueError(NO_LENGTH)
+        return self.length
 
     def _check_rows(self, data: TokenData) -> None:
         """Refuse, before the first step, a run that draws more training rows than its features have."""
@@ -316,8 +340,7 @@ class DrafterModule(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One unrolled loss; figures are measured on the steps that are logged."""
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and (self.global_step + 1) % every == 0
+        logged = self._is_logged
         out = self._run(batch, "train", logged)
         if logged:
             if not out.loss.isfinite():
@@ -335,6 +358,12 @@ class DrafterModule(pl.LightningModule):
         return out.loss * (out.rows / self._batch_tokens)
 
     @property
+    def _is_logged(self) -> bool:
+        """Whether the optimizer step under way is one that is logged."""
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return every > 0 and (self.global_step + 1) % every == 0
+
+    @property
     def _batch_tokens(self) -> int:
         """Of a full batch: keeps the scaled losses near one."""
         return self._data.batch_size * self._data.seq_len
@@ -346,6 +375,20 @@ class DrafterModule(pl.LightningModule):
         optimizer.zero_grad()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradient that of the step, and log its norm, which clipping sees next, and the learning rates."""
+        self._mean_over_rows()
+        if not self._is_logged:
+            return
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
+        found: dict[str, Any] = {"train/grad_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm}
+        first, *others = optimizer.param_groups
+        found["train/lr"] = torch.tensor(float(first["lr"]), dtype=torch.float64)
+        for number, group in enumerate(others, start=1):  # those whose rate was another from the start
+            if group.get("initial_lr", group["lr"]) != first.get("initial_lr", first["lr"]):
+                found[f"train/lr_{number}"] = torch.tensor(float(group["lr"]), dtype=torch.float64)
+        self.log_dict(found)
+
+    def _mean_over_rows(self) -> None:
         """Make the mean of the batches' gradients the gradient of the mean over all their rows, on all ranks; log that.
 
         A batch with few supervised rows counts for few; none at all leaves gradients of zero.

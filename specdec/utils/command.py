@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from specdec.utils.imports import guard, refusal
+from specdec.utils.spelling import nearest_class
 
 current: list[str] = list(sys.argv)
 """The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
@@ -104,6 +105,9 @@ def short(message: str) -> str:
     """The first sentences of a long parser message, on one line."""
     if refused := refusal(message):
         return refused
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    if key and (name := re.search(r"Expected a dot import path string: (\w+)\s*$", message, re.MULTILINE)):
+        return f"{key[1]}: there is no {name[1]}; {nearest_class(name[1])}".removesuffix("; ")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if "Errors:" not in lines:
         return " ".join(lines[:3])

@@ -1,7 +1,9 @@
 """Configs: files as given on the command line of ``specdec fit``, values compared and in words, run directories."""
 
 import argparse
+import dataclasses
 import datetime
+import functools
 import inspect
 import itertools
 import os
@@ -19,6 +21,8 @@ from specdec.utils.files import explained
 from specdec.utils.imports import guard
 
 SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd)$", re.IGNORECASE)
+SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def shipped(path: str) -> str:
@@ -114,8 +118,9 @@ def canonical(value: Any) -> Any:
     return [canonical(child) for child in value] if isinstance(value, list | tuple) else value
 
 
-def class_name(cls: type) -> str:
-    """The name under which a class is saved: its own in specdec, so that files can move; else its import path."""
+def class_name(cls: Any) -> str:
+    """The name under which a class or a function is saved: its own in specdec, so that files can move; else its import
+    path."""
     ours = cls.__module__.partition(".")[0] == "specdec"
     return cls.__name__ if ours else f"{cls.__module__}.{cls.__qualname__}"
 
@@ -128,6 +133,30 @@ def _loaded(class_path: str) -> type | None:
         if inspect.isclass(found) and (module or found.__module__ == place):
             return found
     return None
+
+
+def hyperparameters(value: Any, name: str = "") -> Any:
+    """A config, or a module's arguments, as plain data for loggers.
+
+    A part's arguments stand beside its ``class_path``, so that a logger that flattens says ``optimizer/lr``. What is a
+    secret by its ``name``, or stands before the host in an address, is three stars.
+    """
+    if isinstance(value, str) and value:
+        return "***" if SECRET_NAME.search(name) else SECRET_IN_ADDRESS.sub("***", value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if is_part(value):
+        value = {"class_path": value["class_path"], **(value.get("init_args") or {})}
+    elif isinstance(value, functools.partial):
+        value = {"class_path": class_name(value.func), **value.keywords}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind, fields = type(value), {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = fields if kind.__bases__ == (object,) else {"class_path": class_name(kind), **fields}
+    if isinstance(value, Mapping):
+        return {str(key): hyperparameters(child, str(key)) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [hyperparameters(child, name) for child in value]
+    return class_name(value) if inspect.isclass(value) or inspect.isfunction(value) else str(value)
 
 
 def pairs(one: Any, two: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -16,6 +16,8 @@ from typing import IO, Any
 log = logging.getLogger(__name__)
 
 SUMS = "SHA256SUMS"
+DOCUMENTS = ("README", "LICENSE", "NOTICE")
+"""How the names begin of files for people, which may be added and edited: no list of hashes has them."""
 TEMPORARY = ".tmp-"
 """How the name of what is being written begins; a kill leaves it behind."""
 
@@ -132,12 +134,13 @@ def sha256(path: Path | str) -> str:
 
 def _sums(directory: Path) -> list[str]:
     """A line for each of a directory's files, as ``sha256sum -c`` reads it."""
-    files = sorted(file for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
+    names = sorted(file for file in directory.iterdir() if file.is_file())
+    files = [file for file in names if not file.name.startswith((".", *DOCUMENTS))]
     return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
 
 def write_sums(directory: Path) -> None:
-    """List a directory's files with their hashes; sub-directories, and files that begin with a dot, are left out."""
+    """List a directory's files with their hashes, but for sub-directories, names with a dot first, and documents."""
     write_text(directory / SUMS, "".join(_sums(directory)))
 
 

@@ -1,39 +1,61 @@
-"""How far long work is: a bar on a terminal, else a line of the log now and then."""
+"""How far long work is: a bar on a terminal, else a line of the log at its beginning and now and then."""
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from specdec.utils.text import duration, how_many, plural
+
 log = logging.getLogger(__name__)
 
-EVERY = 30.0  # seconds between lines
+FIRST, EVERY = 4.0, 30.0  # seconds to the first line, between lines at most: each takes twice as long as the one before
+
+
+class Advance(Protocol):
+    """What :func:`progress` yields."""
+
+    def __call__(self, more: int, now: str = "") -> None:
+        """``more`` are done; ``now`` is what is being worked on, until another is named."""
 
 
 @contextlib.contextmanager
-def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advance]:
     """Yields a function to call with how many more of ``total`` are done; ``what`` is the bar's title.
 
-    ``done`` of them were done before, which says nothing about speed.
+    ``unit`` is in the singular. ``done`` of them were done before, which says nothing about speed.
     """
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(plural(unit)))
     begin = logged = time.perf_counter()
-    now = done
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=total, completed=done)
+    finished, doing, wait = done, what, FIRST
+    if not console.is_terminal:
+        log.info("%s: %s%s", what, how_many(total, unit), f", {done:,} of them done" if done else "")
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+                  transient=True) as bar:  # fmt: skip
+        task = bar.add_task(what, total=total, completed=done)
 
-        def advance(more: int) -> None:
-            nonlocal now, logged
-            now += more
-            bar.update(task, completed=now)
+        def advance(more: int, now: str = "") -> None:
+            nonlocal finished, doing, logged, wait
+            finished, doing = finished + more, f"{what}, {now}" if now else doing
+            bar.update(task, completed=finished, description=doing)
             at = time.perf_counter()
-            if not console.is_terminal and at - logged > EVERY:
-                logged, rate = at, max(now - done, 1e-9) / (at - begin)
-                share = f"{100 * now / total:.1f} % of {total:,} {unit}"
-                log.info("%s: %s, %s a second, %.0f s left", what, share, f"{rate:,.0f}", (total - now) / rate)
+            if not console.is_terminal and at - logged > wait:
+                logged, wait = at, min(2 * wait, EVERY)
+                log.info("%s: %s", doing, _so_far(finished, total, unit, (finished - done) / (at - begin)))
 
         yield advance
+
+
+def _so_far(finished: int, total: int, unit: str, rate: float) -> str:
+    said = f"{finished:,} of {how_many(total, unit)}"
+    if not rate or finished >= total:
+        return said
+    speed = (
+        f"{rate:,.0f} a second" if rate >= 10 else f"{duration(1 / rate)} each" if rate < 1 else f"{rate:.1f} a second"
+    )
+    return f"{said}, {speed}, {duration((total - finished) / rate)} left"

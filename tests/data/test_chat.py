@@ -146,10 +146,10 @@ def test_rows_without_an_answer_are_dropped_and_counted(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         documents, _ = encode(tiny.CHATML, [QUESTION], TWO_TURNS, [QUESTION])
     assert len(documents) == 1
-    assert "2 of 3 rows have no supervised token; dropped" in caplog.text
-    with pytest.raises(ValueError, match="none of 2 conversations has a supervised token"):
+    assert "dropped 2 of 3 rows, without a supervised token" in caplog.text
+    with pytest.raises(ValueError, match="of 2 conversations none has a supervised token"):
         encode(tiny.CHATML, [QUESTION], [QUESTION])
-    with pytest.raises(ValueError, match="none of 1 conversations"):
+    with pytest.raises(ValueError, match="of 1 conversation none"):
         encode(tiny.CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), TWO_TURNS)
 
 

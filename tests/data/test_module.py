@@ -153,7 +153,7 @@ def test_a_text_file_is_one_document_and_a_row_is_one(tmp_path: Path, caplog: py
     (tmp_path / "c.txt").write_text(" \n")
     rows = write_jsonl(tmp_path / "a.jsonl", [{"text": "x\u2028y"}, {"text": "z", "more": 1}, {"text": ""}])
     assert read_texts(str(tmp_path / "*")) == ["x\u2028y", "z", "one\r\ntwo é\u2028 three\n"]
-    assert "2 empty documents were left out, 3 remain" in caplog.text
+    assert "left out 2 empty documents, 3 remain" in caplog.text
     with pytest.raises(ValueError, match=r"no documents in .*every file is empty"):
         read_texts(str(tmp_path / "c*"))
     for row in ({"body": "a"}, {"text": 3}):
@@ -181,7 +181,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be split"):
         ChatData(path).prepare(tiny_tokenizer(CHATML))
     asked = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": [{"role": "user", "content": "x"}]}]))
-    with pytest.raises(ValueError, match="validation: none of 1 conversations has a supervised token"):
+    with pytest.raises(ValueError, match="validation: of 1 conversation none has a supervised token"):
         ChatData(path, asked).prepare(tiny_tokenizer(CHATML))
     with pytest.raises(ValueError, match="no chat template"):
         ChatData(path, path).prepare(tiny_tokenizer())
@@ -218,7 +218,7 @@ def test_broken_rows_are_refused_or_dropped_and_counted(tmp_path: Path, caplog: 
     data = ChatData(path, path, broken="drop", seq_len=64)
     documents = data.documents(tiny_tokenizer(CHATML))
     assert [len(part) for part in documents] == [2, 2]
-    assert "3 broken rows were left out, as: " in caplog.text and "line 2: 'messages' must be a list" in caplog.text
+    assert "left out 3 broken rows, as: " in caplog.text and "line 2: 'messages' must be a list" in caplog.text
     none = str(write_jsonl(tmp_path / "b.jsonl", [{"messages": said[1:]}]))
     with pytest.raises(ValueError, match=r"no conversation is left: .*line 1: message 1 is the"):
         ChatData(none, path, broken="drop").prepare(tiny_tokenizer(CHATML))

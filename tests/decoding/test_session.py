@@ -1,5 +1,6 @@
 """Compiled sessions: the same tokens as eager ones, and no graph more than two, whatever text comes."""
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +19,7 @@ from specdec.decoding import (
     StaticTree,
 )  # fmt: skip
 from specdec.decoding.round import PlainRound
-from specdec.decoding.session import DecodeSession, slots_for
+from specdec.decoding.session import Compilation, DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.perfect import SHALLOW, TAPPED, astray, disturb, markov_target, perfect_drafter
@@ -116,6 +117,26 @@ def test_longer_texts_get_graphs_of_their_own_and_new_weights_count(monkeypatch:
     with torch.no_grad():
         target.head_weight().copy_(target.head_weight().roll(1, 0))  # graphs read weights where they lie
     assert decoder.generate([3, 4], 9).ids == plain.generate([3, 4], 9).ids != [0] * 9
+
+
+def test_each_graph_is_told_with_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="specdec")
+    clock = iter([0, 8, 8, 20, 20, 30])
+    monkeypatch.setattr("specdec.decoding.session.time", SimpleNamespace(perf_counter=clock.__next__))
+    target, drafter = pair()
+    decoders = [SpeculativeDecoder(target, drafter, Chain(2), compiled=True), PlainDecoder(target, compiled=True)]
+    assert [decoder.graphs_for(50) for decoder in decoders] == [2, 1]
+    compilation = Compilation(3)
+    for what in ("drafting, chain", "verification, chain", "plain decoding"):
+        assert compilation.run(what, lambda: "made") == "made"
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling graph 1 of 3, drafting, chain, which may take a minute",
+        "compiling graph 2 of 3, verification, chain, about 16 s left",
+        "compiling graph 3 of 3, plain decoding, about 10 s left",
+        "compiled 3 graphs in 30 s",
+    ]
 
 
 @torch.inference_mode()

@@ -43,7 +43,8 @@ def test_it_shows_what_is_supervised_and_tells_what_is_lost(
     assert cells["which end with"].startswith("'<|im_end|>' 75%") and cells["packed rows"].startswith("3, ")
     assert cells["tokens of a document: least, median, 95 %, most"].endswith(", 60")
     assert (
-        "5 conversations, 1 cut to 60 tokens" in caplog.text and "1 of 5 rows have no supervised token" in caplog.text
+        "5 conversations, 1 cut to 60 tokens" in caplog.text
+        and "dropped 1 of 5 rows, without a supervised token" in caplog.text
     )
 
 
@@ -71,8 +72,12 @@ def test_text_is_looked_at_too(tokenizer: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("template", "messages", "complaint"),
     [
-        (CHATML, [ASKED], "train: none of 2 conversations has a supervised token"),
-        (CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"), [ASKED, FOUR], "none of 2 conv"),
+        (CHATML, [ASKED], "train: of 2 conversations none has a supervised token"),
+        (
+            CHATML_TAGGED.replace("== 'assistant' %}{% gen", "== 'nobody' %}{% gen"),
+            [ASKED, FOUR],
+            "of 2 conversations none",
+        ),
         (
             "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}",
             [ASKED, FOUR],

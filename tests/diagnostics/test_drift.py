@@ -39,7 +39,7 @@ def test_the_command(
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["skipped"] == []
     assert found["drafter"]["label"] == "drafter" and found["drafter"]["made_for_this_target"]
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
-    model, one, _ = load_pair(TargetSource(str(target_directory)), drafter_directory)
+    model, one, *_ = load_pair(TargetSource(str(target_directory)), drafter_directory)
     asked = [(name, model.tokenizer.encode(text)) for name, text in zip(found["prompts"], LINES, strict=True)]
     for number, text in enumerate(waterfall.measure_levels(model, one, asked, 16, 3)[1]):
         for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):

@@ -201,7 +201,7 @@ def test_the_command_with_a_server_that_runs(
     assert "DIFFERENT in 1" in told and "NOT THE SAME: vLLM accepts other drafts" in told.splitlines()[-1]
     fake.plans[prompt] = ([(token + 1) % 300 for token in ids], accepted)
     assert main(line) == 1
-    assert "tokens are not this target's" in capsys.readouterr().out.splitlines()[-1]
+    assert "tokens not this target's" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_command_starts_one_and_ends_it(

@@ -1,4 +1,4 @@
-"""A small standard library: files copied from the real one, so that a build takes a second."""
+"""A small standard library: files copied from the real one, so that a training takes a second."""
 
 import sysconfig
 from collections.abc import Iterator
@@ -8,23 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdec.embedded.build import EmbeddedConfig
-from specdec.embedded.corpus import corpus
-
-TINY = EmbeddedConfig(
-    vocab_size=300,
-    hidden_size=32,
-    num_layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate=48,
-    max_position_embeddings=128,
-    seq_len=32,
-    batch_size=4,
-    tokens=1280,
-    precision="32-true",
-)
+from specdec.embedded.corpus import SEED, corpus
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +31,7 @@ def use_library(patch: pytest.MonkeyPatch, root: Path) -> None:
 def library(small_library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The corpus reads the small library."""
     use_library(monkeypatch, small_library)
-    parts = corpus(TINY.seed)
+    parts = corpus(SEED)
     assert parts.train and parts.held_out
     return small_library
 

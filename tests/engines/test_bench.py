@@ -56,7 +56,7 @@ def test_with_and_without_a_drafter(
     said = json.loads((tmp_path / "said").read_text())  # by the second, without a drafter
     assert "--speculative-config" not in said["argv"] and not any(map(alive, said["pids"]))
     assert said["argv"][-3:] == ["--no-enable-prefix-caching", "--dtype", "float32"]
-    assert "1 of 5 prompts were left out (void)" in caplog.text
+    assert "left out 1 of 5 prompts (void)" in caplog.text
 
 
 def test_answers_that_differ_are_counted(
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_what_failed(
     long.write_text(json.dumps({"prompt": "x" * 200}) + "\n")
     drafter = ["--drafter", str(drafter_directory)]
     for wrong, message in (
-        ([*drafter, "--bench", str(long), "--concurrency", "1"], "4 requests were not answered: "),
+        ([*drafter, "--bench", str(long), "--concurrency", "1"], "4 requests without an answer: "),
         ([*drafter, "--concurrency", "0"], "must be at least 1"),
         ([], "drafter"),
         ([*drafter, "--", "--port", "1"], "--port after --"),

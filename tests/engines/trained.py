@@ -1,5 +1,6 @@
 """An embedded target, and drafters that ``specdec fit`` trains for it."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,10 +9,9 @@ import yaml
 from transformers import AutoTokenizer
 
 from specdec.cli import main
-from specdec.embedded.build import EmbeddedConfig, embedded_target
+from specdec.embedded import embedded_target
 
 PROMPTS = ["def add(", "class Parser:\n    def __init__(self, ", "    return a + b", "import os\n"]
-TOKENS = 80_000
 DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
     "eagle3": ["--config", "conf/train/eagle3.yaml", "--model.drafter.draft_vocab_size", "1000"],
@@ -21,8 +21,8 @@ METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_1": "eagle3"}
 
 
 def make_target(folder: Path) -> Path:
-    """The embedded target, trained for less; its chat template joins the messages."""
-    path = embedded_target(EmbeddedConfig(tokens=TOKENS), folder)
+    """A copy of the embedded target, whose chat template joins the messages."""
+    path = Path(shutil.copytree(embedded_target(), folder / "target"))
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(path)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from specdec.evaluation.callback import (
 )
 from specdec.fit import run
 from specdec.target import Target
+from specdec.training.module import DrafterModule
 from tests.evaluation.made import answer
 from tests.short_run import short_run
 from tests.two_processes import launch
@@ -61,6 +63,7 @@ def base(easy: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[s
         trainer__log_every_n_steps=2,
         acceptance__max_new_tokens=NEW,
         acceptance__count=3,
+        acceptance__share=1,
     )  # fmt: skip
 
 
@@ -117,6 +120,62 @@ def test_every_second_validation(base: list[str], tmp_path: Path) -> None:
     assert len(column(out, "val/loss")) == 2 and len(column(out, "val/acceptance_length")) == 1
 
 
+class Clock:
+    """Moves by a second for every batch that is trained, and by ``decoding`` when a prompt is decoded."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, decoding: float) -> None:
+        self.now, step, answers = 5.0, DrafterModule.training_step, AcceptanceLength._answers
+
+        def training_step(module: DrafterModule, *args: Any) -> torch.Tensor:
+            self.now += 1.0
+            return step(module, *args)
+
+        def decoded(callback: AcceptanceLength, *args: Any) -> Any:
+            self.now += decoding
+            return answers(callback, *args)
+
+        patch.setattr(DrafterModule, "training_step", training_step)
+        patch.setattr(AcceptanceLength, "_answers", decoded)
+        patch.setattr("specdec.evaluation.callback.time.monotonic", lambda: self.now)
+
+
+def test_decoding_keeps_to_its_share_of_the_training_time(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A validation every six seconds, a decoding of half a second: at 5 %, the first, the third after it, the last."""
+    caplog.set_level("INFO", "specdec")
+    Clock(monkeypatch, 0.5)
+    out = tmp_path / "run"
+    args = [*base, "--acceptance.share=0.05", "--trainer.max_steps=21", "--trainer.val_check_interval=6"]
+    args += [
+        "--trainer.check_val_every_n_epoch=null",
+        "--checkpoint.every_n_train_steps=3",
+        "--checkpoint.save_top_k=-1",
+    ]
+    args += ["--trainer.log_every_n_steps=1"]
+    assert run("fit", [*args, f"--out={out}"]) == 0
+    # spent and to be spent: 0.5 + 2 * 0.5 = 1.5 s, affordable from the 30th second on; then 2 s, from the 40th
+    steps = decoded_at(out)
+    assert steps == [3, 15, 21] and len(column(out, "val/loss")) == 7
+    spent = column(out, "val/acceptance_seconds")
+    assert spent == [0.5, 1.0, 1.5] and spent[-1] <= 0.05 * 42
+    lines = [line for line in caplog.messages if "acceptance length" in line]
+    assert lines[0].startswith("no acceptance length at step 6, nor until it is affordable: decoding takes 0.5 s")
+    assert "12 % of the 12 s of training, more than acceptance.share (5 %)" in lines[0]
+    assert lines[-1] == "acceptance lengths at 3 of 7 validations took 1.5 s, 3.6 % of the training time"
+    assert len(lines) == 3  # a streak that is passed over is told once
+
+    resumed = tmp_path / "resumed"  # it knows what was spent and trained before
+    more = ["--ckpt_path", str(out / "checkpoints" / "step-9.ckpt"), f"--out={resumed}"]
+    assert run("fit", [*args, *more]) == 0
+    assert decoded_at(resumed) == [15, 21] and column(resumed, "val/acceptance_seconds") == [1.0, 1.5]
+
+
+def decoded_at(out: Path) -> list[int]:
+    with (out / "csv" / "version_0" / "metrics.csv").open() as file:
+        return [int(row["step"]) + 1 for row in csv.DictReader(file) if row.get("val/acceptance_length")]
+
+
 def test_nothing_is_decoded_at_the_sanity_check(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
     out, shape = tmp_path / "run", "tree:depth=3,top_k=2,nodes=6"
     more = ["--trainer.num_sanity_val_steps", "2", "--acceptance.shape", shape, "--out", str(out)]
@@ -149,6 +208,7 @@ def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Pa
         (["--acceptance.shape", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
         (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
         (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
+        (["--acceptance.share", "0"], "share must lie in"),
         (["--acceptance.max_new_tokens", "250"], "no validation document can be made a prompt"),
     ],
 )

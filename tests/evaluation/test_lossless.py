@@ -34,11 +34,11 @@ def test_every_wrong_token_is_found_and_measured(monkeypatch: pytest.MonkeyPatch
 
     alter(monkeypatch, wrong)
     found = check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[:2], 20)
-    assert found["fault"] == f"{len(found['wrong'])} of 39 tokens are wrong"
+    assert found["fault"] == f"{len(found['wrong'])} of 39 tokens wrong"
     first = found["wrong"][0]
     assert (first["prompt"], first["position"], first["token"]) == (0, 4, first["likeliest"] ^ 1)
     assert first["gap"] > first["allowed"] > 0 and all(one["prompt"] == 0 for one in found["wrong"])
-    assert check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[1:2], 20)["fault"] == "1 tokens are missing"
+    assert check_greedy(TARGET, DRAFTER, Chain(2), PROMPTS[1:2], 20)["fault"] == "the answers are 1 token short"
 
 
 @pytest.mark.parametrize("apart", [1e-6, 1.0], ids=["near tie", "another token"])
@@ -92,7 +92,7 @@ def test_where_there_is_no_choice_every_draw_says_all(monkeypatch: pytest.Monkey
     assert (found["continuations"], found["degrees"], found["fault"]) == (1, 0, None)
     alter(monkeypatch, lambda decoder, asked, ids: [ids[0] ^ 1, *ids[1:]])
     wrong = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 3)
-    assert wrong["fault"] == "3 of 3 draws are such as the target never makes"
+    assert wrong["fault"] == "the target never makes such draws as 3 of 3"
 
 
 def test_draws_follow_the_prompt_after_which_they_tell_most(monkeypatch: pytest.MonkeyPatch) -> None:

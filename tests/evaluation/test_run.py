@@ -125,7 +125,7 @@ def test_a_suite_with_a_prompt_left_out(
     for run, (target, thinking) in runs.items():
         more = ["--target", str(tmp_path / target), "--thinking", thinking, "--out", str(tmp_path / run)]
         assert main([*arguments, "--prompts", str(sums(tmp_path)), *more]) == 0
-    assert "1 of 2 prompts were left out (line-2)" in caplog.text
+    assert "left out 1 of 2 prompts (line-2)" in caplog.text
     metrics = json.loads((tmp_path / "a" / "metrics.json").read_text())
     assert list(metrics["results"][0]["by_category"]) == ["gsm8k"]
     (skipped,) = metrics["skipped"]

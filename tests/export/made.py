@@ -1,6 +1,8 @@
 """Drafters and checkpoints that these tests share."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,3 +55,29 @@ def _bits(a: Tensor, b: Tensor) -> bool:
 def names(directory: Path) -> list[str]:
     """What lies in a directory."""
     return sorted(path.name for path in directory.iterdir())
+
+
+def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object, **settings: object) -> Path:
+    """A directory with what ``specdec evaluate`` writes of a drafter's config and the hash of its weights."""
+    result = {
+        "shape": "chain of 5", "shape_config": {"class": "Chain", "depth": 5}, "prompts": 80, "passes": 1234,
+        "acceptance_length": {"mean": 2.34561, "low": 2.1, "high": 2.6},
+        "speedup": 1.72, "speedup_interval": {"low": 1.5, "high": 1.9}, "identical_outputs": 79, "compared_outputs": 80,
+    }  # fmt: skip
+    bare = {"speedup": None, "speedup_interval": None, "compared_outputs": 0}
+    one_prompt = {"mean": 3.0, "low": None, "high": None}
+    given = {
+        "prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128, "sampling": {"temperature": 0.0},
+        "batch_size": 1, "dtype": "float32", "prompts_sha256": "0" * 64, "intervals": "95 % BCa bootstrap", **settings,
+    }  # fmt: skip
+    metrics = {
+        "results": [result, {**result, **bare, "shape": "tree", "acceptance_length": one_prompt, "prompts": 1}],
+        "target": {"fingerprint": fingerprint},
+        "drafter": {"directory": "runs/a", "label": "a", "made_for_this_target": True, **drafter},
+        "settings": given,
+        "provenance": {"date": "2026-01-02T03:04:05+00:00", "gpus": None, "cpu": "Xeon", "cores": 2,
+                       "versions": {"torch": "2.13.0"}},
+    }  # fmt: skip
+    directory.mkdir()
+    (directory / "metrics.json").write_text(json.dumps(metrics))
+    return directory

@@ -1,6 +1,7 @@
 """``specdec export`` and ``specdec import`` from the command line."""
 
 import json
+import logging
 import shlex
 import signal
 import subprocess
@@ -27,8 +28,13 @@ def drafter(target_directory: Path, tmp_path: Path) -> Drafter:
 
 
 def test_out_and_in_again(
-    drafter: Drafter, target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    drafter: Drafter,
+    target_directory: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, logger="specdec")
     here, there, back = (str(tmp_path / name) for name in ("drafter", "served", "back"))
     of = ["--target", str(target_directory)]
     assert main(["export", "--drafter", here, *of, "--out", there, "--draft_tokens", "4"]) == 0
@@ -39,6 +45,15 @@ def test_out_and_in_again(
     assert capsys.readouterr().out == f"{back}\n"
     again = load_drafter(back)
     assert same_state(again, load_drafter(here)) and again.config == drafter.config
+    said = [record.getMessage().partition(": ") for record in caplog.records]
+    layout, boundaries, switches, vocabulary = (
+        next(text for key, _, text in said if key == name)
+        for name in ("layout", "boundaries", "switches", "draft vocabulary")
+    )
+    assert layout.startswith("EAGLE-3, an export of specdec's")
+    assert boundaries.startswith(", ".join(map(str, again.config.aux_layers)))
+    assert " on; " in switches and switches.endswith(" off")
+    assert vocabulary.startswith(f"200 of {again.config.vocab_size:,} tokens") and "d2t" in vocabulary
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterSpec, Narrow, Norms, PostNorm, PreNorm
-from specdec.export import export_drafter, import_checkpoint, keys, read_checkpoint
+from specdec.export import export_drafter, import_checkpoint, import_drafter, keys, read_checkpoint
 from specdec.export.keys import IDS, boundaries
 from specdec.target import Target
 from tests.export.made import made_drafter, same_state
@@ -250,6 +251,38 @@ def test_a_second_layer_under_either_engines_name(tmp_path: Path, target: Target
         import_checkpoint(read_checkpoint(written(tmp_path / "both", flat(num_hidden_layers=2), tensors)), target)
 
 
+@pytest.mark.parametrize(
+    ("config", "layer", "said"),
+    [
+        (flat(), "midlayer.", "layout: EAGLE-3, SafeAILab; its layer is called midlayer.*"),
+        (flat(eagle_config={IDS: [1, 2, 4]}), "midlayer.", "layout: EAGLE-3, SpecForge or TorchSpec; "),
+        (flat(eagle_config={IDS: [1, 2, 4]}), "model.layers.0.", "layout: EAGLE-3, Automodel; "),
+        (flat(eagle_config={IDS: [2, 3, 5], "use_last_layernorm": True}), "layers.0.", "layout: EAGLE-3, NVIDIA; "),
+        (nested(), "layers.0.", "layout: EAGLE-3, speculators; its layer is called layers.0.*"),
+        (flat(), "layers.0.", "layout: EAGLE-3, vLLM; "),
+    ],
+)
+def test_whose_layout_it_is_and_what_it_says(
+    config: dict[str, Any], layer: str, said: str, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="specdec")
+    drafter = import_drafter(written(tmp_path / "x", config, eagle3(layer)), target)
+    layout, boundaries, switches, vocabulary = (record.getMessage() for record in caplog.records[-4:])
+    assert layout.startswith(said)
+    why = "of its config" if IDS in str(config) else "its config names none: EAGLE-3's own"
+    assert boundaries == f"boundaries: {', '.join(map(str, drafter.config.aux_layers))} of {LAYERS} ({why})"
+    assert switches.startswith("switches: ") and "fc_norm" in switches.rpartition(" on; ")[2]
+    share = f"{D} of {VOCAB} tokens ({100 * D / VOCAB:.1f} %)"
+    assert vocabulary == f"draft vocabulary: {share}, d2t and t2d; the target's embedding"
+
+
+def test_a_layer_under_another_name_is_guessed(tmp_path: Path, target: Target) -> None:
+    tensors = eagle3()
+    tensors["fc.weigth"] = tensors.pop("fc.weight")
+    with pytest.raises(ValueError, match=r"lacks a matrix fc\.weight; did you mean fc\.weigth\?"):
+        import_checkpoint(read_checkpoint(written(tmp_path / "x", flat(), tensors)), target)
+
+
 def test_an_imported_drafter_learns(tmp_path: Path, target: Target) -> None:
     """Its parameters are ordinary ones: a step of descent changes them, and they export again."""
     drafter = import_checkpoint(read_checkpoint(written(tmp_path / "x", flat(), eagle3())), target)
@@ -288,17 +321,20 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "it lacks a matrix",
     ),
     "a number": (lambda c, t: t.update({"fc.weight": torch.tensor(1.0)}), "it lacks a matrix"),
-    "a layer too many": (lambda c, t: c.update(num_hidden_layers=2), "it lacks layers.1.input_layernorm.weight"),
+    "a layer too many": (
+        lambda c, t: c.update(num_hidden_layers=2),
+        "it lacks layers.1.self_attn.q_proj.weight .48, 32. and 8 more",
+    ),
     "another map": (lambda c, t: t.update(t2d=t["t2d"].flip(0)), "t2d and d2t name different tokens"),
     "a short map": (lambda c, t: t.update(d2t=t["d2t"][:-1].clone()), r"d2t has shape \[39\]"),
-    "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "no drafter here has: fc_norm.0"),
+    "norms too many": (lambda c, t: t.update({"fc_norm.0.weight": torch.ones(H)}), "without a place: fc_norm.0"),
     "norms too few": (lambda c, t: c.update(fc_norm=True), "it lacks fc_norm.0.weight"),
     "both norms": (lambda c, t: c.update(fc_norm=True, norm_before_fc=True), "both on"),
-    "a bias": (lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}), "no drafter here has"),
+    "a bias": (lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}), "without a place: layers.0"),
     "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "mask_hidden"),
     "a wrong width": (
         lambda c, t: c.update(intermediate_size=50),
-        r"down_proj.weight is \[32, 48\], the config says \[32, 50\]",
+        r"gate_proj.weight is \[48, 32\], the config says \[50, 32\]",
     ),
     "a long head": (lambda c, t: t.update({"lm_head.weight": torch.ones(D + 1, H)}), r"lm_head.weight is \[41, 32\]"),
     "a wide key": (lambda c, t: t.update({"midlayer.self_attn.k_proj.weight": torch.ones(24, 3 * H)}), "k_proj"),

@@ -20,7 +20,7 @@ from specdec.export import FORMATS, export_drafter, import_checkpoint, read_chec
 from specdec.export.tensors import LAYER
 from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256
-from tests.export.made import made_drafter, same_state
+from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
 from tests.tiny import HIDDEN, VOCAB, biased, largest_file, llama_config, presets, tiny_target
 
@@ -187,29 +187,16 @@ def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
 
 
-def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object) -> Path:
-    directory.mkdir()
-    length = {"mean": 2.3456, "low": 2.1, "high": 2.6}
-    result = {"shape": "chain-5", "acceptance_length": length, "prompts": 80, "passes": 1234}
-    metrics = {
-        "results": [result],
-        "target": {"fingerprint": fingerprint},
-        "drafter": {"directory": "runs/a", "label": "a", "made_for_this_target": True, **drafter},  # as evaluate has it
-        "settings": {"prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128},
-        "provenance": {"date": "2026-01-02"},
-    }
-    (directory / "metrics.json").write_text(json.dumps(metrics))
-    return directory
-
-
 def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, target: Target) -> None:
     drafter = made_drafter(SPEC, target)
     fingerprint = target.identity["fingerprint"]
     stored = drafter.config.to_json() | {"weights_sha256": weights_sha256(drafter)}
     good = evaluation(tmp_path / "good", stored, fingerprint)
-    export_drafter(drafter, target, tmp_path / "out", evaluation=good)
+    export_drafter(drafter, target, tmp_path / "out", evaluation=[good])
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "| chain-5 | 2.346 [2.10, 2.60] | 80 |" in card and "mt_bench.jsonl" in card
+    assert (
+        "| chain of 5 | 80 | 2.35 [2.10, 2.60] | 1.72x [1.50, 1.90] | 79 of 80 |" in card and "mt_bench.jsonl" in card
+    )
     for name, wrong, message in (
         ("a", evaluation(tmp_path / "a", stored, "other"), "not an evaluation of this target"),
         ("b", evaluation(tmp_path / "b", stored | {"num_layers": 2}, fingerprint), "of this drafter"),
@@ -222,11 +209,11 @@ def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, tar
         ("f", evaluation(tmp_path / "f", drafter.config.to_json(), fingerprint), "of this drafter's weights"),
     ):
         with pytest.raises(ValueError, match=message):
-            export_drafter(drafter, target, tmp_path / f"out-{name}", evaluation=wrong)
+            export_drafter(drafter, target, tmp_path / f"out-{name}", evaluation=[wrong])
         assert not (tmp_path / f"out-{name}").exists()
     (good / "metrics.json").write_text("{}")
     with pytest.raises(ValueError, match="not an evaluation of this target"):
-        export_drafter(drafter, target, tmp_path / "out-d", evaluation=good)
+        export_drafter(drafter, target, tmp_path / "out-d", evaluation=[good])
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, target: Target) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.embedded.build import EmbeddedConfig
+from specdec.pretrain import PretrainConfig
 from specdec.studies.arms import argument, read_arms
 from specdec.studies.study import Level, arm_name, combinations, read_study
 from tests.studies.conftest import Write
@@ -146,7 +146,7 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARMS)
 def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a target as deep as the embedded one; every level is parsed once."""
-    shape = EmbeddedConfig()
+    shape = PretrainConfig()
     with torch.device("meta"):
         model = LlamaForCausalLM(
             LlamaConfig(

@@ -103,7 +103,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, "Error while deserializing header"),
     "garbage": (lambda p: (p / "model.safetensors").write_bytes(b"no"), "Error while deserializing header"),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "no file named model.safetensors"),
-    "missing weights": (lambda p: change(p, num_hidden_layers=5), "9 weights are missing from the checkpoint, model"),
+    "missing weights": (lambda p: change(p, num_hidden_layers=5), "it lacks model.layers.4."),
     "other shapes": (lambda p: change(p, hidden_size=48), "other shapes than config.json says"),
     "unknown family": (lambda p: change(p, model_type="odd"), "model type `odd`"),
     "not a language model": (lambda p: change(p, model_type="clip"), "a 'clip' model is not a causal language model"),

@@ -32,10 +32,11 @@ ACCUMULATE = {1: ANSWERS[: 2 * STEPS], 2: ANSWERS}
 
 
 class Losses(pl.Callback):
-    """The logged loss of every optimizer step."""
+    """The logged loss of every optimizer step, and its gradient's norm."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
+        self.norms: list[float] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.steps = trainer.global_step
@@ -44,6 +45,7 @@ class Losses(pl.Callback):
         if trainer.global_step > self.steps:
             self.steps = trainer.global_step
             self.found.append(float(trainer.callback_metrics["train/loss"]))
+            self.norms.append(float(trainer.callback_metrics["train/grad_norm"]))
 
 
 def train(
@@ -63,6 +65,10 @@ def train(
     return module, losses.found
 
 
+def norms(module: DrafterModule) -> list[float]:
+    return next(each.norms for each in module.trainer.callbacks if isinstance(each, Losses))  # type: ignore[attr-defined]
+
+
 def program(out: Path) -> None:
     rank, found = int(os.environ["RANK"]), dict[str, Any]()
     torch.set_num_threads(1)
@@ -71,6 +77,7 @@ def program(out: Path) -> None:
             module, losses = train(accumulate, 1, strategy=strategy, devices=PROCESSES)
             assert module.drafter is not None
             found[f"{name} {accumulate}"] = losses, unsharded(module.drafter).state_dict()
+            found[f"{name} {accumulate} norms"] = norms(module)
     shares = [p.to_local().numel() / p.numel() for p in module.drafter.parameters() if isinstance(p, DTensor)]
     found["shares"] = max(shares) if len(shares) == len(list(module.drafter.parameters())) else 1.0
     found["muon"] = train(1, 1, MuonAdamW, strategy="fsdp2", devices=PROCESSES)[1]
@@ -110,6 +117,7 @@ def test_losses_of_two_processes_are_those_of_one(found: list[dict[str, Any]], a
     for strategy in ("ddp", "fsdp2"):
         for rank in range(PROCESSES):
             losses, weights = found[rank][f"{strategy} {accumulate}"]
+            assert found[rank][f"{strategy} {accumulate} norms"] == pytest.approx(norms(module), rel=1e-3, abs=1e-12)
             assert losses == pytest.approx(wanted, rel=1e-6, abs=1e-12)
             assert differ(weights, module.drafter.state_dict()) < 1e-4
 

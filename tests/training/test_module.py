@@ -4,12 +4,16 @@ A step over several batches, with any numbers of supervised rows, is the step ov
 """
 
 import copy
+import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.cli import ReduceLROnPlateau
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
@@ -18,7 +22,7 @@ from specdec.drafter import Drafter
 from specdec.target import Target, TargetSource
 from specdec.training.distributed import unsharded
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.module import DrafterModule, WarmupCosine
+from specdec.training.module import DrafterModule, Schedule, WarmupCosine
 from specdec.training.noise import FeatureNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.tiny import VOCAB, presets, tiny_target
@@ -144,6 +148,96 @@ def test_clipping_sees_the_true_gradient(accumulate: int) -> None:
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     length = float(torch.stack([(a - b).detach().square().sum() for a, b in pairs]).sum().sqrt())
     assert length == pytest.approx(RATE * limit, rel=1e-4)
+
+
+class Kept(DummyLogger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: list[dict[str, float]] = []
+        self.given: list[dict[str, Any]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.metrics.append(dict(metrics))
+
+    def log_hyperparams(self, params: Any, *rest: Any, **more: Any) -> None:
+        self.given.append(params)
+
+    def of(self, name: str) -> list[float]:
+        return [each[name] for each in self.metrics if name in each]
+
+
+@pytest.mark.parametrize(("every", "accumulate"), [(1, 1), (1, 2), (2, 1)])
+def test_the_norm_is_that_before_clipping_and_the_rate_that_of_the_step(every: int, accumulate: int) -> None:
+    logger, module, rows = Kept(), learner(schedule=WarmupCosine(0.5)), sample([12, 4, 9, 5] * accumulate)
+    before, after = fit(
+        module, rows, 1, accumulate_grad_batches=accumulate, logger=logger, log_every_n_steps=every,
+        gradient_clip_val=1e-6,
+    )  # fmt: skip
+    assert logger.of("train/lr") == pytest.approx(
+        [RATE * WarmupCosine(0.5).factor(n, 4) for n in range(4)][every - 1 :: every]
+    )
+    found = logger.of("train/grad_norm")
+    assert len(found) == 4 // every == len(logger.of("train/loss"))
+    if every == 1:  # clipped to nothing, the drafter stays as it was
+        window, target = part(rows, slice(0, accumulate)), tiny_target()
+        loss = TrainStep(before, module.objective)(
+            window, target_outputs(target, before, window, module.objective)
+        ).loss
+        gradients = torch.autograd.grad(loss, [p for p in before.parameters() if p.requires_grad])
+        assert found[0] == pytest.approx(float(torch.nn.utils.get_total_norm(gradients)), rel=1e-4)
+    assert moved(before, after) < 1e-6
+
+
+def test_groups_of_other_rates_are_logged_beside_the_first() -> None:
+    def two(named: Any) -> torch.optim.Optimizer:
+        (_, one), *rest = named
+        return torch.optim.SGD([{"params": [one]}, {"params": [p for _, p in rest], "lr": 0.5}], lr=RATE)
+
+    logger, module = Kept(), DrafterModule(target=Tiny(), drafter=presets()["eagle3_1"], ttt_steps=1, optimizer=two)
+    fit(module, sample([12, 4]), 2, logger=logger)
+    assert logger.of("train/lr") == [pytest.approx(RATE)] and logger.of("train/lr_1") == [pytest.approx(0.5)]
+
+
+@dataclass(frozen=True)
+class Halves(Schedule):
+    """Half the rate from the middle on."""
+
+    def factor(self, step: int, total: int) -> float:
+        return 1.0 if 2 * step < total else 0.5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (Halves(), [1, 1, 0.5, 0.5]),
+        (partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.25, total_iters=3), [0.25, 0.5, 0.75, 1]),
+        (partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.1), [1, 1, 1, 0.1]),
+        (partial(ReduceLROnPlateau, monitor="train/lr", patience=0, factor=0.5), [1, 1, 1, 1]),  # once an epoch
+    ],
+)
+def test_schedules_of_one_s_own_and_of_torch(schedule: Any, rates: list[float]) -> None:
+    logger = Kept()
+    fit(learner(schedule=schedule), sample([12, 4, 9, 5]), 1, logger=logger)
+    assert logger.of("train/lr") == pytest.approx([RATE * rate for rate in rates])
+
+
+def test_a_schedule_must_say_its_factor() -> None:
+    with pytest.raises(TypeError, match="Schedule must say its factor"):
+        Schedule().factor(0, 1)
+
+
+def test_a_logger_gets_the_module_s_arguments_as_plain_data() -> None:
+    loss = WeightedSum([Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)])
+    logger, module = Kept(), learner(drafter=presets()["eagle1"], loss=loss)
+    fit(module, sample([12, 4]), 2, logger=logger)
+    (given,) = logger.given
+    assert json.loads(json.dumps(given)) == given  # nothing but plain data
+    model = given["model"]
+    assert model["ttt_steps"] == 3 and model["drafter"]["fusion"]["class_path"] == "LastLayer"
+    assert model["loss"]["terms"][1] == {"loss": {"class_path": "SoftCrossEntropy"}, "weight": 0.1}
+    assert model["schedule"] == {"class_path": "WarmupCosine", "warmup": 0.0, "floor": 0.0}
 
 
 @dataclass(frozen=True)

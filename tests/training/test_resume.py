@@ -1,5 +1,6 @@
 """A run goes on with its newest whole checkpoint, under the settings that it had."""
 
+import csv
 import json
 import logging
 import shutil
@@ -125,6 +126,27 @@ def test_after_an_error_within_a_step_no_batch_is_lost(
     assert same(whole, out)
 
 
+def test_a_scheduler_of_torch_goes_on_to_the_last_bit(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that also moves the momentum, and whose length refers to the run's."""
+    cycle = {"class_path": "OneCycleLR", "init_args": {"max_lr": 1e-2, "total_steps": "${trainer.max_steps}"}}
+    (tmp_path / "cycle.yaml").write_text(json.dumps({"model": {"schedule": cycle}}))
+    base = ["--config", str(tmp_path / "cycle.yaml"), *base, "--trainer.log_every_n_steps=1"]
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert run("fit", [*base, f"--out={whole}"]) == 0
+    auto = [*base, f"--out={out}", "--ckpt_path=auto"]
+    with monkeypatch.context() as patch:
+        dies(patch, 3)
+        with pytest.raises(DeadError):
+            run("fit", auto)
+    assert run("fit", auto) == 0
+    assert same(whole, out) and (whole / "losses.txt").read_text() == (out / "losses.txt").read_text()
+    rows = list(csv.DictReader((whole / "csv" / "version_0" / "metrics.csv").read_text().splitlines()))
+    rates = [float(row["train/lr"]) for row in rows if row["train/lr"]]
+    assert rates[0] == pytest.approx(1e-2 / 25) and max(rates) > 5e-3 and rates[-1] < rates[0]
+
+
 def test_refused_checkpoints_are_named_in_turn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert newest(tmp_path) is None
     for name, step in (("step-2", 2), ("step-10", 10), ("step-4", 4), ("last", 12)):
@@ -142,7 +164,7 @@ def test_refused_checkpoints_are_named_in_turn(tmp_path: Path, caplog: pytest.Lo
     assert all(line.startswith(f"refused: {tmp_path}") and "\n" not in line for line in refused)
     flip(tmp_path / "step-2.ckpt")
     flip(tmp_path / "step-4.ckpt")
-    with pytest.raises(ValueError, match="none of its 5 checkpoints is whole"):
+    with pytest.raises(ValueError, match="of its 5 checkpoints none is whole"):
         newest(tmp_path)
 
 

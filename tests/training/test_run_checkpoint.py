@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.utilities import _scan_checkpoints
 from safetensors.torch import load_file
 
 from specdec.data import Batch
 from specdec.fit import run
+from specdec.training.checkpoint import RunCheckpoint
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
@@ -94,3 +97,26 @@ def test_the_first_signal_waits_for_the_step_and_ctrl_c_after_it_ends_the_run_at
     every = ["--checkpoint.every_n_train_steps", "1"]
     assert run("fit", [*base, *every, "--out", str(tmp_path / "run")]) == status
     assert torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == step
+
+
+@pytest.mark.parametrize(("log_model", "uploads"), [("true", 1), ("all", 2)])
+def test_a_logger_gets_the_checkpoints(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_model: str, uploads: int
+) -> None:
+    """As W&B's and MLflow's take them: ``all`` as they are written, ``true`` the last one when training has ended."""
+    found: list[tuple[str, float]] = []
+    taken: dict[str, float] = {}
+
+    def take(callback: RunCheckpoint) -> None:
+        for at, path, *_ in _scan_checkpoints(callback, taken):
+            taken[path] = at
+            found.append((Path(path).name, torch.load(path, weights_only=True)["global_step"]))
+
+    waiting: list[RunCheckpoint] = []
+    monkeypatch.setattr(
+        CSVLogger, "after_save_checkpoint", lambda _, c: take(c) if log_model == "all" else waiting.append(c)
+    )
+    monkeypatch.setattr(CSVLogger, "finalize", lambda *_: [take(c) for c in waiting])
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--checkpoint.every_n_train_steps=2", f"--out={out}"]) == 0
+    assert found == [("last.ckpt", 2), ("last.ckpt", 4)][-uploads:]

@@ -1,10 +1,12 @@
 """Plain values, compared and told."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec.utils.config import canonical, pairs, words
+from specdec.utils.config import canonical, hyperparameters, pairs, words
 
 LONG = {"class_path": "specdec.drafter.entry.Narrow", "init_args": {"bias": False}}
 
@@ -54,3 +56,26 @@ def test_words(value: Any, wanted: str) -> None:
     import specdec.drafter  # noqa: F401
 
     assert words(value) == wanted
+
+
+def test_hyperparameters_are_plain_and_hold_no_secret() -> None:
+    config = {
+        "model": {"loss": {"class_path": "LKLambda", "init_args": {"decay": 3.0}}, "ttt_steps": 4},
+        "trainer": {
+            "logger": [
+                {"class_path": "Comet", "init_args": {"api_key": "abc", "prompt_tokens": 5, "hub_token": "def"}},
+                {"class_path": "MLFlowLogger", "init_args": {"tracking_uri": "https://me:pass@host/x", "token": None}},
+            ]
+        },
+        "data": {"train": ["a.jsonl"]},
+    }
+    found = hyperparameters(config)
+    assert found["model"] == {"loss": {"class_path": "LKLambda", "decay": 3.0}, "ttt_steps": 4}
+    assert found["trainer"]["logger"] == [
+        {"class_path": "Comet", "api_key": "***", "prompt_tokens": 5, "hub_token": "***"},
+        {"class_path": "MLFlowLogger", "tracking_uri": "https://***@host/x", "token": None},
+    ]
+    assert found["data"] == config["data"]
+    assert hyperparameters({"f": functools.partial(int, base=2), "p": Path("a"), "t": int}) == {
+        "f": {"class_path": "builtins.int", "base": 2}, "p": "a", "t": "builtins.int",
+    }  # fmt: skip

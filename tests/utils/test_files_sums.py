@@ -21,8 +21,10 @@ def test_it_is_what_sha256sum_reads(directory: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--strict", "--quiet", SUMS], cwd=directory, check=True)
     (directory / "logs").mkdir()
     (directory / ".gitattributes").touch()  # as a repository on the Hub has
+    (directory / "README.md").write_text("a card, which is edited there")
     check_sums(directory, "copy it again")
     (directory / ".gitattributes").unlink()
+    (directory / "LICENSE").touch()
     write_sums(directory)  # it does not list itself
     assert len((directory / SUMS).read_text().splitlines()) == 2
 

@@ -25,11 +25,14 @@ def test_elsewhere_a_line_comes_now_and_then(
 ) -> None:
     caplog.set_level(logging.INFO, logger="specdec")
     monkeypatch.setattr(module, "time", Clock())
-    with progress("tokenising", "conversations", 140, done=40) as advance:
-        for _ in range(31):
-            advance(1)
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line == "tokenising: 50.7 % of 140 conversations, 1 a second, 69 s left"
+    with progress("tokenising", "conversation", 1140, done=40) as advance:
+        for n in range(16):
+            advance(1, "the first file" if n == 5 else "")
+    assert [record.getMessage() for record in caplog.records] == [
+        "tokenising: 1,140 conversations, 40 of them done",
+        "tokenising: 45 of 1,140 conversations, 1.0 a second, 18 min left",
+        "tokenising, the first file: 54 of 1,140 conversations, 1.0 a second, 18 min left",
+    ]
     assert capsys.readouterr().err == ""
 
 
@@ -37,7 +40,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, caplog: p
     caplog.set_level(logging.INFO, logger="specdec")
     out, console = io.StringIO(), module.Console
     monkeypatch.setattr(module, "Console", lambda stderr: console(file=out, force_terminal=True, width=100))
-    with progress("features", "tokens", 4, done=1) as advance:
-        advance(2)
-    assert "features" in out.getvalue() and "3/4" in out.getvalue()
+    with progress("features", "token", 4, done=1) as advance:
+        advance(2, "shard 2")
+    assert "features, shard 2" in out.getvalue() and "3/4" in out.getvalue()
     assert not caplog.records

@@ -1,0 +1,48 @@
+"""Messages: how many of what, how long, and which tensors are not as they should be."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+
+
+def plural(noun: str) -> str:
+    """Of an English noun whose plural is regular: rows, passes, boundaries."""
+    if re.search(r"[^aeiou]y$", noun):
+        return f"{noun[:-1]}ies"
+    return noun + ("es" if re.search(r"(s|x|ch|sh)$", noun) else "s")
+
+
+def how_many(number: int, noun: str) -> str:
+    """``1 row``, ``1,234 rows``; of several words the last is the noun."""
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3 min``, ``2 h 5 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def tensor_fault(found: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> str | None:
+    """The tensors, by name and shape, that are missing, are there besides or have another shape; None if none is."""
+    faults = []
+    missing, unknown = [name for name in wanted if name not in found], sorted(set(found) - set(wanted))
+    if missing:
+        first = missing[0]
+        near = difflib.get_close_matches(first, unknown, n=1)
+        named = f"it lacks {first} {list(wanted[first])}" + (f" (is it {near[0]}?)" if near else "")
+        others = f" and {how_many(len(missing) - 1, 'more tensor')}: {_some(missing[1:])}" if missing[1:] else ""
+        faults.append(named + others)
+    if unknown:
+        faults.append(f"it has weights without a place: {_some(unknown)}")
+    for name in [] if faults else wanted:
+        if list(found[name]) != list(wanted[name]):
+            faults.append(f"{name} is {list(found[name])}, the config says {list(wanted[name])}")
+            break
+    return "; ".join(faults) or None
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + ", ..." * (len(names) > 6)

@@ -1,0 +1,49 @@
+"""How far an unrolled training step and a cached draft chain are apart."""
+
+import torch
+from torch import Tensor
+
+from specdec.decoding import Chain
+from specdec.drafter import Drafter, DrafterSpec
+from specdec.training.ttt import ttt_unroll
+from tests.decoding.drafting import Drafting
+from tests.tiny import HIDDEN, VOCAB, tiny_drafter
+
+STEPS = 3
+
+
+def text(drafter: Drafter, length: int) -> tuple[Tensor, Tensor]:
+    """Random tokens (1, length) and features (1, length, N, H)."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, VOCAB, (1, length), generator=generator)
+    shape = (1, length, len(drafter.config.aux_layers), HIDDEN)
+    return ids, torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def unrolled_logits(drafter: Drafter, documents: list[int], steps: int) -> list[Tensor]:
+    """Logits (T, D) of every unroll step over :func:`text`."""
+    ids, aux = text(drafter, len(documents))
+    made = ttt_unroll(drafter, ids, aux, torch.tensor([documents]), steps)
+    return [drafter.logits(step.normed_BTH)[0] for step in made]
+
+
+def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> float:
+    """Largest difference between unrolled and cached logits, over every anchor and depth."""
+    drafter, length = tiny_drafter(spec), len(documents)
+    ids, aux = text(drafter, length)
+    unrolled = unrolled_logits(drafter, documents, steps)
+    gap = 0.0
+    for anchor in range(length - 1):
+        first = documents.index(documents[anchor])
+        proposer = Drafting(drafter, Chain(steps), length)
+        frontier = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
+        for k in range(steps):
+            want = unrolled[k][anchor].log_softmax(-1)
+            gap = max(gap, float((frontier.logits_BKD[0, 0].log_softmax(-1) - want).abs().max()))
+            token = anchor + 2 + k
+            if token >= length or documents[token] != documents[anchor]:
+                break
+            seen = torch.ones(1, k + 1, dtype=torch.bool)
+            depth_Q = torch.arange(k + 1)
+            frontier = proposer.expand(proposer.length_B, ids[:, token : token + 1], frontier.h_BKH, seen, depth_Q)
+    return gap

@@ -1,0 +1,74 @@
+"""What is built from a checkout holds all that the package needs, and works where there is no checkout."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+
+
+def output(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=os.environ | environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[str]:
+    return output("git", "ls-files", cwd=ROOT).splitlines()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The checkout's source distribution, and the wheel that is built from it, as for a release."""
+    folder = tmp_path_factory.mktemp("dist")
+    output(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    (source,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    for made in (source, wheel):
+        sys.stdout.write(f"{made.name}: {made.stat().st_size / 2**20:.1f} MiB\n")
+        assert made.stat().st_size < 32 * 2**20
+    return source, wheel
+
+
+def test_every_file_of_the_package_is_in_the_wheel(built: tuple[Path, Path], tracked: list[str]) -> None:
+    with zipfile.ZipFile(built[1]) as opened:
+        names = {name for name in opened.namelist() if ".dist-info/" not in name}
+        data = {name: opened.read(name) for name in names if not name.endswith(".py")}
+    wanted = {name: name for name in tracked if name.startswith("specdec/")}
+    wanted |= {f"specdec/{name}": name for name in tracked if name.startswith("conf/")}
+    assert names == set(wanted)
+    assert {"specdec/help.json", "specdec/conf/quickstart.yaml", "specdec/conf/study/drift.yaml"} <= data.keys()
+    for name, content in data.items():
+        assert content == (ROOT / wanted[name]).read_bytes(), name
+
+
+def test_it_works_in_an_empty_folder(built: tuple[Path, Path], tmp_path: Path) -> None:
+    installed, empty = tmp_path / "installed", tmp_path / "empty"
+    empty.mkdir()
+    output(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed, built[1], cwd=empty)
+
+    def python(*words: str) -> str:
+        return output(sys.executable, *words, cwd=empty, PYTHONPATH=str(installed))
+
+    assert python("-c", "import specdec; print(specdec.__file__)").startswith(str(installed))
+    assert "specdec COMMAND --help" in python("-m", "specdec", "--help")
+    quick, first = ("--config", "conf/quickstart.yaml"), ("--config", "conf/train/eagle1.yaml")
+    printed = python("-m", "specdec", "fit", *quick, *first, "--print_config")
+    assert "LastLayer" in printed and "SmoothL1" in printed
+    assert "conf/study/drift.yaml" in python("-m", "specdec", "sweep", "conf/study/drift.yaml", "--print_config")
+    assert not list(empty.iterdir())
+
+
+def test_the_source_distribution_holds_the_sources_and_no_runs(built: tuple[Path, Path], tracked: list[str]) -> None:
+    with tarfile.open(built[0]) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert names - {"PKG-INFO"} <= set(tracked)
+    assert {name for name in tracked if name.startswith(("specdec/", "conf/", "tests/"))} <= names
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names

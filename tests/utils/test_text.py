@@ -1,0 +1,44 @@
+"""Messages: numbers with their nouns, times, and tensors by name."""
+
+import pytest
+
+from specdec.utils.text import duration, how_many, tensor_fault
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (1, "row", "1 row"),
+        (0, "row", "0 rows"),
+        (12345, "pass", "12,345 passes"),
+        (2, "target boundary", "2 target boundaries"),
+        (3, "key", "3 keys"),
+        (1, "draft vocabulary", "1 draft vocabulary"),
+    ],
+)
+def test_how_many(number: int, noun: str, said: str) -> None:
+    assert how_many(number, noun) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (99.4, "99 s"), (125, "2 min"), (99 * 60, "99 min"), (7500, "2 h 5 min")]
+)
+def test_duration(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"fc.weight": (2, 4), "head": (8, 2), "norm": (2,)}, None),
+        ({"fc.weight": (2, 4), "head": (8, 2)}, "it lacks norm [2]"),
+        ({"fc.weight": (2, 4)}, "it lacks head [8, 2] and 1 more tensor: norm"),
+        (
+            {"fc.weights": (2, 4), "head": (8, 2), "norm": (2,)},
+            "it lacks fc.weight [2, 4] (is it fc.weights?); it has weights without a place: fc.weights",
+        ),
+        ({"fc.weight": (4, 2), "head": (8, 2), "norm": (2,)}, "fc.weight is [4, 2], the config says [2, 4]"),
+    ],
+)
+def test_a_tensor_is_named_with_what_was_expected(found: dict[str, tuple[int, ...]], said: str | None) -> None:
+    assert tensor_fault(found, {"fc.weight": (2, 4), "head": (8, 2), "norm": (2,)}) == said
