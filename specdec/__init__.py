@@ -17,6 +17,7 @@ _NAMES = {
     "specdec.data": "Batch ChatData TextData TokenData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
     "specdec.nn.view": "View",
+    "specdec.nn.optimizers": "MuonAdamW",
     "specdec.features": "Cached OnTheFly",
     "specdec.training.building": "FromDrafter FromTarget new_drafter",
     "specdec.training.ttt": "ttt_unroll",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.export import import_drafter as import_drafter
     from specdec.features import Cached as Cached
     from specdec.features import OnTheFly as OnTheFly
+    from specdec.nn.optimizers import MuonAdamW as MuonAdamW
     from specdec.nn.view import View as View
     from specdec.target import Target as Target
     from specdec.target import TargetSource as TargetSource

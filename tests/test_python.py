@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
@@ -217,3 +219,45 @@ def test_a_module_of_ones_own_without_a_tokenizer(text_file: Path, tmp_path: Pat
 
     with pytest.raises(ValueError, match="Bare has no tokenizer to read the data with: give it a `tokenizer`, or call"):
         trainer(tmp_path, logger=False, limit_val_batches=0).fit(Bare(), datamodule=data(text_file))
+
+
+def test_the_notebook_comes_with_what_it_showed() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert [cell.execution_count for cell in code(notebook)] == list(range(1, len(code(notebook)) + 1))
+    assert_shown(notebook)
+    assert NOTEBOOK.stat().st_size < 200_000
+    text = NOTEBOOK.read_text()
+    assert "/work/" not in text and "/root/" not in text and "/home/" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_notebook_runs_in_a_fresh_kernel(tmp_path: Path) -> None:
+    """To execute it in place, outputs and plots: jupyter execute --inplace docs/notebook.ipynb"""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in code(notebook):
+        cell.outputs, cell.execution_count = [], None
+    client = NotebookClient(
+        notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()  # raises CellExecutionError where a cell fails
+    assert_shown(notebook)
+
+
+def code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def assert_shown(notebook: Any) -> None:
+    """Numbers, two plots, a text with accepted tokens coloured, and neither a warning nor an error."""
+    outputs = [output for cell in code(notebook) for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream"), printed
+    assert "8 of 8 texts are the target's own" in printed
+    shown = [output.data for output in outputs if output.output_type != "stream"]
+    assert sum("image/png" in data for data in shown) == 2
+    assert any("background: #bfe8c5" in data.get("text/html", "") for data in shown)
+    first, last = (float(one) for one in re.findall(r"loss (\S+) at first, (\S+) after", printed)[0])
+    assert last < 0.6 * first
