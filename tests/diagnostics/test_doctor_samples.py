@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import LlamaConfig
 
 from specdec.cli import main
 from specdec.data.loader import Document
@@ -20,8 +21,9 @@ CHATS = ["--data", "ChatData", "--data.train"]
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """A target's directory, of which only the tokenizer is there: nothing else is loaded."""
+    """A target's directory, of which only tokenizer and config are there: nothing else is loaded."""
     tiny_tokenizer(CHATML).save_pretrained(tmp_path / "target")
+    LlamaConfig(vocab_size=300, num_hidden_layers=7).save_pretrained(tmp_path / "target")
     return tmp_path / "target"
 
 
@@ -91,6 +93,7 @@ def test_masks_of_nothing_and_of_everything_are_refused(
     complaint: str,
 ) -> None:  # fmt: skip
     tiny_tokenizer(template).save_pretrained(tmp_path / "target")
+    LlamaConfig(vocab_size=300, num_hidden_layers=7).save_pretrained(tmp_path / "target")
     path = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages}] * 2)
     assert samples(tmp_path / "target", *CHATS, path, "--data.val", path) == 2
     captured = capsys.readouterr()

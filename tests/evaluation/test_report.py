@@ -48,6 +48,7 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
         "tokens_per_second": {"speculative": 4.0, "plain": 8 / 3.5},
         "speedup": pytest.approx(4.0 / (8 / 3.5)),
         "pass_time": {"draft_ms": None, "verify_ms": None},
+        "looping_answers": 0,
         "identical_outputs": 1,
         "compared_outputs": 2,
         "by_category": {

@@ -128,7 +128,8 @@ def test_what_is_left(planned: MakePlan) -> None:
 def test_embedded_prompts_are_cut_and_written_once(
     planned: MakePlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "".join(f"def add_{n}(a, b):\n    return a + b + {n}\n\n\n" for n in range(40))
+    body = "    total = a + b\n    if total > a:\n        return b\n    return total"
+    text = "".join(f"def add_{n}(a, b):\n{body} + {n}\n\n\n" for n in range(40))
     found = Corpus([], [CorpusFile("one.py", text), CorpusFile("two.py", text.replace("add", "sub"))])
     monkeypatch.setattr("specdec.embedded.corpus.corpus", lambda seed: found)
     evaluate = {"prompts_count": 3, "prompt_tokens": 12, "max_new_tokens": 4, "shape": ["chain:depth=1"]}
