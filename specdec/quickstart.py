@@ -13,7 +13,8 @@ from rich.text import Text
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.embedded import SEED, embedded_target, held_out_prompts
 from specdec.evaluation.config import load_pair
-from specdec.evaluation.run import FILES, EvaluationConfig, evaluate, print_results
+from specdec.evaluation.metrics import read_answers
+from specdec.evaluation.run import ANSWERS, FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
@@ -27,7 +28,7 @@ CONFIG = "conf/quickstart.yaml"
 SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 20, 32, 96
 # seconds of each stage on two cores (benchmarks/results has the machine), for what is said beforehand
-PRETRAINS, TRAINS, DECODES, COMPILES = 3600, 110, 40, 100
+PRETRAINS, TRAINS, DECODES, COMPILES = 3600, 130, 40, 100
 
 
 def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) -> int:
@@ -48,6 +49,8 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     """
     out = out or runs_folder() / ("quickstart_full" if full else "quickstart")
     console, begin, mark = Console(), time.monotonic(), out / "quickstart.json"
+    if not console.is_terminal:
+        console.width = 120  # of a log
     plan: dict[str, Any] = {"quickstart": 2, "seed": seed, "full": full, "shapes": [*SHAPES], "new_tokens": NEW_TOKENS}
     if mark.exists():
         if read_json(mark) != plan:
@@ -114,10 +117,13 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
 
 
 def show_answer(source: str, out: Path, console: Console) -> None:
-    """Decode the first prompt with a chain and print it as it comes: accepted drafts in green, the target's own tokens
-    plain; in brackets where there are no colours."""
+    """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
+    accepted drafts in green, the target's own tokens plain; drafts in brackets where there are no colours."""
     target, drafter, *_ = load_pair(TargetSource(source), out / "drafter")
-    prompt = json.loads((out / "prompts.jsonl").read_text(encoding="utf-8").split("\n")[0])["prompt"]
+    chain, *_ = read_answers(out / ANSWERS, len(SHAPES))
+    chosen = max(chain, key=lambda one: (not one.loops, one.tokens)).prompt_id
+    rows = [json.loads(line) for line in (out / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    (prompt,) = (row["prompt"] for row in rows if row["prompt_id"] == chosen)
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
     console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
     for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
