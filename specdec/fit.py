@@ -96,6 +96,7 @@ class DrafterCLI(LightningCLI):
         given, seed, out = self.config_init.fit.trainer, self.config.fit.seed_everything, self.out
         given.default_root_dir = str(out)
         config = {key: value for key, value in yaml.safe_load(self.saved).items() if key not in OF_ONE_START}
+        del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
         kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
         key = torch.initial_seed() if seed is False else seed

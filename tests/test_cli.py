@@ -1,11 +1,15 @@
 """The command's front door."""
 
+import contextlib
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from specdec.cli import COMMANDS, main
+from specdec.utils.spelling import check, index
 
 
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
@@ -69,3 +73,13 @@ def test_wrong_input_is_one_clear_line(
     assert message in error
     assert len(error.splitlines()) == 1
     assert "Traceback" not in error
+
+
+def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
+    """``WandbLogger`` hands further arguments to wandb, which is not here; a saved config has them."""
+    path = tmp_path / "a.yaml"
+    for logger, wrong in (("WandbLogger", False), ("CSVLogger", True)):
+        part = {"class_path": f"lightning.pytorch.loggers.{logger}", "init_args": {"save_dir": ".", "entity": None}}
+        path.write_text(json.dumps({"trainer": {"logger": [part]}}))
+        with pytest.raises(ValueError, match="has no argument entity") if wrong else contextlib.nullcontext():
+            check("fit", index()["commands"]["fit"], ["--config", str(path)], ["lightning.pytorch"], [])

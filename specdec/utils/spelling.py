@@ -54,6 +54,9 @@ def nearest_class(name: str) -> str:
     return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own * bool(flags()))
 
 
+PASS_ON = ("WandbLogger", "CometLogger")  # to packages that need not be here, whatever else they are given
+
+
 def write(commands: Mapping[str, str]) -> None:
     """Write ``help.json``, of every command's help text."""
     classes = {
@@ -68,6 +71,8 @@ def write(commands: Mapping[str, str]) -> None:
 def arguments_of(path: str) -> list[str] | None:
     """The arguments that a class takes in a config; None if that is not known."""
     module, _, name = path.rpartition(".")
+    if name in PASS_ON:
+        return None
     parser = ArgumentParser(exit_on_error=False)
     try:
         parser.add_class_arguments(getattr(importlib.import_module(module), name), fail_untyped=False)
