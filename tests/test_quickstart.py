@@ -46,7 +46,7 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
     metrics = json.loads((out / "metrics.json").read_text())
-    assert [result["shape"] for result in metrics["results"]] == ["chain of 5", "tree of 12 (depth 6, top 2)"]
+    assert [result["shape"] for result in metrics["results"]] == ["chain of 4", "tree of 12 (depth 6, top 2)"]
     for result in metrics["results"]:
         assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
         assert result["tokens"] == 3 * 16
