@@ -223,6 +223,7 @@ def run(subcommand: str, args: list[str]) -> int:
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
     directory = RunDirectory()
+    log.info("reading the configuration")
     try:
         with directory:
             configured(DrafterCLI, subcommand, args, directory)
