@@ -4,12 +4,12 @@ Legend: B rows of a batch, T tokens of a row, L layers, h heads.
 """
 
 import dataclasses
+import itertools
 import json
 import logging
 import shutil
 import signal
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,9 @@ from specdec.embedded import EmbeddedData, held_out_prompts
 from specdec.embedded.corpus import ANSWERS as ANSWERS_FILE
 from specdec.embedded.corpus import SEED, CorpusFile, corpus, functions, train_tokenizer
 from specdec.evaluation.metrics import loops
+from specdec.nn.cache import additive
 from specdec.nn.optimizers import AdamW
+from specdec.nn.view import View
 from specdec.training.callbacks import progress as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.config import runs_folder
@@ -130,6 +132,8 @@ class Pretraining(pl.LightningModule):
 
     def _listen(self, o_proj: torch.nn.Module, args: tuple[Tensor]) -> None:
         """Note the RMS of W_h z, which head h adds: its square is zᵀ(W_hᵀW_h)z over the width, with d × d products."""
+        if not o_proj.training:
+            return
         heads = (self.config.heads, self.config.head_dim)
         weight_Hv: Any = o_proj.weight
         z_BThd, w_Hhd = args[0].unflatten(-1, heads), weight_Hv.unflatten(1, heads)
@@ -139,10 +143,8 @@ class Pretraining(pl.LightningModule):
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean cross-entropy of every token after its document's first; a float32 scalar."""
-        ids_BT, _, documents_BT = batch
-        logits_BTV = self.model(ids_BT, use_cache=False, **attention_inputs(documents_BT)).logits[:, :-1]
-        inside_BT = (documents_BT[:, 1:] == documents_BT[:, :-1]) & (documents_BT[:, 1:] >= 0)
-        return cross_entropy(logits_BTV[inside_BT].float(), ids_BT[:, 1:][inside_BT])
+        logits_RV, ids_R = next_tokens(self.model, batch)
+        return cross_entropy(logits_RV, ids_R)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch."""
@@ -164,14 +166,15 @@ class Pretraining(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def attention_inputs(documents_BT: Tensor) -> dict[str, Tensor]:
-    """The mask, additive (B, 1, T, T), and the positions, (B, T), with which each document of a row stands alone."""
-    T = documents_BT.shape[1]
-    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
-    seen_BTT = same_BTT & torch.ones(T, T, dtype=torch.bool, device=documents_BT.device).tril()
-    mask_BTT = torch.zeros(seen_BTT.shape, device=documents_BT.device).masked_fill(~seen_BTT, torch.finfo().min)
-    before_BTT = same_BTT & ~seen_BTT.transpose(1, 2)  # strictly earlier, of the same document
-    return {"attention_mask": mask_BTT[:, None], "position_ids": before_BTT.sum(-1)}
+def next_tokens(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Of every token after its document's first: the logits before it, float32 (R, V), and its id, (R,). No document
+    sees another."""
+    ids_BT, _, documents_BT = batch
+    view = View.packed(documents_BT)
+    mask_B1TT = additive(view.visibility.mask_B1TS, torch.float32)
+    logits_BTV = model(ids_BT, attention_mask=mask_B1TT, position_ids=view.positions_BT, use_cache=False).logits[:, :-1]
+    inside_BT = (documents_BT[:, 1:] == documents_BT[:, :-1]) & (documents_BT[:, 1:] >= 0)
+    return logits_BTV[inside_BT].float(), ids_BT[:, 1:][inside_BT]
 
 
 def llama(config: PretrainConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -242,11 +245,11 @@ def pretrain(config: PretrainConfig) -> int:
         if error.code == 1:  # what Lightning does after Ctrl-C
             return 128 + signal.SIGINT
         raise
-    model = module.model.to("cpu", torch.bfloat16).float().eval()  # as it is saved
+    model = module.model.to("cpu", torch.bfloat16).eval()
     with staged_directory(out) as staging:
         tokenizer.save_pretrained(staging)
-        model.to(torch.bfloat16).save_pretrained(staging)
-        model.float()
+        model.save_pretrained(staging)
+        model.float()  # of what was saved
         record = {
             "config": config.determinants,
             "parameters": model.num_parameters(),
@@ -279,8 +282,8 @@ def answers(
     """
     whole = [text for file in files for _, text in functions(file.text)]
     encoded = tokenizer(whole, return_attention_mask=False, verbose=False)["input_ids"]
-    rows, beginnings = [], [ids[: BEGINNINGS[n % len(BEGINNINGS)]] for n, ids in enumerate(encoded)]
-    beginnings = [ids for ids, all_ids in zip(beginnings, encoded, strict=True) if len(ids) < len(all_ids)]
+    rows, lengths = [], itertools.cycle(BEGINNINGS)
+    beginnings = [ids[:length] for ids, length in zip(encoded, lengths, strict=False) if len(ids) > length]
     with progress("answering", "function", len(beginnings)) as done:
         for length in BEGINNINGS:  # those of one length at once: no padding
             alike = [ids for ids in beginnings if len(ids) == length]
@@ -299,7 +302,7 @@ def greedy(model: LlamaForCausalLM, ids_BT: Tensor, end: int) -> list[list[int]]
     made_BT = model.generate(
         ids_BT, attention_mask=torch.ones_like(ids_BT), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=end
     )[:, ids_BT.shape[1] :]
-    return [list(takewhile(lambda id_: id_ != end, ids)) for ids in made_BT.tolist()]
+    return [list(itertools.takewhile(lambda id_: id_ != end, ids)) for ids in made_BT.tolist()]
 
 
 @torch.inference_mode()
@@ -314,16 +317,13 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
     """
     rows, losses, counts = data.splits.validation, 0.0, 0
     for batch in (Batch(*columns) for columns in zip(*(column.split(16) for column in rows), strict=True)):
-        ids_BT, _, documents_BT = batch
-        logits_BTV = model(ids_BT, use_cache=False, **attention_inputs(documents_BT)).logits[:, :-1]
-        inside_BT = (documents_BT[:, 1:] == documents_BT[:, :-1]) & (documents_BT[:, 1:] >= 0)
-        losses += float(cross_entropy(logits_BTV[inside_BT], ids_BT[:, 1:][inside_BT], reduction="sum"))
-        counts += int(inside_BT.sum())
+        logits_RV, ids_R = next_tokens(model, batch)
+        losses += float(cross_entropy(logits_RV, ids_R, reduction="sum"))
+        counts += len(ids_R)
     one_document = (rows.documents_BT == 0).all(1)
     ids_BT = rows.ids_BT[one_document][:SINK_ROWS]
     seen = model(ids_BT, use_cache=False, output_attentions=True, output_hidden_states=True)
     sinks_Lh = torch.stack([weights_BhTT[:, :, 1:, 0].mean((0, 2)) for weights_BhTT in seen.attentions])
-    sinks = sinks_Lh.tolist()
     rms = [state_BTH.square().mean(-1).sqrt() for state_BTH in seen.hidden_states]
     prompts = held_out_prompts(ANSWERS, PROMPT_TOKENS, data.seed, tokenizer)
     ids_BT = tokenizer([row["prompt"] for row in prompts], return_tensors="pt").input_ids  # of equal lengths
@@ -333,7 +333,7 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
         "attention_sink": {
             "strongest": float(sinks_Lh.max()),
             "mean": float(sinks_Lh.mean()),
-            "heads": sinks,
+            "heads": sinks_Lh.tolist(),
         },
         "state_rms": {"first": [float(x[:, 0].mean()) for x in rms], "others": [float(x[:, 1:].mean()) for x in rms]},
         "looping": sum(map(loops, made)) / len(made),

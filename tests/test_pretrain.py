@@ -14,7 +14,8 @@ import specdec.pretrain
 from specdec.cli import main
 from specdec.data import Batch
 from specdec.embedded.corpus import SEED, train_tokenizer
-from specdec.pretrain import RECORD, WEIGHTS, PretrainConfig, Pretraining, attention_inputs, llama
+from specdec.nn.view import View
+from specdec.pretrain import RECORD, WEIGHTS, PretrainConfig, Pretraining, llama, next_tokens
 from specdec.utils.files import check_sums, read_json
 from tests.embedded import conftest
 
@@ -90,11 +91,11 @@ def test_documents_of_a_row_do_not_see_each_other(tokenizer: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     ids_1T = torch.randint(2, 300, (1, 12), generator=generator)
     documents_1T = torch.tensor([[0] * 5 + [1] * 5 + [-1] * 2])
-    inputs = attention_inputs(documents_1T)
-    assert inputs["position_ids"].tolist()[0][:10] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    packed_1TV = model(ids_1T, use_cache=False, **inputs).logits
+    assert View.packed(documents_1T).positions_BT.tolist()[0][:10] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    logits_RV, ids_R = next_tokens(model, Batch(ids_1T, documents_1T >= 0, documents_1T))
+    assert ids_R.tolist() == ids_1T[0, [1, 2, 3, 4, 6, 7, 8, 9]].tolist()
     alone_1TV = model(ids_1T[:, 5:10], use_cache=False).logits
-    torch.testing.assert_close(packed_1TV[:, 5:10], alone_1TV)
+    torch.testing.assert_close(logits_RV[4:], alone_1TV[0, :4])
 
 
 def test_weights_depend_on_the_seed_alone(tokenizer: Any) -> None:
