@@ -1,7 +1,6 @@
 """``specdec quickstart``: the main job on the embedded target, from nothing to a measured EAGLE-3.1 drafter."""
 
 import json
-import logging
 import shlex
 import time
 from pathlib import Path
@@ -11,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from specdec.decoding import SpeculativeDecoder, parse_shape
-from specdec.embedded import SEED, embedded_target, held_out_prompts
+from specdec.embedded import SEED, held_out_prompts
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import read_answers
+from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.run import ANSWERS, FILES, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
@@ -21,8 +21,7 @@ from specdec.target import TargetSource
 from specdec.utils.config import runs_folder
 from specdec.utils.files import read_json, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
-
-log = logging.getLogger(__name__)
+from specdec.utils.text import duration
 
 CONFIG = "conf/quickstart.yaml"
 SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
@@ -63,19 +62,16 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
 
     def stage(what: str, seconds: int, done: bool = False) -> None:
         """Say what begins, and how long it takes on two cores; ``done``: by an earlier run."""
-        about = f"about {seconds // 60} min" if seconds >= 120 else f"about {seconds} s"
-        left = "done before" if done else f"{about} on two cores"
+        left = "done before" if done else f"about {duration(seconds)} on two cores"
         console.print(f"\n[bold]{next(stages)}/4[/bold] {what}: {left}", highlight=False, soft_wrap=True)
 
-    source = "embedded"
+    target = TargetSource(str(out / "target")) if full else TargetSource()
     if full:
-        source = str(out / "target")
         stage("the target, a small Llama of the standard library", PRETRAINS, (out / "target").exists())
         pretrain(PretrainConfig(out=out / "target"))
     else:
         stage("the target, a small Llama that comes with specdec", 0, True)
-    target = Path(source) if full else embedded_target()
-    fit_args, evaluate_args = _commands(source, out, seed, full)
+    fit_args, evaluate_args = _commands(target.source, out, seed, full)
     commands = [["specdec", "fit", *fit_args], ["specdec", "evaluate", *evaluate_args]]
     write_text(out / "commands.sh", "".join(f"{shlex.join(command)}\n" for command in commands))
 
@@ -85,7 +81,7 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
         return status
     prompts, whole = out / "prompts.jsonl", (out / "metrics.json").exists()
     if not prompts.exists():
-        rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, TargetSource(source).load_tokenizer())
+        rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, target.load_tokenizer())
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
     stage(f"decoding {PROMPTS} held-out prompts plainly and with drafts", DECODES + (COMPILES if full else 0), whole)
     if whole:
@@ -94,14 +90,15 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
         for name in FILES:  # of an evaluation that was cut off
             (out / name).unlink(missing_ok=True)
         metrics = evaluate(EvaluationConfig(
-            target=TargetSource(source), drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES),
+            target=target, drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES),
             max_new_tokens=NEW_TOKENS, compile=full, out=out,
         ))  # fmt: skip
     print_results(metrics, console)
     stage("an answer as it is decoded", 2)
-    show_answer(source, out, console)
+    show_answer(target, out, console)
     console.rule("specdec quickstart")
-    text = _closing(source, out, read_json(target / RECORD), metrics["results"], time.monotonic() - begin)
+    about = read_json(Path(target.directory()) / RECORD)
+    text = _closing(target.source, out, about, metrics["results"], time.monotonic() - begin)
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
@@ -116,14 +113,13 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
     return fit_args, evaluate_args + ([] if compile else ["--compile", "false"])
 
 
-def show_answer(source: str, out: Path, console: Console) -> None:
+def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
     accepted drafts in green, the target's own tokens plain; drafts in brackets where there are no colours."""
-    target, drafter, *_ = load_pair(TargetSource(source), out / "drafter")
+    target, drafter, *_ = load_pair(source, out / "drafter")
     chain, *_ = read_answers(out / ANSWERS, len(SHAPES))
     chosen = max(chain, key=lambda one: (not one.loops, one.tokens)).prompt_id
-    rows = [json.loads(line) for line in (out / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
-    (prompt,) = (row["prompt"] for row in rows if row["prompt_id"] == chosen)
+    (prompt,) = (str(one.text) for one in load_prompts([out / "prompts.jsonl"]) if one.prompt_id == chosen)
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
     console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
     for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):

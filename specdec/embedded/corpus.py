@@ -6,7 +6,6 @@ token and a natural attention sink; ``</s>`` ends it, so that a model of them en
 
 import ast
 import hashlib
-import json
 import random
 import sysconfig
 import textwrap
@@ -22,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec.data import Batch, Document, TokenData
 from specdec.data.loader import pack_whole
-from specdec.data.rows import read_text
+from specdec.data.rows import read_rows
 
 SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
@@ -172,10 +171,10 @@ def encode_documents(tokenizer: Any, files: Sequence[CorpusFile], longest: int) 
     texts = [(text, True) for file in files for _, text in functions(file.text)]
     if not texts:
         raise ValueError(f"{len(files)} files without a function: nothing to learn from")
-    return encode_texts(tokenizer, texts, longest)
+    return encode_pieces(tokenizer, texts, longest)
 
 
-def encode_texts(tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int) -> list[Document]:
+def encode_pieces(tokenizer: Any, texts: Sequence[tuple[str, bool]], longest: int) -> list[Document]:
     """The same of texts, each with whether ``</s>`` ends it."""
     bare = [text for text, _ in texts]
     encoded = tokenizer(bare, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
@@ -212,8 +211,8 @@ class EmbeddedData(TokenData):
         files = corpus(SEED)
         held_out = encode_documents(tokenizer, files.held_out, self.seq_len)
         if self.answers:
-            rows = [json.loads(line) for line in read_text(ANSWERS).splitlines()]
-            return encode_texts(tokenizer, [(row["text"], row["ended"]) for row in rows], self.seq_len), held_out
+            texts = list(read_rows(str(ANSWERS), lambda row: (row.values["text"], row.values["ended"])))
+            return encode_pieces(tokenizer, texts, self.seq_len), held_out
         return encode_documents(tokenizer, files.train, self.seq_len), held_out
 
     def pack(self, documents: list[Document]) -> Batch:
