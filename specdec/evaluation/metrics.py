@@ -48,12 +48,11 @@ LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
 def loops(ids: Sequence[int]) -> bool:
     """Whether a stretch of the text repeats itself: at least :data:`LOOP_TOKENS` tokens, and at least two periods, each
     equal to the token one period before. Such text is easy to draft, which flatters acceptance."""
+    ids_T = np.asarray(ids)
     for period in range(1, len(ids) // 3 + 1):
-        same = 0
-        for before, now in zip(ids, ids[period:], strict=False):
-            same = same + 1 if now == before else 0
-            if same >= max(LOOP_TOKENS, 2 * period):
-                return True
+        new = np.flatnonzero(ids_T[period:] != ids_T[:-period])  # between them run the copies
+        if np.diff(new, prepend=-1, append=len(ids) - period).max() > max(LOOP_TOKENS, 2 * period):
+            return True
     return False
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdec.evaluation import metrics
-from specdec.evaluation.metrics import Answer, passes, per_prompt
+from specdec.evaluation.metrics import LOOP_TOKENS, Answer, loops, passes, per_prompt
 from tests.evaluation.made import answer, answer_lists
 
 
@@ -132,3 +133,32 @@ def test_categories_stand_apart() -> None:
     assert list(groups) == ["code", "math"] and groups["code"]["acceptance_length"] is groups["code"]["speedup"] is None
     assert (groups["math"]["prompts"], groups["math"]["passes"], groups["math"]["speedup"]) == (2, 3, 3.0)
     assert groups["math"]["acceptance_length"] == computed("acceptance_length", found[:2])._asdict()
+
+
+def repeats(ids: list[int]) -> bool:
+    """What :func:`loops` says, token by token."""
+    for period in range(1, len(ids) // 3 + 1):
+        same = 0
+        for before, now in zip(ids, ids[period:], strict=False):
+            same = same + 1 if now == before else 0
+            if same >= max(LOOP_TOKENS, 2 * period):
+                return True
+    return False
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=20), st.integers(0, 12),
+    st.lists(st.integers(0, 3), max_size=20),
+)  # fmt: skip
+def test_loops_are_copies_of_what_stood_a_period_before(
+    before: list[int], again: list[int], times: int, after: list[int]
+) -> None:
+    ids = before + times * again + after
+    assert loops(ids) == repeats(ids)
+
+
+def test_a_loop_has_two_periods_and_enough_tokens() -> None:
+    assert loops([7] * (LOOP_TOKENS + 1)) and not loops([7] * LOOP_TOKENS)
+    period = list(range(20))
+    assert loops(3 * period) and not loops([*(3 * period)[:-1], 99])
+    assert not loops([]) and not loops(list(range(500)))
