@@ -1,10 +1,8 @@
 """The Python API under a plain Lightning trainer, its page, its example and its notebook."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -32,6 +30,7 @@ from specdec import (
 )
 from tests.conftest import TEXT
 from tests.evaluation.test_conversation import TEMPLATE
+from tests.examples import load_example
 
 ROOT = Path(__file__).parents[1]
 PAGE, EXAMPLE, NOTEBOOK = ROOT / "docs/python.md", ROOT / "examples/own_module.py", ROOT / "docs/notebook.ipynb"
@@ -188,20 +187,12 @@ def test_the_page_does_what_it_says(folder: Path, capsys: pytest.CaptureFixture[
     assert own in EXAMPLE.read_text().replace("\n# the guide ends", "") and 30 < len(own.splitlines()) < 65
 
 
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("own_module", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.usefixtures("calm")
 def test_a_module_of_ones_own_learns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--target", str(folder / "target"), "--train", "texts/*.txt", "--seq_len", "64", "--tokens", "8"]
     losses = []
     for steps in (1, 25):
-        module = example().main([*arguments, "--out", f"own{steps}", "--max_steps", str(steps)])
+        module = load_example(EXAMPLE).main([*arguments, "--out", f"own{steps}", "--max_steps", str(steps)])
         losses.append(float(module.trainer.callback_metrics["train/loss"]))
     assert losses[1] < 0.7 * losses[0]
     assert load_drafter("own25").config.target["source"] == str(folder / "target")

@@ -25,7 +25,7 @@ def slots_for(target: Target, needed: int, before: int = 0) -> int:
 
 
 class Compilation:
-    """Graphs that are compiled one after another, and how far they are; ``left`` is how many there are in all."""
+    """Graphs that are compiled one after another, and how far they are; ``graphs`` is how many there are in all."""
 
     def __init__(self, graphs: int) -> None:
         self.graphs = graphs

@@ -127,7 +127,7 @@ class AcceptanceLength(pl.Callback):
         """Whether to decode: within the share, or for the last time; logs the first of those that are passed over."""
         seen, step = self._seen, trainer.global_step
         between, seen["step"] = step - seen["step"], step
-        is_last = module.length is not None and step + between > module.length
+        is_last = (length := module.length) is not None and step + between > length
         trained = self._trained()
         would = (seen["spent"] + 2 * seen["last"]) / max(trained, 1e-9)  # this one, and the last of the run
         passed_over, may_be = self._passed_over, seen["decodings"] > 0 and not is_last and self.share < 1

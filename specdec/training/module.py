@@ -309,9 +309,9 @@ class DrafterModule(pl.LightningModule):
 
     def _total_steps(self) -> int:
         """The same; ValueError if neither steps nor epochs are set."""
-        if self.length is None:
+        if (length := self.length) is None:
             raise ValueError(NO_LENGTH)
-        return self.length
+        return length
 
     def _check_rows(self, data: TokenData) -> None:
         """Refuse, before the first step, a run that draws more training rows than its features have."""

@@ -5,7 +5,6 @@ Weights go from the one to the other by a table of names; nothing else is shared
 
 import ast
 import dataclasses
-import importlib.util
 import json
 import re
 import shutil
@@ -27,6 +26,7 @@ from specdec.export import tensors
 from specdec.target import Target
 from specdec.training.building import FromTarget
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, target_outputs
+from tests.examples import load_example
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_config, tiny_drafter, tiny_target
@@ -49,15 +49,7 @@ NAMES = {
 """minimal's parameters, and specdec's under the names of one matrix a projection."""
 
 
-def load_minimal() -> Any:
-    spec = importlib.util.spec_from_file_location("specdec_example_minimal", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-minimal = load_minimal()
+minimal: Any = load_example(FILE)
 
 
 def specdec_name(name: str) -> str:
