@@ -307,7 +307,7 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
     assert done.returncode == 0, done.stderr
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
     assert list(out.glob("config*")) == [out / "config.yaml"]
-    for line in ("train: ", "unroll attention: ", "drafter: ", "trained 1 steps", "validation reads training files"):
+    for line in ("train: ", "unroll attention: ", "drafter: ", "trained 1 step, ", "validation reads training files"):
         assert sum(found.startswith(line) for found in done.stderr.splitlines()) == 1, (line, done.stderr)
     assert (out / "checkpoints" / "last.ckpt").is_file()
     assert load_drafter(out / "drafter").config.draft_vocab_size == 200

@@ -103,6 +103,23 @@ def serve(
     return 0
 
 
+def as_text(prompts: Sequence[list[int]], tokenizer: Any) -> tuple[list[str], bool]:
+    """The texts of which a server makes these prompts' token ids, and whether it is to add the special tokens.
+
+    A tokenizer with ``split_special_tokens`` reads ``<s>`` in a text as characters: only adding it gives the token.
+    Where some prompts come out otherwise whichever way, it is logged of how many, for the better one.
+    """
+    ways = []
+    for special in (False, True):
+        texts = [tokenizer.decode(ids, skip_special_tokens=special) for ids in prompts]
+        again = [tokenizer.encode(text, add_special_tokens=special) for text in texts]
+        ways.append((sum(one != ids for one, ids in zip(again, prompts, strict=True)), special, texts))
+    wrong, special, texts = min(ways)
+    if wrong:
+        log.warning("%d of %s are other tokens to vLLM than to specdec", wrong, how_many(len(prompts), "prompt"))
+    return texts, special
+
+
 def _bench(
     launch: VllmLaunch, drafter: Path, prompts: Sequence[str], limit: int | None, concurrency: Sequence[int],
     max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
@@ -111,10 +128,10 @@ def _bench(
     if min([*concurrency, max_new_tokens]) < 1 or temperature < 0:
         raise ValueError("concurrency and max_new_tokens must be at least 1, and temperature at least 0")
     tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
-    ids = [PromptConversation(one, tokenizer).next_ids() for one in without_blank(load_prompts(prompts, limit))]
-    texts = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
+    ids = [PromptConversation(one, tokenizer).next_ids() or [] for one in without_blank(load_prompts(prompts, limit))]
+    texts, special = as_text(ids, tokenizer)
     found: dict[tuple[str, int], dict[str, Any]] = {}
-    body = {"add_special_tokens": False, "repetition_penalty": 1.0}
+    body = {"add_special_tokens": special, "repetition_penalty": 1.0}
     with (
         staged_directory(out or new_run("bench")) as folder,
         tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from specdec.cli import main
+from specdec.embedded import embedded_target
+from specdec.engines.serve import as_text
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, pieces
 from tests.export.made import names
@@ -65,6 +68,18 @@ def test_answers_that_differ_are_counted(
     monkeypatch.setenv("FAKE_VLLM", "differs")
     assert main([*argv, "--drafter", str(drafter_directory), "--concurrency", "1"]) == 0
     assert "0 of 4" in capsys.readouterr().out
+
+
+def test_the_server_is_asked_what_specdec_would_ask(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(embedded_target())
+    prompts = [tokenizer.encode(text) for text in ("def add(", "    return <s>")]
+    assert tokenizer.split_special_tokens and prompts[0][0] == tokenizer.bos_token_id
+    assert as_text(prompts, tokenizer) == (["def add(", "    return <s>"], True)
+    bare = [ids[1:] for ids in prompts]
+    assert as_text(bare, tokenizer) == (["def add(", "    return <s>"], False)
+    assert caplog.text == ""
+    assert as_text([prompts[0], *bare], tokenizer)[1] is False
+    assert "1 of 3 prompts are other tokens" in caplog.text
 
 
 def test_nothing_is_left_of_what_failed(

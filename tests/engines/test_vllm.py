@@ -53,7 +53,7 @@ def target(inside: Inside, tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture(scope="module")
 def prompts(target: Target) -> list[list[int]]:
-    return [target.tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
+    return [target.tokenizer.encode(text) for text in PROMPTS]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from specdec.cli import main
 from specdec.embedded import embedded_target
 
-PROMPTS = ["def add(", "class Parser:\n    def __init__(self, ", "    return a + b", "import os\n"]
+PROMPTS = ["def add(", "def __init__(self, ", "    def parse(self, text):\n        ", "def main(args):\n    "]
 DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
     "eagle3": ["--config", "conf/train/eagle3.yaml", "--model.drafter.draft_vocab_size", "1000"],
@@ -21,10 +21,11 @@ METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_1": "eagle3"}
 
 
 def make_target(folder: Path) -> Path:
-    """A copy of the embedded target, whose chat template joins the messages."""
+    """A copy of the embedded target, whose chat template joins the messages behind the token ``<s>``."""
     path = Path(shutil.copytree(embedded_target(), folder / "target"))
     tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.split_special_tokens = False  # a template's <s> is to be the token
+    tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(path)
     return path
 
@@ -35,11 +36,14 @@ def train_drafter(name: str, target: Path, out: Path, steps: int = 90) -> Path:
     small = {
         "model": {
             "target": {"source": str(target)},
-            "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 3e-3}},
+            "optimizer": {
+                "class_path": "specdec.nn.optimizers.MuonAdamW",
+                "init_args": {"lr": 1.5e-2, "lr_rest": 1e-2, "weight_decay": 0.1},
+            },
         },
         "data": {
             "class_path": "specdec.embedded.corpus.EmbeddedData",
-            "init_args": {"seq_len": 64, "batch_size": 8},
+            "init_args": {"answers": True, "seq_len": 64, "batch_size": 8},
         },
         "trainer": {
             "max_steps": steps,
