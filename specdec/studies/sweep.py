@@ -20,7 +20,7 @@ from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
-from specdec.utils.text import how_many
+from specdec.utils.text import duration, how_many
 
 log = logging.getLogger(__name__)
 
@@ -128,17 +128,12 @@ def expected(study: Path, jobs: Collection[Job], engine: Engine) -> str:
     at_once = engine.at_once(known[0])
     how = "summed over jobs" if at_once is None else f"{(at_once := min(at_once, len(known)))} at a time"
     more = f"; not known yet: {open_}" if unknown else ""
-    time = f"time: about {_words(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
+    time = f"time: about {duration(work / (at_once or 1))} for {how_many(len(known), 'job')} left"
     return f"{time}, {how}, as those done took{more}"
 
 
 def _arm_and_kind(job: Job) -> str:
     return f"{job.label.rpartition(' seed=')[0]}: {job.kind}"
-
-
-def _words(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{seconds / 3600:.1f} h"
 
 
 class Phase(enum.Enum):

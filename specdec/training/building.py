@@ -6,7 +6,6 @@ Legend: V vocabulary, D draft vocabulary, H hidden, T tokens.
 import dataclasses
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from specdec.data import TokenData
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose, load_drafter
+from specdec.drafter.io import located
 from specdec.drafter.parts import dry_run
 from specdec.target import Target
 from specdec.utils.config import canonical, pairs, words
@@ -52,15 +52,18 @@ class FromTarget(Start):
 class FromDrafter(Start):
     """All weights, and the draft vocabulary, of a saved drafter: of ``fit`` or of ``specdec import``.
 
-    The design must be ``model.drafter``'s. With ``head: target`` the head is the present target's.
+    ``directory`` may be a name on the Hub, as ``USER/NAME``. The design must be ``model.drafter``'s. With
+    ``head: target`` the head is the present target's.
     """
 
     directory: str
 
     def check(self) -> None:
-        """The directory must be there."""
-        if not Path(self.directory).is_dir():
-            raise ValueError(f"model.start: {self.directory}: no such drafter directory")
+        """The directory must be there, or be had from the Hub."""
+        try:
+            located(self.directory)
+        except ValueError as error:
+            raise ValueError(f"model.start: {error}") from error
 
     def drafter(self, config: DrafterConfig, target: Target, counts_V: Tensor) -> Drafter:
         """The saved drafter, bound to this target; ValueError if target or design differ."""

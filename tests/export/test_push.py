@@ -18,6 +18,7 @@ from specdec.drafter.io import located
 from specdec.export import export_drafter
 from specdec.export.card import MARK
 from specdec.target import Target
+from specdec.training.building import FromDrafter
 from tests.export.hub import TOKEN, Hub, running_hub
 from tests.export.made import made_drafter, names, same_state
 
@@ -87,6 +88,9 @@ def test_it_is_loaded_from_the_hub_and_checked(
     assert same_state(load_drafter(REPO), load_drafter(drafter_directory)) and same_state(
         load_drafter(f"{REPO}@v1"), load_drafter(REPO)
     )
+    FromDrafter(REPO).check()
+    with pytest.raises(ValueError, match="model.start: me/nowhere: no such directory, nor to be had"):
+        FromDrafter("me/nowhere").check()
     (code,) = re.findall(r"```python\n(.*?)```", uploaded(hub)["README.md"].decode(), re.DOTALL)
     exec(code, card := {})  # what the card says of its use
     assert card["made"].acceptance_length >= 1 and same_state(card["decoder"].drafter, load_drafter(REPO))

@@ -52,7 +52,7 @@ def jobs_of(study: Path, job: MakeJob, done: dict[str, float]) -> list[Job]:
         (
             {"a0f": 3600.0, "a0e": 10.0},
             Elsewhere(),
-            "time: about 5.0 h for 10 jobs left, summed over jobs, as those done took",
+            "time: about 5 h 1 min for 10 jobs left, summed over jobs, as those done took",
         ),
         (
             {"a0f": 3.0, "a1f": 5.0, "a0e": 1.0},  # (4 x 4 + 5 x 1) / 4
