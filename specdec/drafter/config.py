@@ -232,7 +232,7 @@ class DrafterConfig:
         if missing := sorted(names - set(data)):
             raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
         if unknown := sorted(set(data) - names):
-            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
+            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown):.300}")
         try:
             given = {**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])}
         except (TypeError, AttributeError) as error:
@@ -251,5 +251,5 @@ def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         for site, value in data["norms"].items()
     }
     if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
-        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
+        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms):.300}")
     return {**data, **parts, "norms": Norms(**norms)}

@@ -55,7 +55,7 @@ def measure(file: Path) -> dict[str, Measured]:
             found = {name: Measured(each.get_dtype(), each.get_shape()) for name, each in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"{file}: damaged or cut off ({' '.join(str(error).split()):.120}): fetch it again") from error
-    if odd := [name for name in found if not name.isprintable()]:
+    if odd := [name for name in found if not name.isprintable() or len(name) > 500]:
         raise ValueError(f"{file}: {odd[0]!r:.120} is no name of a tensor")
     return found
 

@@ -178,6 +178,7 @@ def _is_plain(name: Any, value: Any) -> bool:
     return (
         isinstance(name, str)
         and name.isprintable()
+        and len(name) <= 500
         and type(value) in (Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
         and value.device.type == "cpu"

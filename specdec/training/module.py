@@ -292,9 +292,19 @@ class DrafterModule(pl.LightningModule):
         if (step := int(bad)) < NEVER:
             raise ValueError(
                 f"by step {step} the loss or a weight was NaN or infinite: lower the learning rate (model.optimizer), "
-                "clip gradients harder (trainer.gradient_clip_val) or look at model.loss; what was saved before is "
-                "sound: --ckpt_path auto --allow_changes KEY goes on from the last checkpoint"
+                "clip gradients harder (trainer.gradient_clip_val) or look at model.loss; the last checkpoint "
+                "is sound: --ckpt_path auto --allow_changes '[model.optimizer]' goes on from it"
             )
+
+    def on_train_start(self) -> None:
+        """Go on at the learning rate of the present config: what is restored is the checkpoint's."""
+        scheduler = self.lr_schedulers()
+        if isinstance(self.schedule, Schedule) and isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = list(self._rates)
+            for group, rate, factor in zip(
+                scheduler.optimizer.param_groups, self._rates, scheduler.lr_lambdas, strict=True
+            ):
+                group["initial_lr"], group["lr"] = rate, rate * factor(scheduler.last_epoch)
 
     def on_validation_start(self) -> None:
         """Nothing is measured of weights that are not finite."""
@@ -320,6 +330,7 @@ class DrafterModule(pl.LightningModule):
         assert self.drafter is not None
         named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
         optimizer, schedule = self.make_optimizer(named), self.schedule
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         if isinstance(schedule, Schedule):
             scheduler: Any = LambdaLR(optimizer, functools.partial(schedule.factor, total=self._total_steps()))
         else:
