@@ -325,8 +325,8 @@ def report(found: list[dict[str, Any]]) -> list[str]:
     gaps = [gap for one in tokens for gap in one["gaps"]]
     near = sum(gap <= TOLERANCE for gap in gaps)
     lines = [
-        f"**Greedy, float32: {sum(one['tokens'] for one in tokens):,} tokens; {len(gaps) - near} differ; besides "
-        f"{near} near-ties** (logits at most {TOLERANCE:.0f} units in the last place apart"
+        f"**Greedy, float32: {sum(one['tokens'] for one in tokens):,} tokens, {len(gaps) - near} wrong, "
+        f"{near} near-ties** (another token than the target's, with logits at most {TOLERANCE:.0f} units in float32's last place apart"
         + (f", the widest {max(gaps):.1f}" if gaps else "") + ").", "",
         f"Texts beside transformers' `generate`, prompts of {LENGTHS} tokens in turn. Refusing: passes that refused a "
         "draft; off the cycle: tokens that are not the usual successor of the one before, so hang on more; 4-grams: "
