@@ -23,23 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers as hf
 from scipy.stats import chi2
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LogitsProcessorList,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PhiConfig,
-    PhiForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
@@ -62,18 +48,14 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None,
     "pad_token_id": None, "tie_word_embeddings": False,
 }  # fmt: skip
+EXPERTS: dict[str, Any] = {"sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2}
 # a model, how far its context leads it astray, its drafter's design, and what of it is compiled: shape and batch
-FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], float, str, tuple[str, int] | None]] = {
+FAMILIES: dict[str, tuple[Callable[[], hf.PreTrainedModel], float, str, tuple[str, int] | None]] = {
     "Llama": (lambda: perfect.FAMILIES["llama"](12), 0.75, "eagle3_1", ("chain", 4)),
-    "Qwen3": (lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)), 0.8, "eagle3", ("static tree", 8)),
+    "Qwen3": (lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=12)), 0.8, "eagle3", ("static tree", 8)),
     "Gemma 2": (lambda: perfect.FAMILIES["gemma2"](12), 2.1, "eagle3_1", ("dynamic tree", 1)),
-    "Mixtral": (
-        lambda: MixtralForCausalLM(
-            MixtralConfig(**SIZES, head_dim=12, sliding_window=None, num_local_experts=4, num_experts_per_tok=2)
-        ),
-        0.4, "eagle3", None,
-    ),
-    "Phi": (lambda: PhiForCausalLM(PhiConfig(**SIZES)), 0.6, "eagle3_1", None),
+    "Mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, head_dim=12, **EXPERTS)), 0.4, "eagle3", None),
+    "Phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)), 0.6, "eagle3_1", None),
 }  # fmt: skip
 SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4), "static tree": StaticTree(), "dynamic tree": DynamicTree(depth=4, top_k=3, nodes=12),
@@ -156,7 +138,7 @@ def greedy(family: str, shape: str, batch: int, compiled: bool, texts: int, new:
     }  # fmt: skip
 
 
-def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> list[list[int]]:
+def _generate(model: hf.PreTrainedModel, prompts: list[list[int]], new: int) -> list[list[int]]:
     """transformers' own greedy texts; prompts of one length side by side, so that nothing is padded."""
     found: dict[int, list[int]] = {}
     for length in {len(prompt) for prompt in prompts}:
@@ -168,7 +150,7 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], new: int) -> lis
 
 
 @torch.inference_mode()
-def differences(model: PreTrainedModel, prompt: list[int], ids: list[int], wanted: list[int]) -> list[float]:
+def differences(model: hf.PreTrainedModel, prompt: list[int], ids: list[int], wanted: list[int]) -> list[float]:
     """Gaps of the logits where a text is not the wanted one: of both tokens where they part, and from there on of each
     token that is not the likeliest after the text's own beginning."""
     if ids == wanted:
@@ -185,11 +167,11 @@ def differences(model: PreTrainedModel, prompt: list[int], ids: list[int], wante
     return [max(apart, float(gaps[parting])), *(float(gap) for gap in gaps[parting + 1 :] if gap > 0), *lacking]
 
 
-def small_pair(seed: int = 0) -> tuple[PreTrainedModel, Target, Drafter]:
+def small_pair(seed: int = 0) -> tuple[hf.PreTrainedModel, Target, Drafter]:
     """A model whose next token hangs on all before it, the same as a target, and a random drafter with four tokens."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": SMALL, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes, "head_dim": 8})).eval()
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**SIZES, **sizes, "head_dim": 8})).eval()
     spec = replace(DrafterSpec.preset("eagle3_1"), draft_vocab_size=SMALL - 1, aux_layers=[0, 1, 2])
     identity: dict[str, str | int | None] = {"source": "small"}
     config = DrafterConfig.for_target(spec, model.config, vocab_size=SMALL, num_target_layers=2, identity=identity)
@@ -202,12 +184,12 @@ def small_pair(seed: int = 0) -> tuple[PreTrainedModel, Target, Drafter]:
 
 
 @torch.inference_mode()
-def exact(model: PreTrainedModel, sampling: Sampling, prompt: list[int]) -> tuple[Tensor, float]:
+def exact(model: hf.PreTrainedModel, sampling: Sampling, prompt: list[int]) -> tuple[Tensor, float]:
     """Probabilities of all texts in the order of their digits, (V^L,) float64; and how much the last token hangs on
     more than the one before it: the mean total variation distance from the mean over what stands before that."""
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
-    warpers += [TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
-    warpers += [TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
+    warpers = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(sampling.temperature)])
+    warpers += [hf.TopKLogitsWarper(sampling.top_k)] if sampling.top_k else []
+    warpers += [hf.TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else []
     ids_PT, joint_P, memory = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64), 0.0
     for _ in range(LENGTH):
         p_PV = warpers(ids_PT, model(ids_PT, use_cache=False).logits[:, -1]).double().softmax(-1)
@@ -278,26 +260,25 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     return {**found, "fault": job["fault"]}
 
 
-def plan(texts: int, new: int, draws: int, fault_draws: int, compiled: bool = True) -> list[dict[str, Any]]:
+def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, Any]]:
     """All checks, the long ones first; every one has prompts or seeds of its own."""
-    size = {"texts": texts, "new": new}
-    graphs = [(family, *one[-1], True) for family, one in FAMILIES.items() if one[-1] and compiled]
+
+    def greedily(family: str, shape: str, batch: int, graph: bool, seed: int, texts: int = texts) -> dict[str, Any]:
+        return {"family": family, "shape": shape, "batch": batch, "compiled": graph, "texts": texts, "new": new,
+                "seed": seed}  # fmt: skip
+
+    graphs = [(family, *one[-1], True) for family, one in FAMILIES.items() if one[-1]]
     eager = [(*one, False) for one in itertools.product(FAMILIES, SHAPES, BATCHES)]
-    jobs: list[dict[str, Any]] = []
-    for n, (family, shape, batch, graph) in enumerate([*graphs, *eager]):
-        one = {"family": family, "shape": shape, "batch": batch, "compiled": graph, **size, "seed": n}
-        jobs.append({"fault": None, "greedy": one})
-    for n, (_, batch, _) in enumerate(SETTINGS):
-        one = {"setting": n, "draws": draws if batch > 1 else draws // 10, "seed": 10**6 * n}
-        jobs.insert(len(graphs) + n, {"fault": None, "sampled": one})
+    tokens = [{"fault": None, "greedy": greedily(*one, seed=n)} for n, one in enumerate([*graphs, *eager])]
+    sizes = [draws if batch > 1 else draws // 10 for _, batch, _ in SETTINGS]
+    drawn = [{"fault": None, "sampled": {"setting": n, "draws": m, "seed": 10**6 * n}} for n, m in enumerate(sizes)]
+    faults: list[dict[str, Any]] = []
     for n, (fault, (_, _, setting)) in enumerate(FAULTS.items(), start=len(SETTINGS)):
+        one = {"sampled": {"setting": setting, "draws": fault_draws, "seed": 10**6 * n}}
         if setting is None:
-            one = {"family": "Llama", "shape": "chain", "batch": 4, "compiled": False, **size, "seed": 0}
-            jobs.append({"fault": fault, "greedy": one | {"texts": min(texts, 8)}})
-        else:
-            one = {"setting": setting, "draws": fault_draws, "seed": 10**6 * n}
-            jobs.append({"fault": fault, "sampled": one})
-    return jobs
+            one = {"greedy": greedily("Llama", "chain", 4, False, 0, min(texts, 8))}
+        faults.append({"fault": fault, **one})
+    return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults]
 
 
 def wrong(found: dict[str, Any]) -> bool:
@@ -326,8 +307,8 @@ def report(found: list[dict[str, Any]]) -> list[str]:
     near = sum(gap <= TOLERANCE for gap in gaps)
     lines = [
         f"**Greedy, float32: {sum(one['tokens'] for one in tokens):,} tokens, {len(gaps) - near} wrong, "
-        f"{near} near-ties** (another token than the target's, with logits at most {TOLERANCE:.0f} units in float32's last place apart"
-        + (f", the widest {max(gaps):.1f}" if gaps else "") + ").", "",
+        f"{near} near-ties** (tokens other than the target's with logits at most {TOLERANCE:.0f} units in float32's "
+        "last place apart" + (f", the widest {max(gaps):.1f}" if gaps else "") + ").", "",
         f"Texts beside transformers' `generate`, prompts of {LENGTHS} tokens in turn. Refusing: passes that refused a "
         "draft; off the cycle: tokens that are not the usual successor of the one before, so hang on more; 4-grams: "
         "how many of a text's are different, which is little where it loops.", "",
