@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,24 +33,20 @@ pytestmark = pytest.mark.usefixtures("threads")
 
 
 @pytest.fixture
-def threads():  # type: ignore[no-untyped-def]
+def threads() -> Iterator[None]:
     """The number of threads, which a worker changes, is given back."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def small(name: str, **changes: object) -> dict[str, object]:
-    job = {"family": name, "batch": 4, "compiled": False, "texts": 6, "new": 16, "seed": 0} | changes
-    return work({"fault": None, "greedy": job})
-
-
 @pytest.mark.parametrize(("family", "shape"), list(zip(FAMILIES, itertools.cycle(SHAPES), strict=False)))
 def test_every_family_says_what_transformers_says(family: str, shape: str) -> None:
-    found = small(family, shape=shape)
-    assert found["tokens"] == 96 and not wrong(found)
+    job: dict[str, Any] = {"family": family, "shape": shape, "batch": 4, "compiled": False}
+    found = work({"fault": None, "greedy": job | {"texts": 4, "new": 16, "seed": 0}})
+    assert found["tokens"] == 64 and not wrong(found)
     assert found["refusing"] > 0 and found["accepted"] > 0  # drafts were refused and accepted
-    assert found["different_tokens"] > 10 and found["different_4_grams"] > 0.3 and found["astray"] > 0.05
+    assert found["different_tokens"] > 8 and found["different_4_grams"] > 0.3 and found["astray"] > 0.05
 
 
 def test_a_token_that_differs_is_measured_and_the_rest_of_its_text_too() -> None:
@@ -85,14 +83,14 @@ def test_the_exact_distribution_is_the_models() -> None:
 
 @pytest.mark.parametrize("setting", [2, 4])
 def test_right_rules_draw_the_targets_texts(setting: int) -> None:
-    found = work({"fault": None, "sampled": {"setting": setting, "draws": 600, "seed": 3}})
-    assert not wrong(found) and found["impossible"] == 0 and found["df"] > 10
+    found = work({"fault": None, "sampled": {"setting": setting, "draws": 400, "seed": 3}})
+    assert not wrong(found) and found["impossible"] == 0 and found["df"] > 5
     assert found["memory"] > 0.05 and found["accepted"] > 0
 
 
-def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_are_found() -> None:
     rules = dict(accept.RULES)
-    jobs = [job for job in plan(4, 16, 0, 1000) if job["fault"]][:2]
+    jobs = [job for job in plan(4, 16, 0, 600) if job["fault"]][:2]
     found = [work(job) for job in jobs]
     assert [wrong(one) for one in found] == [True, True] and found[1]["p_value"] < 1e-6
     assert rules == accept.RULES  # only inside
