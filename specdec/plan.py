@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.drafter import DrafterConfig
+from specdec.drafter.model import skeleton_of
 from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, skeleton
 from specdec.training.distributed import strategy_kind
-from specdec.training.memory import MB, PRECISIONS, memory_need, precision, skeleton_of
+from specdec.training.memory import MB, PRECISIONS, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 

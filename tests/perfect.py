@@ -76,7 +76,6 @@ FAMILIES: dict[str, Callable[[int], PreTrainedModel]] = {
 }
 
 
-@torch.no_grad()
 def markov_target(
     family: str = "llama", context: float = 0.0, seed: int = 0, head_dim: int = 12, layers: int = LAYERS
 ) -> Target:
@@ -85,18 +84,24 @@ def markov_target(
     The sliding families look back ``WINDOW`` tokens. Fewer layers are compiled sooner.
     """
     torch.manual_seed(seed)
-    model = FAMILIES[family](head_dim).double()
+    return Target(make_markov(FAMILIES[family](head_dim), context, seed, layers))
+
+
+@torch.no_grad()
+def make_markov(model: PreTrainedModel, context: float, seed: int = 0, layers: int = LAYERS) -> PreTrainedModel:
+    """The weights of such a target, in float64, for a model of any family; the layers' by torch's own generator."""
+    model, family = model.double().eval(), model.config.model_type
     model.model.layers, model.config.num_hidden_layers = model.model.layers[:layers], layers
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.normal_(std=0.2)
         elif family == "gemma2" and "post_" in name:
             parameter.fill_(2 * context - 1)  # Gemma multiplies by one more than the weight
-        if name.endswith(("o_proj.weight", "down_proj.weight")) and family != "gemma2":
+        if name.endswith(("o_proj.weight", "down_proj.weight", "dense.weight", "fc2.weight")) and family != "gemma2":
             parameter.mul_(context)
     model.get_input_embeddings().weight.copy_(embeddings(seed))
     model.get_output_embeddings().weight[successors(seed)] = embeddings(seed)
-    return Target(model)
+    return model
 
 
 def astray(ids: list[int], seed: int = 0) -> int:
@@ -112,7 +117,8 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     Entry Narrow copies the embedding through. Entry Wide reaches it by attention alone: each node attends to itself,
     the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
     """
-    config = replace(tiny_config(spec, head_dim=target.config.head_dim), num_target_layers=target.num_layers)
+    head_dim = getattr(target.config, "head_dim", None) or 12
+    config = replace(tiny_config(spec, head_dim=head_dim), num_target_layers=target.num_layers)
     size = config.draft_vocab_size
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
     drafter = Drafter(config, ids).double().requires_grad_(False)

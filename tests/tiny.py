@@ -170,3 +170,16 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+@contextlib.contextmanager
+def little_memory(more: int = 2**29) -> Iterator[None]:
+    """Inside, the system refuses ``more`` bytes beyond what the process has: what is not justified fails at once."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + more, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, old)

@@ -1,7 +1,7 @@
 """The description of a drafter: what the user chose, and what it became for one target."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,24 +18,31 @@ SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier st
 
 AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
 NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
-SIZES = ("num_layers", "hidden_size", "intermediate_size", "draft_vocab_size")
+SIZES = {"num_layers": 2**10, "hidden_size": 2**20, "intermediate_size": 2**22, "draft_vocab_size": 2**22}
+"""The dimensions of a design, and the largest of each: a file that asks for more is not believed."""
+OF_TARGET = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "num_target_layers"), 2**14)
+OF_TARGET |= {"vocab_size": 2**22, "target_hidden_size": 2**20, "max_position_embeddings": 2**40}
 
 
-def _check_sizes(owner: Any, names: Iterable[str]) -> None:
-    for name in names:
-        if (value := getattr(owner, name)) < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+def _check_sizes(owner: Any, largest: Mapping[str, int]) -> None:
+    for name, most in largest.items():
+        if type(value := getattr(owner, name)) is not int:  # true is no number
+            raise ValueError(f"{name} must be a whole number, not {value!r:.60}")
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} must be at {f'least 1, not {value}' if value < 1 else f'most {most:,}'}")
     window = owner.attention_window
-    if window != "full" and (not isinstance(window, int) or window < SMALLEST_WINDOW):
+    if window != "full" and (type(window) is not int or window < SMALLEST_WINDOW):
         raise ValueError(
-            f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window}: a node always sees its own "
-            "keys of the earlier unroll steps, which a smaller window would hide in decoding"
+            f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window!s:.60}: a node always sees its "
+            "own keys of the earlier unroll steps, which a smaller window would hide in decoding"
         )
 
 
 def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
     """``last`` is the target's last boundary, where it is known."""
     given = list(layers)
+    if odd := [boundary for boundary in given if type(boundary) is not int]:
+        raise ValueError(f"aux_layers must be whole numbers, not {odd[0]!r:.60}")
     if not given:
         raise ValueError("aux_layers [] taps nothing: name at least one boundary of the target, or set default")
     if given != sorted(set(given)):
@@ -84,7 +91,8 @@ class DrafterSpec:
                 raise ValueError(
                     f"drafter.{name}={base.__name__} is the abstract base of this axis: choose one of its subclasses"
                 )
-        _check_sizes(self, (name for name in SIZES if not isinstance(getattr(self, name), str)))
+        words = {"hidden_size": "target", "intermediate_size": "target", "draft_vocab_size": "all"}
+        _check_sizes(self, {name: SIZES[name] for name in SIZES if getattr(self, name) != words.get(name)})
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
@@ -141,13 +149,15 @@ class DrafterConfig:
     target: Mapping[str, str | int | None]
 
     def __post_init__(self) -> None:
-        _check_sizes(self, (*SIZES, "num_attention_heads", "num_key_value_heads"))
+        _check_sizes(self, SIZES | OF_TARGET)
         if self.head not in ("own", "target"):
-            raise ValueError(f"head must be own or target, not {self.head!r}")
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(
-                f"head_dim must be even and at least 2, not {self.head_dim}: rotary positions pair channels"
-            )
+            raise ValueError(f"head must be own or target, not {self.head!r:.60}")
+        if type(self.rms_norm_eps) not in (int, float) or not 0 <= self.rms_norm_eps <= 1:
+            raise ValueError(f"rms_norm_eps must lie in 0..1, not {self.rms_norm_eps!r:.60}")
+        if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
+            raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, not {self.head_dim}: rotary positions pair channels")
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if heads % groups:
             raise ValueError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {groups}")
@@ -222,10 +232,14 @@ class DrafterConfig:
         if missing := sorted(names - set(data)):
             raise ValueError(f"{where}: the drafter's config lacks {', '.join(missing)}")
         if unknown := sorted(set(data) - names):
-            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown)}")
+            raise ValueError(f"{where}: the drafter's config has unknown keys: {', '.join(unknown):.300}")
         try:
-            return cls(**{**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])})
+            given = {**_with_parts(data, where), "aux_layers": tuple(data["aux_layers"])}
         except (TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        try:
+            return cls(**given)
+        except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from error
 
 
@@ -237,5 +251,5 @@ def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         for site, value in data["norms"].items()
     }
     if set(norms) != (sites := {field.name for field in dataclasses.fields(Norms)}):
-        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms)}")
+        raise ValueError(f"{where}: norms must name {', '.join(sorted(sites))}; found {', '.join(norms):.300}")
     return {**data, **parts, "norms": Norms(**norms)}

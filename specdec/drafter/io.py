@@ -2,32 +2,82 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialized
 
 from specdec.drafter.config import DrafterConfig
-from specdec.drafter.model import Drafter
+from specdec.drafter.model import Drafter, skeleton_of
 from specdec.utils import hub
-from specdec.utils.files import SUMS, check_sums, read_json, sha256, staged_directory, write_json, write_sums
+from specdec.utils.files import (
+    SUMS,
+    check_sums,
+    explained,
+    read_json,
+    regular,
+    sha256,
+    staged_directory,
+    write_json,
+    write_sums,
+)
 from specdec.utils.text import tensor_fault
 
 FORMAT = "specdec-drafter"
 WEIGHTS = "model.safetensors"
 METADATA = {"format": "pt"}
+FLOATS = ("F64", "F32", "F16", "BF16")  # a weight's dtype, as safetensors calls it; any of them will do
+WHOLE = {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"}
+WHOLE |= {torch.bool: "BOOL"}  # these must be as they are
+
+
+class Measured(NamedTuple):
+    """A tensor by the header of its file."""
+
+    dtype: str  # as safetensors calls it
+    shape: list[int]
+
+
+def measure(file: Path) -> dict[str, Measured]:
+    """The tensors of a safetensors file by its header, which says how much each will take before any is read.
+
+    Raises:
+        ValueError: it is no regular file, or header and length contradict each other.
+    """
+    regular(file)
+    try:
+        with explained(file), safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  no mapping
+            found = {name: Measured(each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+    except SafetensorError as error:
+        raise ValueError(f"{file}: damaged or cut off ({' '.join(str(error).split()):.120}): fetch it again") from error
+    if odd := [name for name in found if not name.isprintable() or len(name) > 500]:
+        raise ValueError(f"{file}: {odd[0]!r:.120} is no name of a tensor")
+    return found
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError, with its name, if a weight is NaN or infinite."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and value.numel():
+            low, high = value.aminmax()  # NaN if any is; takes no memory
+            if not (low.isfinite() and high.isfinite()):
+                raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
 def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
     """Write a drafter's directory, whole or not at all.
 
     Raises:
-        ValueError: the directory exists and ``replace`` is false, or it cannot be written.
+        ValueError: a weight is not finite, the directory exists and ``replace`` is false, or it cannot be written.
     """
     directory = Path(directory)
     tensors = _tensors(drafter)
+    check_finite(tensors)
     with staged_directory(directory, replace) as temporary:
         try:
             save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
@@ -69,8 +119,9 @@ def load_drafter(
         dtype: None for the one it is stored in.
 
     Raises:
-        ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected or of another
-            shape than the config says.
+        ValueError: a file is missing, damaged or of another format; a tensor is missing, unexpected, not finite, or of
+            another shape or kind than the config says. That is found out by the file's header, before a module is
+            built: no config takes more memory than the file has weights.
     """
     directory = located(directory)
     if (directory / SUMS).exists():
@@ -82,13 +133,20 @@ def load_drafter(
     config = DrafterConfig.from_json(stored.get("drafter"), str(where))
     if sha256(weights) != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
-    tensors = load_file(weights)
-    stored_dtype = tensors["lm_head.weight"].dtype if "lm_head.weight" in tensors else torch.float32
-    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or stored_dtype)
-    wanted = {name: tensor.shape for name, tensor in drafter.state_dict().items()}
-    if fault := tensor_fault({name: tensor.shape for name, tensor in tensors.items()}, wanted):
+    found, wanted = measure(weights), skeleton_of(config).state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}
+    if fault := tensor_fault({name: each.shape for name, each in found.items()}, shapes):
         raise ValueError(f"{weights}: not as config.json says: {fault}")
+    for name, tensor in wanted.items():
+        if found[name].dtype not in (FLOATS if tensor.is_floating_point() else (WHOLE.get(tensor.dtype),)):
+            raise ValueError(f"{weights}: {name} is {found[name].dtype}, wanted {tensor.dtype}".replace("torch.", ""))
+    tensors = load_file(weights)
+    drafter = Drafter(config, torch.arange(config.draft_vocab_size)).to(dtype or tensors["lm_head.weight"].dtype)
     drafter.load_state_dict(tensors)
+    try:
+        check_finite(drafter.state_dict())
+    except ValueError as error:
+        raise ValueError(f"{weights}: {error}") from error
     drafter.vocab.refresh()
     return drafter.to(device).eval().requires_grad_(False)
 

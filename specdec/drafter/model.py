@@ -154,6 +154,12 @@ class Drafter(nn.Module):
             self.norms.output.weight.copy_(norm_scale_H)
 
 
+def skeleton_of(config: DrafterConfig) -> Drafter:
+    """The drafter on the meta device: names, shapes and dtypes, and no memory; nothing is drawn for it."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return Drafter(config, torch.arange(config.draft_vocab_size, device="cpu"))
+
+
 def choose(counts_V: Tensor, size: int, always: Iterable[int] = ()) -> Tensor:
     """The most frequent ``size`` token ids, ascending; ties go to the lower id.
 

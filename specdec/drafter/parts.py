@@ -61,7 +61,7 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
     if isinstance(data, str):
         data = {"class_path": data, "init_args": {}}
     if not isinstance(data, dict) or set(data) != {"class_path", "init_args"}:
-        raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r}")
+        raise ValueError(f"{where}: expected a part's name, or class_path and init_args, found {data!r:.200}")
     name, given = str(data["class_path"]), data["init_args"]
     if _find(base, name) is None:
         ensure(name)
@@ -70,9 +70,12 @@ def revive(base: type[Kind], data: Any, where: str) -> Kind:
             f"{where}: {name!r} is no {base.__name__} that is loaded here; if it is your own, import its module before "
             f"or name it with {FLAG}"
         )
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    if not isinstance(given, dict) or set(given) != fields:
-        raise ValueError(f"{where}: {cls.__name__} takes {sorted(fields)}, found {given!r}")
+    kinds = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if not isinstance(given, dict) or set(given) != set(kinds):
+        raise ValueError(f"{where}: {cls.__name__} takes {sorted(kinds)}, found {given!r:.200}")
+    for argument, kind in kinds.items():
+        if kind in (bool, int, float, str) and type(given[argument]) not in (kind, int if kind is float else kind):
+            raise ValueError(f"{where}: {argument} is {given[argument]!r:.60}, wanted {kind.__name__}")
     return cls(**given)
 
 

@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.drafter import Concat, DrafterConfig, PostNorm
+from specdec.drafter.config import SIZES
 from specdec.nn.layers import rope_parameters
 
 log = logging.getLogger(__name__)
@@ -155,14 +156,18 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
     plain = {key: value for key, value in raw.items() if key in _READ and value is not None}
+    layers, most = plain.get("num_hidden_layers"), SIZES["num_layers"]  # of which transformers makes a list
+    if isinstance(layers, int) and layers > most:
+        raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
+    found: dict[str, Any] = {"attention_window": "full"}
     try:
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
+        for row in TABLES[method]:
+            if row.read is not None:
+                found |= row.read(raw, hf)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"config.json is not one that transformers reads: {' '.join(str(error).split())}") from error
-    found: dict[str, Any] = {"attention_window": "full"}
-    for row in TABLES[method]:
-        if row.read is not None:
-            found |= row.read(raw, hf)
+        reason = " ".join(str(error).split())
+        raise ValueError(f"config.json is not one that transformers reads: {reason:.300}") from error
     norms = {name.partition(".")[2]: found.pop(name) for name in list(found) if name.startswith("norms.")}
     return found | {"norms": norms}
 

@@ -6,26 +6,27 @@ Legend: D draft vocabulary, V target vocabulary.
 import dataclasses
 import functools
 import logging
-import pickle
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save_drafter
+from specdec.drafter.io import FLOATS, WHOLE, check_finite, measure
 from specdec.drafter.io import FORMAT as DRAFTER
+from specdec.drafter.model import skeleton_of
 from specdec.export import keys
 from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils import hub
-from specdec.utils.files import SUMS, check_sums, explained, read_json, sha256
+from specdec.utils.files import SUMS, check_sums, read_json, regular, sha256
 from specdec.utils.spelling import likely
 from specdec.utils.text import how_many, tensor_fault
 
@@ -38,8 +39,6 @@ QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
-# a stranger's pickle may be anything, and so may what its reader stumbles over
-UNREADABLE = (RuntimeError, EOFError, pickle.UnpicklingError, LookupError, ValueError, TypeError, AttributeError)
 
 
 def import_command(
@@ -153,23 +152,37 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
-    with explained(file):
-        file.open("rb").close()
+    """A file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or holds more."""
+    if file.suffix == ".safetensors":
+        if odd := {each.dtype for each in measure(file).values()} - {*FLOATS, *WHOLE.values()}:
+            raise ValueError(f"{file}: weights of {odd.pop()}: only unquantised ones can be read")
+        return load_file(file)
+    size = regular(file)
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
+        with zipfile.ZipFile(file) as archive:  # what torch.save has written since 1.6, never compressed
+            if sum(member.file_size for member in archive.infolist()) > size:
+                raise ValueError("it would unpack to more than it is")
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: damaged or cut off ({error}): fetch it again") from error
-    except UNREADABLE as error:
+    except Exception as error:  # a stranger's pickle may be anything, and so may what its reader stumbles over
         reason = (" ".join(str(error).split()) or type(error).__name__)[:120].replace("\x1b[1m", "")
         raise ValueError(f"{file}: no file of plain weights, which is all that is read ({reason})") from error
-    if not isinstance(loaded, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-        for name, value in loaded.items()
-    ):
+    if not isinstance(loaded, dict) or not all(map(_is_plain, loaded, loaded.values())):
         raise ValueError(f"{file}: not a table of tensors")
+    if (asked := sum(value.nbytes for value in loaded.values())) > 2 * size:  # two, if head and embedding are one
+        raise ValueError(f"{file}: its {size:,} bytes are repeated into tensors of {asked:,}")
     return dict(loaded)
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    """Whether it is a named tensor whose numbers lie in the file."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and len(name) <= 500
+        and type(value) in (Tensor, torch.nn.Parameter)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+    )
 
 
 def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...] | None = None) -> Drafter:
@@ -184,7 +197,6 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
         ValueError: the checkpoint is not an EAGLE drafter of this target, or has parts that drafters here have not.
     """
     try:
-        finite(checkpoint.tensors)
         config = described(checkpoint, target, aux_layers)
         if checkpoint.ours is not None:
             stored = DrafterConfig.from_json(checkpoint.ours.get("drafter"), OURS)
@@ -196,7 +208,7 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
             same = stored.target.get("fingerprint") == target.identity["fingerprint"]  # wherever it lies now
             config = stored if same else dataclasses.replace(stored, target=dict(target.identity))
         ids_D, order_D = _vocabulary(checkpoint.tensors, config)
-        return _filled(Drafter(config, ids_D), checkpoint.tensors, order_D, target)
+        return _filled(config, ids_D, checkpoint.tensors, order_D, target)
     except ValueError as error:
         raise ValueError(f"{checkpoint.where}: {error}") from error
 
@@ -242,13 +254,6 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
         f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
         + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
     ]
-
-
-def finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a weight is NaN or infinite."""
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
 def contradictions(stored: DrafterConfig, read: DrafterConfig) -> list[str]:
@@ -300,7 +305,7 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
     offsets_D = tensors.get(named.DRAFT_TO_TARGET, torch.zeros(D, dtype=torch.int64))
     if offsets_D.shape != (D,):
         raise ValueError(f"d2t has shape {list(offsets_D.shape)}, the config says {how_many(D, 'draft token')}")
-    if not torch.can_cast(offsets_D.dtype, torch.int64) or offsets_D.dtype == torch.bool:
+    if offsets_D.dtype not in WHOLE or offsets_D.dtype == torch.bool:
         raise ValueError(f"d2t is {offsets_D.dtype}, wanted integers")
     offsets_D = offsets_D.to(torch.int64)
     # offsets stand still wherever two tokens of the target follow each other, which some always do; ids never do
@@ -310,14 +315,17 @@ def _vocabulary(tensors: Mapping[str, Tensor], config: DrafterConfig) -> tuple[T
     if bool((ids_D.diff() <= 0).any()) or int(ids_D[0]) < 0 or int(ids_D[-1]) >= V:
         raise ValueError(f"d2t must hold offsets to tokens of their own in 0..{V - 1}, target id less draft id")
     members_V = tensors.get(named.TARGET_TO_DRAFT)
+    if members_V is not None and (members_V.shape != (V,) or members_V.dtype not in WHOLE):
+        raise ValueError(f"t2d is {members_V.dtype} of shape {list(members_V.shape)}, wanted bool of [{V}]")
     if members_V is not None and not torch.equal(members_V.bool().nonzero()[:, 0], ids_D):
         raise ValueError("t2d and d2t name different tokens")
     return ids_D, order_D
 
 
-def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, target: Target) -> Drafter:
-    """The drafter with the checkpoint's weights, in a dtype that holds all of them."""
-    config = drafter.config
+def _filled(
+    config: DrafterConfig, ids_D: Tensor, tensors: Mapping[str, Tensor], order_D: Tensor, target: Target
+) -> Drafter:
+    """A drafter with the checkpoint's weights, in a dtype that holds all of them; it is built once their shapes fit."""
     weights = {name: value for name, value in tensors.items() if name not in named.MAPS}
     dtypes = {value.dtype for value in weights.values()}
     if odd := dtypes - {torch.float16, torch.bfloat16, torch.float32, torch.float64}:
@@ -329,17 +337,19 @@ def _filled(drafter: Drafter, tensors: Mapping[str, Tensor], order_D: Tensor, ta
         weights = theirs | weights
     _drop_doubles(weights, config)
     rows = named.table(config)
-    state = {name: value for name, value in drafter.state_dict().items() if name != VOCABULARY}
-    shapes = named.published({name: value.to("meta") for name, value in state.items()}, config)
+    state = {name: value for name, value in skeleton_of(config).state_dict().items() if name != VOCABULARY}
+    shapes = named.published(state, config)
     wanted = {str(named.translate(name, rows)): list(value.shape) for name, value in shapes.items()}
     if fault := tensor_fault({name: value.shape for name, value in weights.items()}, wanted):
         raise ValueError(fault)
+    check_finite(weights)
     if own_head:
         weights[HEAD] = weights[HEAD][order_D]
     back, dtype = {theirs: ours for ours, theirs in rows.items()}, functools.reduce(torch.promote_types, dtypes)
     published = {str(named.translate(name, back)): value.to("cpu", dtype) for name, value in weights.items()}
     made = named.merged(state, published, config)
-    drafter.to(dtype).load_state_dict(made | {VOCABULARY: drafter.vocab.target_ids_D})
+    drafter = Drafter(config, ids_D).to(dtype)
+    drafter.load_state_dict(made | {VOCABULARY: drafter.vocab.target_ids_D})
     return drafter.eval().requires_grad_(False)
 
 
@@ -349,7 +359,7 @@ def _drop_doubles(weights: dict[str, Tensor], config: DrafterConfig) -> None:
         first, second = f"layers.{i}.input_layernorm.weight", f"layers.{i}.hidden_norm.weight"
         if second in weights:
             double = weights.pop(second)
-            if not torch.equal(weights.setdefault(first, double), double):
+            if not torch.equal(weights.setdefault(first, double).double(), double.double()):
                 raise ValueError(f"{second} and {first} differ: engines take one or the other")
     if config.entry == Narrow(bias=False) and BIAS in weights and not weights[BIAS].any():
         del weights[BIAS]

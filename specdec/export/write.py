@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
-from specdec.drafter.io import located, weights_sha256
+from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, read
 from specdec.export.formats import FORMATS
 from specdec.export.push import check_repository
@@ -126,7 +126,7 @@ def export_drafter(
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
     tensors = chosen.tensors(drafter, subject)
-    read.finite(tensors)
+    check_finite(tensors)
     log.info("writing %s for %s, method %s", how_many(len(tensors), "tensor"), chosen.engine, subject.method)
     with staged_directory(directory) as temporary:
         file = temporary / read.WEIGHTS

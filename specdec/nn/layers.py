@@ -6,16 +6,22 @@ Each keeps of its forward pass only what its backward pass cannot make again che
 Legend: B batch, T nodes, H width, h query heads, g key heads, d head width, W = (h + 2g) d.
 """
 
+import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specdec.nn.backend import pointwise, wide
 from specdec.nn.cache import attend
 from specdec.nn.view import View
+
+# what transformers stumbles over in a rope block of any content
+ROPE_FAULTS = LookupError, TypeError, RuntimeError, ArithmeticError, ValueError, AttributeError, StrictDataclassError
 
 
 class _Lean(torch.autograd.Function):
@@ -108,20 +114,32 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
     a short text; ``dynamic`` stays at the trained length.
 
     Raises:
-        ValueError: an unknown ``rope_type``, or a block that lacks what its type needs.
+        ValueError: an unknown ``rope_type``, or a block that lacks what its type needs, or has what none can be
+            rotated by.
     """
+    with torch.device("cpu"):  # real numbers in a module on the meta device too
+        inverse, factor = _frequencies(rope, head_dim, max_positions)
+    if not (0 < 2 * len(inverse) <= head_dim and inverse.isfinite().all() and math.isfinite(factor)):
+        raise ValueError(f"the rope block {dict(rope)!s:.200} gives no finite frequencies for heads of {head_dim}")
+    return inverse, factor
+
+
+def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
     if missing := {"rope_type", "rope_theta"} - set(rope):
         raise ValueError(f"the rope block {dict(rope)} lacks {' and '.join(sorted(missing))}")
-    kind = rope["rope_type"]
+    kind, theta, share = rope["rope_type"], rope["rope_theta"], rope.get("partial_rotary_factor", 1.0)
+    for name, value, most in (("rope_theta", theta, sys.float_info.max), ("partial_rotary_factor", share, 1)):
+        if type(value) not in (int, float) or not 0 < value <= most:
+            raise ValueError(f"{name} must be a number above 0 and at most {most:g}, not {value!r:.60}")
     if kind == "default":
-        width = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+        width = int(head_dim * share)
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
-        return 1.0 / (rope["rope_theta"] ** exponents), 1.0
+        return 1.0 / (theta**exponents), 1.0
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    if kind not in ROPE_INIT_FUNCTIONS:
-        raise ValueError(f"unknown rope_type {kind!r}; known: default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
+    if not isinstance(kind, str) or kind not in ROPE_INIT_FUNCTIONS:
+        raise ValueError(f"unknown rope_type {kind!r:.60}; known: default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
     try:
         config = LlamaConfig(
             head_dim=head_dim,
@@ -129,12 +147,15 @@ def frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> t
             num_attention_heads=1,
             max_position_embeddings=max_positions,
             rope_parameters=dict(rope),
-            partial_rotary_factor=rope.get("partial_rotary_factor", 1.0),
+            partial_rotary_factor=share,
         )
         inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=max_positions)
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"the rope block {dict(rope)} is not complete for rope_type {kind!r}: {error}") from error
-    return inverse, float(factor)
+        return inverse, float(factor)
+    except ROPE_FAULTS as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the rope block {dict(rope)!s:.200} is not complete for rope_type {kind!r}: {reason:.200}"
+        ) from error
 
 
 class Rope(nn.Module):
@@ -146,8 +167,7 @@ class Rope(nn.Module):
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_positions: int) -> None:
         super().__init__()
         # no buffer: a module cast to bfloat16 would round its frequencies with it
-        with torch.device("cpu"):  # real numbers in a module on the meta device too
-            self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
+        self.inverse, self.factor = frequencies(rope, head_dim, max_positions)
 
     def tables(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, each (B, 1, T, rotated width), in float32."""

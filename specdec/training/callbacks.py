@@ -116,15 +116,18 @@ class RunRecord(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what there is after an interruption; Lightning tears no module down after an error."""
         self._write_losses()
-        if ends_all(trainer, exception):
-            self._save_drafter(trainer, pl_module)
-        pl_module.teardown("exception")
+        try:
+            if ends_all(trainer, exception):
+                self._save_drafter(trainer, pl_module)
+        finally:
+            pl_module.teardown("exception")
 
     def _save_drafter(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, DrafterModule)
         averages = (each.drafter for each in trainer.callbacks if isinstance(each, EMA))  # type: ignore[attr-defined]
         drafter = next((drafter for drafter in averages if drafter is not None), module.drafter)
-        kept = None if drafter is None else unsharded(drafter)  # for which every process has to ask
+        module.check_finite()
+        kept = None if drafter is None else unsharded(drafter)  # for both every process has to ask
         if trainer.is_global_zero and kept is not None and trainer.global_step > 0:
             save_drafter(kept, self.directory / "drafter", replace=True)
 

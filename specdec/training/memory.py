@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from specdec.drafter import Drafter, DrafterConfig, PreNorm
+from specdec.drafter import DrafterConfig, PreNorm
+from specdec.drafter.model import skeleton_of
 from specdec.nn.unroll import kept_bytes
 from specdec.training.head_loss import BLOCK
 from specdec.training.step import ObjectiveConfig
@@ -37,12 +38,6 @@ def precision(name: object) -> Precision | None:
         return None
     mixed = kind == "mixed" or (kind == "" and bits in ("16", "bf16"))
     return Precision(torch.float32 if mixed else PRECISIONS[bits], PRECISIONS[bits])
-
-
-def skeleton_of(config: DrafterConfig) -> Drafter:
-    """The drafter on the meta device: shapes, and no memory."""
-    with torch.device("meta"):
-        return Drafter(config, torch.arange(config.draft_vocab_size, device="cpu"))
 
 
 def memory_need(

@@ -41,6 +41,7 @@ from specdec.utils.config import hyperparameters
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+NEVER = torch.iinfo(torch.int64).max  # a step that does not come
 NO_LENGTH = (
     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
     "trainer.max_time can only end it earlier"
@@ -168,6 +169,7 @@ class DrafterModule(pl.LightningModule):
         self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
         self._products = contextlib.ExitStack()
         self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
+        self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device
         loss.check(self.spec)
         start.check()
         self._known = self.target_source.local_config() if self._target is None else self._target.config
@@ -257,6 +259,7 @@ class DrafterModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Move the target to the drafter's device, and choose how it computes."""
         device = self.trainer.strategy.root_device
+        self._first_bad = torch.tensor(NEVER, device=device)
         self.target.to(device)
         compile_pointwise(self.compile_parts)
         products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
@@ -269,9 +272,52 @@ class DrafterModule(pl.LightningModule):
         self._products.close()
         compile_pointwise(False)
 
+    def _note(self, loss: Tensor) -> None:
+        """Remember the step under way if its loss is not finite, without waiting for the device."""
+        self._first_bad = torch.where(loss.isfinite(), self._first_bad, self._first_bad.clamp(max=self.global_step))
+
+    def check_finite(self, weights: bool = True) -> None:
+        """Look at the losses of all steps so far, and at the weights they have led to; every process has to ask.
+
+        Raises:
+            ValueError: one is NaN or infinite: on every process, whichever has it.
+        """
+        bad = self._first_bad  # of the loss over all processes: the same on each
+        if weights and self.drafter is not None:
+            held = [_local(p).detach() for p in self.drafter.parameters() if p.requires_grad]
+            found = [extreme.isfinite() for values in held if values.numel() for extreme in values.aminmax()]
+            sound = torch.stack(found).all() if found else torch.tensor(True, device=bad.device)
+            bad = torch.where(sound, bad, bad.clamp(max=self.global_step))
+            bad = -self.trainer.strategy.reduce(-bad, reduce_op="max")
+        if (step := int(bad)) < NEVER:
+            raise ValueError(
+                f"by step {step} the loss or a weight was NaN or infinite: lower the learning rate (model.optimizer), "
+                "clip gradients harder (trainer.gradient_clip_val) or look at model.loss; the last checkpoint "
+                "is sound: --ckpt_path auto --allow_changes '[model.optimizer]' goes on from it"
+            )
+
+    def on_train_start(self) -> None:
+        """Go on at the learning rate of the present config: what is restored is the checkpoint's."""
+        scheduler = self.lr_schedulers()
+        if isinstance(self.schedule, Schedule) and isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = list(self._rates)
+            for group, rate, factor in zip(
+                scheduler.optimizer.param_groups, self._rates, scheduler.lr_lambdas, strict=True
+            ):
+                group["initial_lr"], group["lr"] = rate, rate * factor(scheduler.last_epoch)
+
+    def on_validation_start(self) -> None:
+        """Nothing is measured of weights that are not finite."""
+        self.check_finite()
+
+    def on_train_end(self) -> None:
+        """A run that ends as done has a drafter of numbers."""
+        self.check_finite()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the drafter's config beside the weights."""
+        """Store the drafter's config beside the weights; those that are not finite leave the last checkpoint be."""
         assert self.drafter is not None
+        self.check_finite()
         checkpoint["drafter_config"] = self.drafter.config.to_json()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -284,6 +330,7 @@ class DrafterModule(pl.LightningModule):
         assert self.drafter is not None
         named = [(name, p) for name, p in self.drafter.named_parameters() if p.requires_grad]
         optimizer, schedule = self.make_optimizer(named), self.schedule
+        self._rates = [group["lr"] for group in optimizer.param_groups]
         if isinstance(schedule, Schedule):
             scheduler: Any = LambdaLR(optimizer, functools.partial(schedule.factor, total=self._total_steps()))
         else:
@@ -342,15 +389,10 @@ class DrafterModule(pl.LightningModule):
         """One unrolled loss; figures are measured on the steps that are logged."""
         logged = self._is_logged
         out = self._run(batch, "train", logged)
-        if logged:
-            if not out.loss.isfinite():
-                raise ValueError(
-                    f"the loss of step {self.global_step} is {float(out.loss.detach())}: lower the learning rate, "
-                    "or look at model.loss"
-                )
-            if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch:
-                self._report("train")
+        if logged and ((batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch):
+            self._report("train")
         if self.trainer.accumulate_grad_batches * self.trainer.world_size == 1:
+            self._note(out.loss.detach())
             self.log("train/loss", out.loss, prog_bar=True)
             return out.loss
         self._sums = self._sums.to(out.rows) + torch.stack([out.rows, out.loss.detach() * out.rows])
@@ -379,6 +421,7 @@ class DrafterModule(pl.LightningModule):
         self._mean_over_rows()
         if not self._is_logged:
             return
+        self.check_finite(weights=False)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
         found: dict[str, Any] = {"train/grad_norm": norm.full_tensor() if isinstance(norm, DTensor) else norm}
         first, *others = optimizer.param_groups
@@ -398,10 +441,11 @@ class DrafterModule(pl.LightningModule):
             return
         rows, losses = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
         self._sums = torch.zeros_like(self._sums)
+        self._note(losses)
         self.log("train/loss", losses / rows.clamp(min=1e-30), prog_bar=True)
         scale = torch.where(rows > 0, parts * self._batch_tokens / rows.clamp(min=1e-30), 0.0)
         for gradient in (p.grad for p in self.parameters() if p.grad is not None):
-            (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(scale)  # what this process holds
+            _local(gradient).mul_(scale)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The same loss and figures on held-out rows."""
@@ -419,3 +463,8 @@ class DrafterModule(pl.LightningModule):
             del values["loss"]  # that of every step is logged
         self.log_dict({f"{stage}/{name}": value for name, value in values.items()})
         metric.reset()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 import specdec.training.distributed  # noqa: F401  registers the strategy
 from specdec.training.distributed import strategy_kind, unsharded
@@ -52,7 +54,37 @@ def program(out: Path) -> None:
             "before": begin.drafter.state_dict(),
             "after": unsharded(module.drafter).state_dict(),
         }
+    for strategy in STRATEGIES:
+        found[f"{strategy}: spoiled"] = spoiled(strategy)
     torch.save(found, out / f"{rank}.pt")
+
+
+class Spoiled(pl.Callback):
+    """The second process's loss of the second step becomes NaN, or what it holds of a last weight."""
+
+    def __init__(self, loss: bool) -> None:
+        self.loss = loss
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
+        if self.loss and trainer.global_rank == 1 and trainer.global_step == 1:
+            module._sums[1] = torch.nan
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *rest: Any) -> None:
+        if not self.loss and trainer.global_rank == 1 and trainer.global_step == trainer.max_steps:
+            weight = module.drafter.lm_head.weight.detach()
+            (weight.to_local() if isinstance(weight, DTensor) else weight).fill_(torch.nan)
+
+
+def spoiled(strategy: str) -> list[str]:
+    """What runs end with in this process."""
+    said = []
+    for loss in (True, False):
+        more = {"strategy": strategy, "devices": PROCESSES, "log_every_n_steps": 0, "max_steps": 3}
+        try:
+            trainer(callbacks=[Spoiled(loss)], **more).fit(learner(), datamodule=InMemory(sample([12] * 8), 1))
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +92,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("distributed")
     launch("tests.training.test_distributed", out, PROCESSES)
     return [torch.load(out / f"{i}.pt", weights_only=True) for i in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_both_end_if_one_is_not_finite(found: list[dict[str, Any]], strategy: str) -> None:
+    one, other = (rank[f"{strategy}: spoiled"] for rank in found)
+    assert one == other
+    assert [said.partition(" the loss")[0] for said in one] == ["by step 1", "by step 3"]
 
 
 @pytest.mark.parametrize("name", CASES)

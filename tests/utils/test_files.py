@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,32 @@ def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
     data = bytes(range(256)) * 5000
     (tmp_path / "data").write_bytes(data)
     assert files.sha256(tmp_path / "data") == hashlib.sha256(data).hexdigest()
+
+
+def test_json_of_no_sane_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v.json"
+    for text in ("[" * 10**5 + "]" * 10**5, '{"a":' * 10**5, "[" + "9" * 10_000 + "]"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"v\.json: not JSON of a sane size: \w+") as told:
+            files.read_json(path)
+        assert len(str(told.value)) < 300 and "\n" not in str(told.value)
+    monkeypatch.setattr(files, "MOST_JSON", 10)
+    path.write_text("123456789\n")
+    assert files.read_json(path) == 123456789
+    path.write_text("1234567890\n")
+    with pytest.raises(ValueError, match=r"v\.json: 11 bytes, and no JSON file of more than 10 is read"):
+        files.read_json(path)
+
+
+@pytest.mark.parametrize("read", [files.read_json, files.sha256, files.regular])
+def test_what_may_never_end_is_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """A device, a pipe that nobody writes to, and links to them."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(ValueError, match=rf"^{path}: it is a pipe or device, no regular file$"):
+            read(path)
+    with pytest.raises(ValueError, match="it is a directory"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="nowhere: no such file"):
+        read(tmp_path / "nowhere")
