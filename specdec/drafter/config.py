@@ -13,24 +13,15 @@ from specdec.drafter.parts import Part, describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
 from specdec.utils.config import read_yaml, shipped
+from specdec.utils.numbers import Heads, Intermediate, Layers, Positions, Share, Vocabulary, Width, check_numbers
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
 AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
 NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
-SIZES = {"num_layers": 2**10, "hidden_size": 2**20, "intermediate_size": 2**22, "draft_vocab_size": 2**22}
-"""The dimensions of a design, and the largest of each: a file that asks for more is not believed."""
-OF_TARGET = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim", "num_target_layers"), 2**14)
-OF_TARGET |= {"vocab_size": 2**22, "target_hidden_size": 2**20, "max_position_embeddings": 2**40}
 
 
-def _check_sizes(owner: Any, largest: Mapping[str, int]) -> None:
-    for name, most in largest.items():
-        if type(value := getattr(owner, name)) is not int:  # true is no number
-            raise ValueError(f"{name} must be a whole number, not {value!r:.60}")
-        if not 1 <= value <= most:
-            raise ValueError(f"{name} must be at {f'least 1, not {value}' if value < 1 else f'most {most:,}'}")
-    window = owner.attention_window
+def _check_window(window: Any) -> None:
     if window != "full" and (type(window) is not int or window < SMALLEST_WINDOW):
         raise ValueError(
             f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window!s:.60}: a node always sees its "
@@ -77,11 +68,11 @@ class DrafterSpec:
     norms: Norms = field(default_factory=lambda: Norms(aux="each"))
     recurrence: Recurrence = field(default_factory=PostNorm)
     head: Literal["own", "target"] = "own"
-    draft_vocab_size: int | Literal["all"] = 32000
+    draft_vocab_size: Vocabulary | Literal["all"] = 32000
     aux_layers: list[int] | Literal["default"] = "default"
-    num_layers: int = 1
-    hidden_size: int | Literal["target"] = "target"
-    intermediate_size: int | Literal["target"] = "target"
+    num_layers: Layers = 1
+    hidden_size: Width | Literal["target"] = "target"
+    intermediate_size: Intermediate | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
 
     def __post_init__(self) -> None:
@@ -91,8 +82,8 @@ class DrafterSpec:
                 raise ValueError(
                     f"drafter.{name}={base.__name__} is the abstract base of this axis: choose one of its subclasses"
                 )
-        words = {"hidden_size": "target", "intermediate_size": "target", "draft_vocab_size": "all"}
-        _check_sizes(self, {name: SIZES[name] for name in SIZES if getattr(self, name) != words.get(name)})
+        check_numbers(DrafterSpec, vars(self))
+        _check_window(self.attention_window)
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
@@ -132,28 +123,27 @@ class DrafterConfig:
     recurrence: Recurrence
     head: Literal["own", "target"]
     aux_layers: tuple[int, ...]
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
+    num_layers: Layers
+    hidden_size: Width
+    intermediate_size: Intermediate
+    num_attention_heads: Heads
+    num_key_value_heads: Heads
+    head_dim: Heads
+    vocab_size: Vocabulary
+    draft_vocab_size: Vocabulary
     attention_window: int | Literal["full"]
-    rms_norm_eps: float
+    rms_norm_eps: Share
     rope: Mapping[str, Any]
-    max_position_embeddings: int
-    target_hidden_size: int
-    num_target_layers: int
+    max_position_embeddings: Positions
+    target_hidden_size: Width
+    num_target_layers: Heads
     target: Mapping[str, str | int | None]
 
     def __post_init__(self) -> None:
-        _check_sizes(self, SIZES | OF_TARGET)
+        check_numbers(DrafterConfig, vars(self))
+        _check_window(self.attention_window)
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r:.60}")
-        if type(self.rms_norm_eps) not in (int, float) or not 0 <= self.rms_norm_eps <= 1:
-            raise ValueError(f"rms_norm_eps must lie in 0..1, not {self.rms_norm_eps!r:.60}")
         if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
             raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
         if self.head_dim % 2:

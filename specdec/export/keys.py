@@ -15,8 +15,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.drafter import Concat, DrafterConfig, PostNorm
-from specdec.drafter.config import SIZES
 from specdec.nn.layers import rope_parameters
+from specdec.utils.numbers import MOST_LAYERS
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     if raw.get("fc_norm", raw.get("use_aux_norm")) and raw.get("norm_before_fc"):
         raise ValueError("fc_norm and norm_before_fc are both on; drafters here have one of them")
     plain = {key: value for key, value in raw.items() if key in _READ and value is not None}
-    layers, most = plain.get("num_hidden_layers"), SIZES["num_layers"]  # of which transformers makes a list
+    layers, most = plain.get("num_hidden_layers"), MOST_LAYERS  # of which transformers makes a list
     if isinstance(layers, int) and layers > most:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
     found: dict[str, Any] = {"attention_window": "full"}

@@ -6,34 +6,42 @@ checked before it is called. To a type checker, a config file and the parser the
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``least`` to ``most``; ``above`` leaves ``least`` itself out. Infinities and NaN never belong."""
+    """Finite numbers from ``least`` to ``most``; ``above`` leaves ``least`` itself out."""
 
     least: float
     most: float = math.inf
     above: bool = False
 
     def __repr__(self) -> str:
-        first = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
-        return first if self.most == math.inf else f"{first} and at most {self.most:,}"
+        return f"{'>' if self.above else '>='} {self.least}" + (f", <= {self.most}" if self.most < math.inf else "")
 
-    def holds(self, value: float) -> bool:
-        """Whether a number belongs."""
-        return self.least <= value <= self.most and not (self.above and value == self.least) and value != math.inf
+    def wanted(self, value: float) -> str | None:
+        """The bound that a number is beyond, in words; None if it is within both."""
+        if value > self.most or value == math.inf:
+            return f"at most {self.most:,}" if self.most < math.inf else "finite"
+        if value > self.least or (value == self.least and not self.above):
+            return None
+        return f"above {self.least:g}" if self.above else f"at least {self.least:g}"
 
 
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Whole = Annotated[int, Range(0, 2**31 - 1)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # numpy's are no longer
 Depth = Annotated[int, Range(1, 64)]  # draft steps, in training or decoding
-Width = Annotated[int, Range(1, 2**20)]  # of a layer
-Layers = Annotated[int, Range(1, 256)]
+Heads = Annotated[int, Range(1, 2**14)]
+Width = Annotated[int, Range(1, 2**20)]  # of a state
+Intermediate = Annotated[int, Range(1, 2**22)]  # of a feed-forward layer
+Vocabulary = Annotated[int, Range(1, 2**22)]
+Positions = Annotated[int, Range(1, 2**40)]  # some configs say "no end" by a number of that kind
+MOST_LAYERS = 2**10
+Layers = Annotated[int, Range(1, MOST_LAYERS)]
 Side = Annotated[int, Range(1, 4096)]  # what is computed side by side: rows, nodes
 Tokens = Annotated[int, Range(1, 2**24)]  # of one text
 Port = Annotated[int, Range(0, 65535)]
@@ -52,37 +60,30 @@ def check_numbers(annotated: Callable[..., Any], values: Mapping[str, Any], wher
         where: what stands before a name in the message, as ``--`` or ``Chain.``.
     """
     for name, hint in _hints(annotated).items():
-        for value, ranges in _numbers(hint, values.get(name)):
-            whole = all(kind is int for kind, _ in ranges)
-            right = isinstance(value, int) or (isinstance(value, float) and not whole)
-            if not right or isinstance(value, bool) or not any(one.holds(value) for _, one in ranges):
-                wanted = " or ".join(dict.fromkeys(repr(one) for _, one in ranges))
-                raise ValueError(f"{where}{name} must be {'a whole number, ' * whole}{wanted}, not {value!r}")
+        if name in values and (fault := _fault(hint, values[name])):
+            raise ValueError(f"{where}{name} {fault}")
 
 
 @functools.cache
 def _hints(annotated: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the parameters."""
-    hints = get_type_hints(annotated, include_extras=True)
-    return {name: hint for name, hint in hints.items() if name != "return"}
+    return get_type_hints(annotated, include_extras=True)
 
 
-def _ranges(hint: Any) -> Iterator[tuple[type, Range]]:
-    """The kinds of number that a value itself may be, not those that it may hold."""
-    if get_origin(hint) is Annotated:
-        yield from ((get_args(hint)[0], one) for one in hint.__metadata__ if isinstance(one, Range))
-    elif get_origin(hint) not in (list, dict):
-        for arm in get_args(hint):
-            yield from _ranges(arm)
-
-
-def _numbers(hint: Any, value: Any) -> Iterator[tuple[Any, list[tuple[type, Range]]]]:
-    """What must be in a range, and the ranges: the value or, of a list or the values of a dict, each of them."""
-    if isinstance(value, list | tuple | dict):
-        inner = [arm for arm in (hint, *get_args(hint)) if get_origin(arm) in (list, dict)]
-        for one in inner[:1]:
-            for child in value.values() if isinstance(value, dict) else value:
-                yield from _numbers(get_args(one)[-1], child)
-    elif value is not None and (ranges := list(_ranges(hint))):
-        if get_origin(hint) is Annotated or not isinstance(value, str):  # of a union another arm may take text
-            yield value, ranges
+def _fault(hint: Any, value: Any) -> str | None:
+    """What is wrong with a value, or one that it holds, by its annotation; None if nothing is."""
+    arms = (hint,) if get_origin(hint) is Annotated else (hint, *get_args(hint))
+    ranges = [(arm.__origin__, one) for arm in arms if get_origin(arm) is Annotated for one in arm.__metadata__]
+    ranges = [(kind, one) for kind, one in ranges if isinstance(one, Range)]
+    if not ranges or get_origin(hint) in (list, dict):
+        inner = [get_args(arm)[-1] for arm in arms if get_origin(arm) in (list, dict)]
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return next((fault for child in held for one in inner if (fault := _fault(one, child))), None)
+    words = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
+    if value in words or (value is None and type(None) in arms):
+        return None
+    whole = all(kind is int for kind, _ in ranges)
+    if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
+        wanted = ["a whole number" if whole else "a number"]
+    elif None in (wanted := [one.wanted(value) for _, one in ranges]):
+        return None
+    return f"must be {' or '.join(dict.fromkeys(map(str, (*words, *wanted))))}, not {value!r:.60}"
