@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import shlex
 import signal
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +34,7 @@ from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
+from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,25 @@ LOGGERS = [
 CLOSING = ("train/loss", "val/loss", "val/acceptance_length")  # figures that a run ends with
 PROMPTS, PROMPT_TOKENS = 40, 64
 OF_ONE_START = ("ckpt_path", "weights_only", "allow_changes")  # settings that are no hyperparameters
+
+
+class TrainerNumbers:
+    """The ranges of Lightning's numbers, which it takes as they come: a negative accumulation trains backwards."""
+
+    accumulate_grad_batches: Count
+    gradient_clip_val: NonNegative | None
+    num_nodes: Side
+    max_steps: FromMinusOne
+    max_epochs: FromMinusOne | None
+    min_steps: Whole | None
+    min_epochs: Whole | None
+    num_sanity_val_steps: FromMinusOne | None
+    log_every_n_steps: Whole | None
+    check_val_every_n_epoch: Count | None
+    val_check_interval: Positive | str | timedelta | dict | None
+    limit_train_batches: NonNegative | None
+    limit_val_batches: NonNegative | None
+    overfit_batches: NonNegative
 
 
 class DrafterCLI(LightningCLI):
@@ -75,6 +97,9 @@ class DrafterCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """See that the strategy is one to train under; without a length a run is one epoch long."""
         given = self.config.fit.trainer
+        check_numbers(TrainerNumbers, vars(given), "trainer.")
+        if str(given.devices).isdecimal() and int(given.devices) > (most := max(8, 2 * (os.cpu_count() or 1))):
+            raise ValueError(f"trainer.devices is {given.devices}: on one machine like this at most {most}")
         strategy_kind(given.strategy)
         if given.max_steps == -1 and given.max_epochs is None and given.max_time is None:
             given.max_epochs = 1  # Lightning's own default is a thousand
@@ -105,7 +130,10 @@ class DrafterCLI(LightningCLI):
         if given.enable_progress_bar is not False:
             callbacks.append(progress())
             kwargs["enable_progress_bar"] = isinstance(callbacks[-1], ProgressBar)
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
+        try:
+            return super().instantiate_trainer(callbacks=callbacks, **kwargs)  # which puts the checkpoints last
+        except (TypeError, RuntimeError, ArithmeticError, ImportError, AttributeError) as error:
+            raise ValueError(f"trainer: Lightning refuses it: {error}") from error
 
     def after_fit(self) -> None:
         """Say what the run has left, and the commands that go on with it."""
@@ -283,7 +311,7 @@ def configured(kind: type[CLI], subcommand: str, args: list[str], directory: Run
             args=[subcommand, *composed, *rest],
             directory=directory,
         )
-    except (ArgumentError, FileNotFoundError, MisconfigurationException) as error:
+    except (ArgumentError, FileNotFoundError, MisconfigurationException, ValueError) as error:
         raise ValueError(short(str(error))) from error
 
 

@@ -34,6 +34,21 @@ from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newes
 from specdec.utils.config import runs_folder
 from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import multiplies_bfloat16, provenance
+from specdec.utils.numbers import (
+    Count,
+    Heads,
+    Intermediate,
+    Layers,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    Side,
+    Tokens,
+    Vocabulary,
+    Width,
+    check_numbers,
+)
 from specdec.utils.progress import progress
 
 log = logging.getLogger(__name__)
@@ -77,32 +92,30 @@ class PretrainConfig:
     """
 
     out: Path | None = None
-    vocab_size: int = 2048
-    hidden_size: int = 256
-    num_layers: int = 12
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    intermediate: int = 704
-    max_position_embeddings: int = 2048
-    seq_len: int = 256
-    batch_size: int = 4
-    steps: int = 6_400
-    lr: float = 1e-3
-    weight_decay: float = 0.1
-    warmup: float = 0.02
-    decay: float = 0.3
-    bos_scale: float = 20.0
-    quiet: float = 0.4
-    seed: int = SEED
+    vocab_size: Vocabulary = 2048
+    hidden_size: Width = 256
+    num_layers: Layers = 12
+    heads: Heads = 4
+    kv_heads: Heads = 2
+    head_dim: Heads = 64
+    intermediate: Intermediate = 704
+    max_position_embeddings: Tokens = 2048
+    seq_len: Tokens = 256
+    batch_size: Side = 4
+    steps: Count = 6_400
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 0.1
+    warmup: Share = 0.02
+    decay: Share = 0.3
+    bos_scale: Positive = 20.0
+    quiet: NonNegative = 0.4
+    seed: Seed = SEED
     precision: Literal["auto", "bf16-mixed", "32-true"] = "auto"
-    every_n_train_steps: int = 500
+    every_n_train_steps: Count = 500
 
     def __post_init__(self) -> None:
-        whole = [field.name for field in dataclasses.fields(self) if field.type is int and field.name != "seed"]
-        if wrong := [name for name in whole if getattr(self, name) < 1]:
-            raise ValueError(f"{wrong[0]} must be at least 1, not {getattr(self, wrong[0])}")
-        if self.warmup < 0 or self.decay < 0 or self.warmup + self.decay > 1:
+        check_numbers(type(self), vars(self))
+        if self.warmup + self.decay > 1:
             raise ValueError(
                 f"warmup {self.warmup} and decay {self.decay} are shares of the steps: their sum is over 1"
             )

@@ -14,6 +14,7 @@ from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
 from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer
+from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -39,10 +40,9 @@ class TokenData(pl.LightningDataModule):
         seed: what the order of rows and the validation split depend on.
     """
 
-    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0) -> None:
+    def __init__(self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0) -> None:
         super().__init__()
-        if seq_len < 2:
-            raise ValueError(f"seq_len is {seq_len}: a row needs at least 2 tokens, one to predict from another")
+        check_numbers(TokenData.__init__, {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}, "data.")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
         self.prefetch: Callable[[Batch, Batch | None], None] | None = None  # of the loaders that are made from now on
         self._splits: Splits | None = None
@@ -154,7 +154,7 @@ class TextData(TokenData):
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
-        seq_len: int = 512, batch_size: int = 8, seed: int = 0,
+        seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         self.train, self.val, self.val_fraction = train, val, val_fraction
@@ -182,8 +182,8 @@ class ChatData(TokenData):
 
     def __init__(
         self, train: str | list[str], val: str | list[str] | None = None, val_fraction: float = 0.05,
-        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", seq_len: int = 512,
-        batch_size: int = 8, seed: int = 0,
+        layout: str | None = None, broken: Literal["refuse", "drop"] = "refuse", seq_len: RowTokens = 512,
+        batch_size: Side = 8, seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__(seq_len, batch_size, seed)
         named([] if layout is None else [layout], TRAINING)  # refuses one that is unknown

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor, draw, token_noise
+from specdec.utils.numbers import Positive, Seed, check_numbers
 
 
 class DraftTree(NamedTuple):
@@ -223,13 +224,12 @@ class Sampling(LogitsProcessor):
     """
 
     rule: Literal["auto", "one_hot", "without_replacement"] = "auto"
-    draft_temperature: float | None = None
-    seed: int = 0
+    draft_temperature: Positive | None = None
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draft_temperature is not None and not 0 < self.draft_temperature < float("inf"):
-            raise ValueError(f"sampling: draft_temperature must be above 0, not {self.draft_temperature}")
+        check_numbers(Sampling, vars(self), "sampling: ")
 
     @property
     def acceptance(self) -> Rule:

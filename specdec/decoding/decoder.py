@@ -18,6 +18,7 @@ from specdec.decoding.round import PlainRound, SpeculativeRound
 from specdec.decoding.session import Compilation, DecodeSession, slots_for
 from specdec.drafter import Drafter
 from specdec.target import Target
+from specdec.utils.numbers import Side, Tokens, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,8 @@ class PlainDecoder:
 
     graphs = PlainRound.graphs  # of a compiled session
 
-    def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: int = 1, compiled: bool = False) -> None:
-        if batch < 1:
-            raise ValueError(f"batch must be at least 1, not {batch}")
+    def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: Side = 1, compiled: bool = False) -> None:
+        check_numbers(PlainDecoder.__init__, {"batch": batch})
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
         self.name, self.nodes = PlainRound.name, PlainRound.nodes  # that a pass verifies, the root included, at most
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
@@ -213,7 +213,7 @@ class SpeculativeDecoder(PlainDecoder):
         return SpeculativeRound(self.target, self.drafter, self.shape, self.sampling, longest, self.batch)
 
 
-def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: int = 1) -> None:
+def check_length(target: Target, prompt: list[int], max_new_tokens: Tokens, nodes: int = 1) -> None:
     """Raise ValueError for a request that no decoding can serve.
 
     Args:
@@ -223,8 +223,7 @@ def check_length(target: Target, prompt: list[int], max_new_tokens: int, nodes: 
         raise ValueError("the prompt is empty: give at least one token")
     if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
         raise ValueError(f"the prompt has token ids outside 0..{target.vocab_size - 1}: is the tokenizer the target's?")
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    check_numbers(check_length, {"max_new_tokens": max_new_tokens})
     most = target.config.max_position_embeddings
     if len(prompt) + max_new_tokens > most:
         raise ValueError(

@@ -18,6 +18,7 @@ from specdec.drafter import Drafter, DraftVocab, Step
 from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import View
+from specdec.utils.numbers import Depth, Side, check_numbers
 
 
 class Frontier(NamedTuple):
@@ -59,14 +60,13 @@ def likeliest(scores_V: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class DraftShape:
     """Base of the draft shapes: how many levels and how many nodes, root excluded, a proposal has, and how it grows."""
 
-    depth: int = 5
+    depth: Depth = 5
 
     in_order: ClassVar[bool] = False
     """Whether every path is the first nodes of its tree, so that its keys lie where they belong already."""
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ValueError(f"shape: depth must be at least 1, not {self.depth}")
+        check_numbers(type(self), vars(self), "shape: ")
 
     @property
     def nodes_drafted(self) -> int:
@@ -151,13 +151,13 @@ class DynamicTree(DraftShape):
     is ``nodes=59, depth=6, top_k=10``.
     """
 
-    top_k: int = 4
-    nodes: int = 12
+    top_k: Side = 4
+    nodes: Side = 12
 
     def __post_init__(self) -> None:
         super().__post_init__()
         most = self.top_k + (self.depth - 1) * self.top_k**2
-        if self.top_k < 1 or not 1 <= self.nodes <= most:
+        if self.nodes > most:
             raise ValueError(
                 f"shape: depth {self.depth} and top_k {self.top_k} make 1 to {most} candidates, not {self.nodes}"
             )

@@ -19,6 +19,7 @@ from specdec.evaluation.prompts import first_turns
 from specdec.evaluation.style import ReportTable, few_prompts, print_report, save_figure, shown, style, write_report
 from specdec.utils.config import read_yaml
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.numbers import Depth
 from specdec.utils.text import how_many
 
 RESULT, REPORT, FIGURE = "drift.json", "report.md", "drift.png"
@@ -35,14 +36,12 @@ class DriftConfig(MeasurementConfig):
     """
 
     drafter: str
-    depths: int = 8
-    trained_depth: int | None = None
+    depths: Depth = 8
+    trained_depth: Depth | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depths < self.max_new_tokens:
-            raise ValueError(
-                f"depths is {self.depths}: it must lie from 1 to below max_new_tokens, {self.max_new_tokens}"
-            )
+        if self.depths >= self.max_new_tokens:
+            raise ValueError(f"depths is {self.depths}: it must be below max_new_tokens, {self.max_new_tokens}")
 
 
 def drift(config: DriftConfig) -> int:
@@ -82,9 +81,7 @@ def drift(config: DriftConfig) -> int:
 
 
 def depth_of_training(directory: Path, given: int | None) -> int | None:
-    """``model.ttt_steps`` of the run that the drafter lies in; else what is given. ValueError if that is below 1."""
-    if given is not None and given < 1:
-        raise ValueError(f"trained_depth must be at least 1, not {given}")
+    """``model.ttt_steps`` of the run that the drafter lies in; else what is given."""
     run = directory.resolve().parent
     if not (run / "provenance.json").is_file():
         return given

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -36,6 +36,7 @@ from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json
 from specdec.utils.machine import provenance
+from specdec.utils.numbers import Count, Depth, Range, Tokens
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
@@ -55,13 +56,13 @@ def parity(
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     exported: Path | None = None,
     prompts: list[str] = [],  # noqa: B006  read only
-    limit: int | None = 4,
-    max_new_tokens: int = 32,
-    depth: int = 7,
+    limit: Count | None = 4,
+    max_new_tokens: Tokens = 32,
+    depth: Annotated[int, Range(0, 63)] = 7,
     device: str = "cpu",
     engine: Literal["vllm"] | None = None,
     url: str | None = None,
-    draft_tokens: int | None = None,
+    draft_tokens: Depth | None = None,
     vllm_args: list[str] = [],  # noqa: B006
     out: Path | None = None,
 ) -> int:
@@ -99,9 +100,8 @@ def parity(
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
         check_unchanged(exported)
-    if depth < 0 or max_new_tokens < depth + 3 or (limit is not None and limit < 1):
-        least = f"depth must be at least 0, max_new_tokens at least {depth + 3} for it, limit at least 1"
-        raise ValueError(f"depth is {depth}, max_new_tokens is {max_new_tokens}, limit is {limit}: {least}")
+    if max_new_tokens < depth + 3:
+        raise ValueError(f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}")
     built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
     own, model = load_drafter(drafter, dtype=None), target.load(device)
     model.prove()

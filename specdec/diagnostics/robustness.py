@@ -34,6 +34,7 @@ from specdec.evaluation.style import (
     write_report,
 )
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.numbers import Side, Whole
 from specdec.utils.progress import progress
 
 CLEAN = Condition()
@@ -63,8 +64,8 @@ class RobustnessConfig(MeasurementConfig):
     drafter: str
     conditions: list[str] = field(default_factory=list)
     shape: str = "chain:depth=5"
-    seed: int = 0
-    batch_size: int = 8
+    seed: Whole = 0
+    batch_size: Side = 8
 
 
 def robustness(config: RobustnessConfig) -> None:
@@ -76,10 +77,6 @@ def robustness(config: RobustnessConfig) -> None:
     Example: specdec robustness --target Qwen/Qwen3-4B --drafter runs/a/drafter --prompts mt_bench.jsonl
     """
     conditions, shape = parse_conditions(config.conditions), parse_shape(config.shape)
-    if config.batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, not {config.batch_size}")
-    if not 0 <= config.seed < 2**31:
-        raise ValueError(f"seed is {config.seed}: it must lie from 0 to 2**31 - 1")
     prompts = config.load_prompts()
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
     clean = CleanRun(pair.target, prompts, config.max_new_tokens, shape.nodes_drafted + 1)

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from specdec.data import Batch, Document, TokenData
 from specdec.data.loader import pack_whole
 from specdec.data.rows import read_rows
+from specdec.utils.numbers import RowTokens, Seed, Side
 
 SEED = 0  # of the embedded target, and so of which files are held out
 BOS, EOS = "<s>", "</s>"
@@ -197,7 +198,7 @@ class EmbeddedData(TokenData):
             with it, in place of these functions: a drafter is to know its target's text. Validation stays.
     """
 
-    def __init__(self, seq_len: int = 512, batch_size: int = 8, seed: int = 0, answers: bool = False) -> None:
+    def __init__(self, seq_len: RowTokens = 512, batch_size: Side = 8, seed: Seed = 0, answers: bool = False) -> None:
         super().__init__(seq_len, batch_size, seed)
         self.answers = answers
 

@@ -17,6 +17,7 @@ from specdec.data.template import rendered
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length, continuation
 from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target, TargetSource
+from specdec.utils.numbers import Count, Seed, Side, Tokens, check_numbers
 from specdec.utils.text import how_many
 
 STOP, LENGTH = "stop", "length"
@@ -58,28 +59,26 @@ class RegenerateConfig:
     out: Path
     target: TargetSource = field(default_factory=TargetSource)
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
-    limit: int | None = None
+    limit: Count | None = None
     layout: str | None = None
     broken: Literal["refuse", "drop"] = "refuse"
-    max_new_tokens: int = 1024
+    max_new_tokens: Tokens = 1024
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int = 0
+    seed: Seed = 0
     thinking: bool | None = None
     truncated: Literal["drop", "keep"] = "drop"
     device: str = "cpu"
-    batch_size: int = 32
+    batch_size: Side = 32
     url: str | None = None
     model: str | None = None
-    concurrency: int = 64
+    concurrency: Side = 64
 
     def __post_init__(self) -> None:
         if (self.url is None) != (self.engine == "transformers"):
             raise ValueError("--engine vllm and openai need the --url of a running server; transformers takes none")
-        for name in ("max_new_tokens", "batch_size", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_numbers(type(self), vars(self))
         self.sampling()
 
     def sampling(self) -> Sampling:

@@ -19,6 +19,7 @@ from specdec.target import TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import staged_directory, write_json
 from specdec.utils.machine import provenance
+from specdec.utils.numbers import Count, Depth, NonNegative, Port, Positive, Side, Tokens
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
@@ -40,17 +41,17 @@ def serve(
     *,
     target: TargetSource = TargetSource(),  # noqa: B008
     drafter: Path,
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: Depth = DRAFT_TOKENS,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Port = 8000,
     vllm: str | None = None,
-    timeout: float = TIMEOUT,
+    timeout: Positive = TIMEOUT,
     log_file: Path | None = None,
     bench: list[str] = [],  # noqa: B006
-    limit: int | None = None,
-    concurrency: list[int] = [1, 4, 16],  # noqa: B006
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
+    limit: Count | None = None,
+    concurrency: list[Side] = [1, 4, 16],  # noqa: B006
+    max_new_tokens: Tokens = 128,
+    temperature: NonNegative = 0.0,
     ignore_eos: bool = False,
     out: Path | None = None,
     vllm_args: list[str] = [],  # noqa: B006
@@ -125,8 +126,6 @@ def _bench(
     max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
 ) -> None:  # fmt: skip
     """Serve the target with the drafter and then alone, let vLLM measure both, and print the table."""
-    if min([*concurrency, max_new_tokens]) < 1 or temperature < 0:
-        raise ValueError("concurrency and max_new_tokens must be at least 1, and temperature at least 0")
     tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
     ids = [PromptConversation(one, tokenizer).next_ids() or [] for one in without_blank(load_prompts(prompts, limit))]
     texts, special = as_text(ids, tokenizer)

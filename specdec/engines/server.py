@@ -28,6 +28,7 @@ from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
 from specdec.utils.files import explained, read_json
+from specdec.utils.numbers import Depth, Port, Positive, check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +83,16 @@ class VllmLaunch:
     vllm: Sequence[str]  # the command, see :func:`find_vllm`
     target: TargetSource
     host: str = "127.0.0.1"
-    port: int = 8000  # 0 for one that is free
-    timeout: float = TIMEOUT  # seconds until it must be healthy
-    draft_tokens: int = DRAFT_TOKENS  # a pass
+    port: Port = 8000  # 0 for one that is free
+    timeout: Positive = TIMEOUT  # seconds until it must be healthy
+    draft_tokens: Depth = DRAFT_TOKENS  # a pass
     extra: Sequence[str] = ()  # further flags of vllm serve
 
     def __post_init__(self) -> None:
         for flag in map(flag_of, self.extra):
             if flag in REFUSED:
                 raise ValueError(f"{flag} after -- is not passed on: {REFUSED[flag]}")
-        if self.draft_tokens < 1 or self.timeout <= 0:
-            raise ValueError("draft_tokens must be at least 1 and timeout above 0")
+        check_numbers(VllmLaunch, vars(self))
 
     def server(
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True

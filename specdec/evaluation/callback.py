@@ -7,7 +7,7 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import lightning.pytorch as pl
 import torch
@@ -20,6 +20,7 @@ from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_p
 from specdec.target import Target
 from specdec.training.distributed import unsharded
 from specdec.training.module import DrafterModule
+from specdec.utils.numbers import MOST_TOKENS, PositiveShare, Range, Side, Tokens, Whole, check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +55,13 @@ class AcceptanceLength(pl.Callback):
     def __init__(
         self,
         shape: str = "chain:depth=5",
-        max_new_tokens: int = 64,
-        count: int = 8,
-        prompt_tokens: int = 64,
-        every_n_validations: int = 1,
-        share: float = 0.05,
+        max_new_tokens: Tokens = 64,
+        count: Side = 8,
+        prompt_tokens: Annotated[int, Range(SHORTEST, MOST_TOKENS)] = 64,
+        every_n_validations: Whole = 1,
+        share: PositiveShare = 0.05,
     ) -> None:
-        if min(max_new_tokens, count) < 1 or prompt_tokens < SHORTEST or every_n_validations < 0:
-            raise ValueError(
-                f"acceptance: max_new_tokens {max_new_tokens} and count {count} must be at least 1, prompt_tokens "
-                f"{prompt_tokens} at least {SHORTEST}, every_n_validations {every_n_validations} 0 or more"
-            )
-        if not 0 < share <= 1:
-            raise ValueError(f"acceptance: share must lie in (0, 1], not {share}; every_n_validations=0 never decodes")
+        check_numbers(AcceptanceLength.__init__, locals(), "acceptance.")
         self.shape, self.max_new_tokens = parse_shape(shape), max_new_tokens
         self.count, self.prompt_tokens, self.every_n_validations = count, prompt_tokens, every_n_validations
         self.share, self.clock = share, time.monotonic

@@ -17,6 +17,7 @@ from specdec.target import Target, TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import read_json
 from specdec.utils.machine import multiplies_bfloat16, provenance
+from specdec.utils.numbers import Count, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class MeasurementConfig:
 
     prompts: list[str]
     target: TargetSource = field(default_factory=TargetSource)
-    max_new_tokens: int = 128
-    limit: int | None = None
+    max_new_tokens: Tokens = 128
+    limit: Count | None = None
     layouts: list[str] = field(default_factory=list)
     device: str = "cpu"
     other_target: bool = False

@@ -31,6 +31,7 @@ from specdec.evaluation.style import (
 )
 from specdec.utils.config import new_run
 from specdec.utils.files import staged, write_json
+from specdec.utils.numbers import Side, Whole
 from specdec.utils.progress import progress
 
 METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE = FILES = (
@@ -64,8 +65,8 @@ class EvaluationConfig(MeasurementConfig):
     sampling: Sampling = field(default_factory=Sampling)
     plain: bool = True
     baselines: list[str] = field(default_factory=list)
-    certify: int = 0
-    batch_size: int = 1
+    certify: Whole = 0
+    batch_size: Side = 1
     compile: bool = True
 
 

@@ -11,6 +11,7 @@ from specdec.evaluation.metrics import summary
 from specdec.evaluation.prompts import Skipped
 from specdec.evaluation.style import ReportTable, few_prompts, print_report, shown, write_report
 from specdec.utils.files import staged_directory, write_json
+from specdec.utils.numbers import Side
 from specdec.utils.progress import progress
 
 CANDIDATES = (
@@ -32,7 +33,7 @@ class TuneConfig(MeasurementConfig):
 
     drafter: Path
     shape: list[str] = field(default_factory=lambda: list(CANDIDATES))
-    batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 16])
+    batch_sizes: list[Side] = field(default_factory=lambda: [1, 4, 16])
     compile: bool = True
 
 
@@ -47,8 +48,8 @@ def tune(config: TuneConfig) -> None:
         ValueError: something given is wrong; nothing is written then.
     """
     sizes, shapes = sorted({*config.batch_sizes}), [parse_shape(text) for text in config.shape]
-    if not sizes or sizes[0] < 1:
-        raise ValueError(f"batch_sizes {config.batch_sizes}: expected numbers from 1 up")
+    if not sizes:
+        raise ValueError("batch_sizes []: name at least one")
     prompts = config.load_prompts()
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
     with staged_directory(config.place("tune")) as folder:

@@ -22,6 +22,7 @@ from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
+from specdec.utils.numbers import Depth, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def export(
     out: str,
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     format: str = "vllm",
-    draft_tokens: int = DRAFT_TOKENS,
+    draft_tokens: Depth = DRAFT_TOKENS,
     evaluation: list[Path] = [],  # noqa: B006
     push: str | None = None,
 ) -> None:
@@ -81,7 +82,7 @@ class Exported(NamedTuple):
 
 def export_drafter(
     drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
-    draft_tokens: int = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
+    draft_tokens: Depth = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
     run: Path | None = None,
 ) -> Exported:  # fmt: skip
     """Write a drafter for a serving engine, in its own dtype.
@@ -100,8 +101,7 @@ def export_drafter(
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
-    if draft_tokens < 1:
-        raise ValueError(f"draft_tokens must be at least 1, not {draft_tokens}")
+    check_numbers(export_drafter, {"draft_tokens": draft_tokens})
     directory, chosen = Path(directory), FORMATS[format]
     config = drafter.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers

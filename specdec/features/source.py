@@ -19,6 +19,7 @@ from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, p
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.proof import TOLERANCE
+from specdec.utils.numbers import Side, check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +62,10 @@ class OnTheFly(Features, FeatureSource):
             of the rows beside it whatever the kernels do, hence those of a cache to the last bit.
     """
 
-    rows: int | Literal["batch"] = "batch"
+    rows: Side | Literal["batch"] = "batch"
 
     def __post_init__(self) -> None:
-        if self.rows != "batch" and self.rows < 1:
-            raise ValueError(f"model.features.rows must be batch or at least 1, not {self.rows}")
+        check_numbers(OnTheFly, vars(self), "model.features.")
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Itself: there is nothing to open."""

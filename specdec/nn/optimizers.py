@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.utils.machine import multiplies_bfloat16
+from specdec.utils.numbers import NonNegative, Positive, Rate, Share, check_numbers
 
 TABLES = ("embed_tokens", "lm_head")  # modules whose matrices are look-up tables over a vocabulary
 
@@ -34,11 +35,12 @@ class AdamW(torch.optim.AdamW):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-4,
+        lr: Rate = 1e-4,
         betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        eps: Positive = 1e-8,
+        weight_decay: NonNegative = 0.0,
     ) -> None:
+        check_numbers(AdamW.__init__, locals(), "AdamW.")
         split: tuple[list[Any], list[Any]] = [], []  # those with one axis, those with more
         for item in params:
             parameter = item[1] if isinstance(item, tuple) else item
@@ -87,12 +89,13 @@ class MuonAdamW(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[tuple[str, nn.Parameter]],
-        lr: float = 1e-3,
-        lr_rest: float = 1e-4,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        lr: Rate = 1e-3,
+        lr_rest: Rate = 1e-4,
+        weight_decay: NonNegative = 0.1,
+        momentum: Share = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
+        check_numbers(MuonAdamW.__init__, locals(), "MuonAdamW.")
         named = list(params)
         if not all(isinstance(item, tuple) for item in named):
             raise ValueError("MuonAdamW tells embedding and head by their names: give it named_parameters()")

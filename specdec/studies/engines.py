@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
 from specdec.utils import machine
+from specdec.utils.numbers import Count, NonNegative, Side, Whole, check_numbers
 
 RETRIES = 3  # how often a sweep starts a job again after attempts that were lost
 
@@ -25,6 +26,9 @@ class Engine(abc.ABC):
     """Starts workers for jobs and tells when they have ended, here or on other machines."""
 
     poll: ClassVar[float] = 0.1  # seconds between looks at what runs
+
+    def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self), f"{type(self).__name__}.")
 
     def open(self, study: Path) -> None:
         """Get ready for the jobs of a study, run in the working folder; ValueError if the engine cannot be had."""
@@ -81,12 +85,8 @@ class Local(Engine):
         gpus: devices by the names that ``CUDA_VISIBLE_DEVICES`` takes, one for each job at a time.
     """
 
-    workers: int | None = None
+    workers: Side | None = None
     gpus: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers of the local engine must be above 0, not {self.workers}")
 
     def at_once(self, job: Job) -> int | None:
         by_cores = max(1, (machine.cores() or 1) // job.threads)
@@ -129,7 +129,7 @@ class Ray(Engine):
     """
 
     address: str | None = None
-    gpus: float = 0.0
+    gpus: NonNegative = 0.0
 
     def open(self, study: Path) -> None:
         super().open(study)
@@ -185,8 +185,8 @@ class Slurm(Engine):
     poll: ClassVar[float] = 1.0
 
     partition: str | None = None
-    minutes: int = 24 * 60
-    gpus: int = 0
+    minutes: Count = 24 * 60
+    gpus: Whole = 0
     more: dict[str, Any] = field(default_factory=dict)
     cluster: Literal["slurm", "local"] = "slurm"
 

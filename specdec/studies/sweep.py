@@ -18,6 +18,7 @@ from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
 from specdec.studies.study import read_study
 from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
+from specdec.utils.numbers import Seed, Side
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import duration, how_many
@@ -34,10 +35,10 @@ def sweep(
     plan_only: bool = False,
     card_only: bool = False,
     reproduce: str | None = None,
-    seed: int | None = None,
+    seed: Seed | None = None,
     only: list[str] = [],  # noqa: B006  never changed
     engine: Engine = Local(),  # noqa: B008
-    threads: int = 1,
+    threads: Side = 1,
     allow_few_seeds: bool = False,
     allow_unequal: bool = False,
 ) -> int:
@@ -73,8 +74,6 @@ def sweep(
         recorded, directory = recorded_run(study, reproduce, seed or 0), out or new_run("reproduce")
         status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
         return status or compare_again(recorded, directory)
-    if threads < 1:
-        raise ValueError(f"--threads must be at least 1, not {threads}")
     if seed is not None:
         raise ValueError("--seed is of the arm that --reproduce names: a study lists its seeds")
     if study.is_dir():

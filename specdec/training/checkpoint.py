@@ -23,6 +23,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from specdec.utils.files import staged
+from specdec.utils.numbers import FromMinusOne, Whole, check_numbers
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -121,12 +122,8 @@ class RunCheckpoint(Checkpoint):
         save_top_k: how many numbered ones are kept, the newest; -1 for all.
     """
 
-    def __init__(self, every_n_train_steps: int = 1000, save_top_k: int = 1) -> None:
-        if every_n_train_steps < 0 or save_top_k < -1:
-            raise ValueError(
-                f"checkpoint: every_n_train_steps {every_n_train_steps} must be 0 or more, save_top_k {save_top_k} -1 "
-                "or more"
-            )
+    def __init__(self, every_n_train_steps: Whole = 1000, save_top_k: FromMinusOne = 1) -> None:
+        check_numbers(RunCheckpoint.__init__, locals(), "checkpoint.")
         self.every_n_train_steps, self.save_top_k = every_n_train_steps, save_top_k
         self.dirpath: Path | None = None
         # what log_model of loggers reads

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.training.losses import DistributionLoss, LossRows, inner
+from specdec.utils.numbers import Count, NonNegative, Share, check_numbers
 
 LOG_ZERO = -1e5
 """Stands for the logarithm of nothing, in nats: an infinity times a probability of zero would be no number."""
@@ -121,11 +122,10 @@ class TopKCrossEntropy(DistributionLoss):
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
-    k: int = 10
+    k: Count = 10
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"TopKCrossEntropy.k must be at least 1, not {self.k}")
+        check_numbers(TopKCrossEntropy, vars(self), "TopKCrossEntropy.")
 
     def __call__(self, rows: LossRows) -> Tensor:
         p_RK, ids_RK = self._top(rows)
@@ -181,14 +181,11 @@ class LKLambda(DistributionLoss):
         decay: how fast ``w`` falls, at least 0; with 0 the blend is fixed.
     """
 
-    scale: float = 1.0
-    decay: float = 3.0
+    scale: Share = 1.0
+    decay: NonNegative = 3.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scale <= 1:
-            raise ValueError(f"LKLambda.scale must lie in [0, 1], not {self.scale}")
-        if not 0 <= self.decay < math.inf:
-            raise ValueError(f"LKLambda.decay must be at least 0 and finite, not {self.decay}")
+        check_numbers(LKLambda, vars(self), "LKLambda.")
 
     def __call__(self, rows: LossRows) -> Tensor:
         rejected_R = TotalVariation()(rows)

@@ -7,7 +7,6 @@ my_parts.MyLoss``. It needs ``__call__`` alone; ``reads`` and ``grade_`` save wo
 Legend: R supervised rows, D draft vocabulary, H hidden.
 """
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.nn.backend import pointwise
+from specdec.utils.numbers import NonNegative, Positive, check_numbers
 
 if TYPE_CHECKING:
     from specdec.drafter import DrafterSpec
@@ -117,11 +117,10 @@ class SmoothL1(FeatureLoss):
         beta: below this distance the loss is quadratic, above it linear.
     """
 
-    beta: float = 1.0
+    beta: Positive = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise ValueError(f"SmoothL1.beta must be positive and finite, not {self.beta}")
+        check_numbers(SmoothL1, vars(self), "SmoothL1.")
 
     def check(self, spec: "DrafterSpec") -> None:
         """Raise ValueError unless the state stands where the target's post-final-norm state stands: read from it, fed
@@ -149,14 +148,12 @@ class Term:
     """One summand: any loss but a sum; the weights need not add up to one."""
 
     loss: Loss
-    weight: float = 1.0
+    weight: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         if isinstance(self.loss, WeightedSum) or not isinstance(self.loss, Loss):
             raise ValueError(f"a term of WeightedSum needs a loss that is no sum itself, not {self.loss!r}")
-        if not 0 <= self.weight < math.inf:
-            name = type(self.loss).__name__
-            raise ValueError(f"WeightedSum: the weight of {name} must be at least 0 and finite, not {self.weight}")
+        check_numbers(Term, vars(self), f"WeightedSum: {type(self.loss).__name__}'s ")
 
 
 @dataclass(frozen=True)

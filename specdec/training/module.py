@@ -37,6 +37,7 @@ from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCro
 from specdec.training.noise import FeatureNoise, NoNoise, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 from specdec.utils.config import hyperparameters
+from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +79,11 @@ class WarmupCosine(Schedule):
         floor: last learning rate as a share of the peak.
     """
 
-    warmup: float = 0.03
-    floor: float = 0.0
+    warmup: Share = 0.03
+    floor: Share = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1 or not 0 <= self.floor <= 1:
-            raise ValueError(
-                f"schedule: warmup must lie in [0, 1) and floor in [0, 1], not {self.warmup}, {self.floor}"
-            )
+        check_numbers(WarmupCosine, vars(self), "schedule.")
 
     def factor(self, step: int, total: int) -> float:
         """Share of the peak learning rate at optimizer step ``step`` of ``total``."""
@@ -130,8 +128,8 @@ class DrafterModule(pl.LightningModule):
         drafter: AnyDrafter = DrafterSpec(),  # noqa: B008  frozen
         start: Start = FromTarget(),  # noqa: B008  frozen
         loss: Loss = SoftCrossEntropy(),  # noqa: B008  frozen
-        ttt_steps: int = 7,
-        step_decay: float = 0.8,
+        ttt_steps: Depth = 7,
+        step_decay: PositiveShare = 0.8,
         in_vocab: bool = True,
         features: Features = OnTheFly(),  # noqa: B008  frozen
         noise: FeatureNoise = NoNoise(),  # noqa: B008  frozen
@@ -146,10 +144,7 @@ class DrafterModule(pl.LightningModule):
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         self.save_hyperparameters({"model": hyperparameters(given)})  # for loggers; fit puts its whole config there
-        if ttt_steps < 1:
-            raise ValueError(f"model.ttt_steps must be at least 1, not {ttt_steps}")
-        if not 0 < step_decay <= 1:
-            raise ValueError(f"model.step_decay must lie in (0, 1], not {step_decay}")
+        check_numbers(DrafterModule.__init__, given, "model.")
         for name, part in (("loss", loss), ("features", features), ("noise", noise), ("start", start)):
             if type(part) in (Loss, DistributionLoss, FeatureLoss, Features, FeatureNoise, Start):
                 raise ValueError(

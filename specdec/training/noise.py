@@ -3,13 +3,13 @@
 Legend: B batch, T tokens, N aux layers, H hidden.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from specdec.data import Batch
+from specdec.utils.numbers import Positive, Tokens, check_numbers
 
 
 class FeatureNoise:
@@ -37,14 +37,10 @@ def _uniform(like: Tensor, generator: Generator) -> Tensor:
 class UniformNoise(FeatureNoise):
     """``U(-amplitude, amplitude)`` on every channel: EAGLE-1's paper (https://arxiv.org/abs/2401.15077)."""
 
-    amplitude: float = 0.1
+    amplitude: Positive = 0.1
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < math.inf:
-                raise ValueError(
-                    f"{type(self).__name__}.{name} must be positive and finite, not {value}; for none use NoNoise"
-                )
+        check_numbers(type(self), vars(self), f"{type(self).__name__}.")
 
     def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
         return aux_BTNH + self.amplitude * _uniform(aux_BTNH, generator)
@@ -57,7 +53,7 @@ class LengthScaledNoise(UniformNoise):
     EAGLE-1's published code: 0.1 at 512 tokens.
     """
 
-    length: int = 512
+    length: Tokens = 512
 
     def __call__(self, aux_BTNH: Tensor, documents_BT: Tensor, generator: Generator) -> Tensor:
         sizes_BT = (documents_BT[:, :, None] == documents_BT[:, None, :]).sum(-1)

@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from specdec.utils.imports import guard, refusal
+from specdec.utils.numbers import check_numbers
 from specdec.utils.spelling import nearest_class
 
 current: list[str] = list(sys.argv)
@@ -46,6 +47,7 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     config = _config_of(function)
     given = dict(vars(parse(parser, _spelled(config or function, target_shorthand(argv)))))
     given.pop("config", None)
+    check_numbers(config or function, given, "--")
     status = function(config(**given)) if config else function(**given)
     return status if isinstance(status, int) else 0
 
@@ -62,7 +64,7 @@ def parse(parser: ArgumentParser, argv: list[str]) -> Namespace:
     guard()
     try:
         return parser.instantiate(parser.parse_args(argv))
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ValueError(short(str(error))) from error
 
 
@@ -110,7 +112,13 @@ def short(message: str) -> str:
         return f"{key[1]}: there is no {name[1]}; {nearest_class(name[1])}".removesuffix("; ")
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if "Errors:" not in lines:
-        return " ".join(lines[:3])
+        return " ".join(lines[:3] if key else lines)
     # of every type that an argument could have been: the reasons, not the list of types
-    reasons = itertools.takewhile(lambda line: not line.startswith("Given value"), lines[lines.index("Errors:") + 1 :])
+    reasons = [
+        *itertools.takewhile(lambda line: not line.startswith("Given value"), lines[lines.index("Errors:") + 1 :])
+    ]
+    if ours := [
+        line for line in reasons if re.match(r"- [\w.: ]+ must be ", line)
+    ]:  # the class was right, a number not
+        return ours[0].removeprefix("- ")
     return " ".join([lines[0], *(line for line in reasons if not line.endswith("<class 'NoneType'>"))])

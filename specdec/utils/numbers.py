@@ -33,6 +33,7 @@ class Range:
 
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Whole = Annotated[int, Range(0, 2**31 - 1)]
+FromMinusOne = Annotated[int, Range(-1, 2**31 - 1)]  # -1 for no limit
 Seed = Annotated[int, Range(0, 2**32 - 1)]  # numpy's are no longer
 Depth = Annotated[int, Range(1, 64)]  # draft steps, in training or decoding
 Heads = Annotated[int, Range(1, 2**14)]
@@ -43,10 +44,13 @@ Positions = Annotated[int, Range(1, 2**40)]  # some configs say "no end" by a nu
 MOST_LAYERS = 2**10
 Layers = Annotated[int, Range(1, MOST_LAYERS)]
 Side = Annotated[int, Range(1, 4096)]  # what is computed side by side: rows, nodes
-Tokens = Annotated[int, Range(1, 2**24)]  # of one text
+MOST_TOKENS = 2**24
+Tokens = Annotated[int, Range(1, MOST_TOKENS)]  # of one text
+RowTokens = Annotated[int, Range(2, MOST_TOKENS)]  # of a packed row: one is predicted from another
 Port = Annotated[int, Range(0, 65535)]
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
+Rate = Annotated[float, Range(0, 1e30)]  # float32 holds it
 Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
@@ -79,7 +83,7 @@ def _fault(hint: Any, value: Any) -> str | None:
         held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         return next((fault for child in held for one in inner if (fault := _fault(one, child))), None)
     words = [word for arm in arms if get_origin(arm) is Literal for word in get_args(arm)]
-    if value in words or (value is None and type(None) in arms):
+    if value in words or isinstance(value, tuple(arm for arm in arms if isinstance(arm, type))):
         return None
     whole = all(kind is int for kind, _ in ranges)
     if not isinstance(value, int if whole else int | float) or isinstance(value, bool):
