@@ -20,7 +20,9 @@ class Range:
     above: bool = False
 
     def __repr__(self) -> str:
-        return f"{'>' if self.above else '>='} {self.least}" + (f", <= {self.most}" if self.most < math.inf else "")
+        return f"{'>' if self.above else '>='} {self.least}" + (
+            f", <= {self.most}" if self.most < 2**20 else ""
+        )  # others are no one's concern
 
     def wanted(self, value: float) -> str | None:
         """The bound that a number is beyond, in words; None if it is within both."""
