@@ -7,18 +7,29 @@ another token); such a turn is found by rendering the conversation with other wo
 the same is not the turn's.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specdec.data.layouts import ChatConversation, Message
+from specdec.utils.text import printable
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # of templates whose models can do without
+
+# what a rendering may take; a real one takes less than a thousandth of each
+SECONDS, MEMORY = 10.0, 2**30  # bytes
+CHARACTERS, TEMPLATE, NUMBER = 2**25, 2**20, 10**6  # of the text; of the template, and the largest number in it
+UNNOTICED = 0.1  # seconds before memory is looked at
 
 WORDS = ("0123", "abcd")  # put in a message's place; they differ in their first and in their last letter
 
@@ -69,13 +80,64 @@ def rendered(tokenizer: Any, messages: Sequence[Message], prompt: bool, **more: 
         prompt: end with the generation prompt, behind which the assistant goes on.
 
     Raises:
-        ValueError: the template refuses the conversation.
+        ValueError: the template refuses the conversation, or takes more time or memory than a rendering may.
     """
+    with _limited(more.get("chat_template") or tokenizer.chat_template):
+        text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
+        if len(text) > CHARACTERS:
+            raise ValueError(f"it makes {len(text):,} characters of it")
+    return text
+
+
+class _TakesTooMuch(BaseException):
+    """Not an Exception: Jinja would pass over it here and there."""
+
+
+@contextlib.contextmanager
+def _limited(template: Any) -> Iterator[None]:
+    """Render inside, in bounded time and memory; whatever a template raises is a ValueError.
+
+    Jinja's sandbox keeps a template from the machine, not from looping for ever. A trace function looks at the clock
+    at every line of the compiled template and every call below it. One operation cannot be interrupted so: powers and
+    large numbers, which make one operation long, are refused before.
+    """
+    begin, peak, before = time.perf_counter(), _peak_memory(), sys.gettrace()
+
+    def look(frame: FrameType, event: str, arg: object) -> Any:
+        spent = time.perf_counter() - begin
+        if spent > UNNOTICED and (spent > SECONDS or _peak_memory() - peak > MEMORY):
+            raise _TakesTooMuch(f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB")
+        return look if frame.f_code.co_filename == "<template>" else None
+
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        for source in template.values() if isinstance(template, dict) else [template]:
+            _check_source(source)
+        sys.settrace(look)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+    except (_TakesTooMuch, Exception) as error:  # a template raises what it likes
+        told = isinstance(error, jinja2.TemplateError | ValueError | _TakesTooMuch)
+        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        reason = " ".join(printable(reason).split())[:300]
         raise ValueError(f"the chat template refuses the conversation: {reason}") from error
+
+
+def _peak_memory() -> int:
+    """Bytes that this process has had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@lru_cache(64)
+def _check_source(source: str) -> None:
+    """Refuse a template that one operation of could take for ever."""
+    if not isinstance(source, str) or len(source) > TEMPLATE:
+        raise ValueError(f"it is no text of at most {TEMPLATE:,} characters")
+    for line, kind, word in jinja2.Environment().lex(source):
+        number = kind == "integer" and (len(word) > 20 or int(word, 0) > NUMBER)
+        if number or (kind == "operator" and word == "**"):
+            raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {NUMBER:,} are not run")
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> list[int]:
@@ -155,13 +217,14 @@ class Template:
 
     def _tagged_spans(self, text: str, conversation: ChatConversation, source: str) -> Spans:
         """What the template itself marks as generated, and the end-of-turn token if it stands right behind."""
-        (again,), (spans,) = render_jinja_template(
-            conversations=[conversation.messages],
-            tools=conversation.tools,
-            chat_template=source,
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
+        with _limited(source):
+            (again,), (spans,) = render_jinja_template(
+                conversations=[conversation.messages],
+                tools=conversation.tools,
+                chat_template=source,
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
         if again != text:
             raise ValueError(f"{conversation.place}: the chat template renders differently each time: use a fixed one")
         return [(start, self._with_end_of_turn(text, start, end)) for start, end in spans]
