@@ -76,6 +76,21 @@ def remedy(target: "Target") -> str:
     return f"{cause}; check the checkpoint, or download it again"
 
 
+@torch.no_grad()
+def check_finite(target: "Target") -> None:
+    """Refuse a target with a weight that is NaN or infinite, which a short text need not meet; reads each weight once.
+
+    Raises:
+        ValueError: the weight's name, and what to do.
+    """
+    for weight in target.model.parameters():
+        half = weight.dtype in (torch.float16, torch.bfloat16)
+        if weight.is_floating_point() and weight.element_size() > 1 and weight.device.type != "meta":
+            # a sum takes no memory, and is finite unless a value is not, or all are near the largest
+            if not weight.sum(dtype=torch.float32 if half else None).isfinite() and not weight.isfinite().all():
+                raise ValueError(f"{target.source}: {remedy(target)}")
+
+
 def _packed(target: "Target", ids_1T: Tensor, expected_1TV: Tensor) -> None:
     """Two documents in one row do not see each other."""
     document_1T = (torch.arange(LENGTH, device=target.device) >= PREFIX).long()[None]
