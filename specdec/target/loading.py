@@ -37,13 +37,15 @@ LARGEST = {
     r"(num|n)_(\w+_)?experts": 10_000,
     r"num_\w+": 2**20,
     r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2**31,
-    r".*": float(2**53),
+    r"partial_rotary_factor|rotary_pct": 1,
+    r".*": 2**53,
 }
 EXPERTS = 50_000  # of all layers together
 SPARE, TIMES = 2**26, 2  # weights that a model may have beyond this many times those in its files: what lacks is named
 REMEDY = (
     "compare config.json, generation_config.json and the tokenizer's files with the original, or download them again"
 )
+LONG_ID = re.compile(rb":\s*(\d{8,})\s*[,}]")  # tokenizers makes a list as long as the largest id
 FILE = 2**29  # bytes of a file beside the weights, at most
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -104,7 +106,12 @@ def spread(model: PreTrainedModel) -> set[Any]:
 
 def load_tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """A target's tokenizer, without its weights; ``ValueError`` if there is none or it cannot be read."""
-    return _read(AutoTokenizer, source, revision, trust_remote_code)
+    with failing_in_one_line(source):
+        _check_files(source)
+    tokenizer: PreTrainedTokenizerBase = _read(AutoTokenizer, source, revision, trust_remote_code)
+    if not isinstance(tokenizer.model_max_length, int | float):  # every text's length is held against it
+        raise ValueError(f"{source}: tokenizer_config.json: model_max_length is no number: correct it")
+    return tokenizer
 
 
 def load_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -132,22 +139,21 @@ def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedMod
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
     """From a directory, without any network, or from the Hub."""
-    local = is_directory(source)
-    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": local}
+    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_directory(source)}
     with failing_in_one_line(source):
-        if local:
-            _check_files(Path(source))
         return auto.from_pretrained(source, **more)
 
 
-def _check_files(directory: Path) -> None:
-    """Refuse what reading would not end of."""
-    for path in directory.iterdir():
+def _check_files(source: str) -> None:
+    """Refuse files beside the weights that take more than a file may: devices, giants, a token's id of ten digits."""
+    for path in Path(source).iterdir() if is_directory(source) else ():
         if path.suffix in (".json", ".jinja", ".model", ".txt", ".safetensors") and path.exists():
-            if not path.is_file():
+            if not path.is_file():  # reading would not end
                 raise ValueError(f"{path.name}: no file: a device, a pipe or a directory")
             if path.suffix != ".safetensors" and path.stat().st_size > FILE:
                 raise ValueError(f"{path.name}: larger than {FILE // 2**20} MiB")
+            if path.name == "tokenizer.json" and (found := LONG_ID.search(path.read_bytes())):
+                raise ValueError(f"{path.name}: {found[1].decode()[:20]} is no token's id: download it again")
 
 
 def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
@@ -156,17 +162,18 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     It checks their types itself.
     """
     with failing_in_one_line(source):
-        if local := is_directory(source):
-            _check_files(Path(source))
+        _check_files(source)
+        local = is_directory(source)
         raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision, local_files_only=local)
         layers, experts = [1], [1]
         for name, number in _numbers(raw):
             most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
             if not number <= most:  # NaN is not, either
                 raise ValueError(f"config.json: {name} is {number:,}, at most {most:,} can be: correct it")
-            (layers if name.endswith(("layer", "layers")) else experts if name.endswith("experts") else []).append(
-                number
-            )
+            if name.endswith("layers"):
+                layers.append(number)
+            elif name.endswith("experts"):
+                experts.append(number)
         if max(layers) * max(experts) > EXPERTS:
             raise ValueError(f"config.json: {max(layers)} layers of {max(experts):,} experts are too many: correct it")
     return _read(AutoConfig, source, revision, trust_remote_code)
@@ -236,14 +243,14 @@ def _weight_files(source: str, revision: str | None) -> list[Path]:
 
 def _check_ends(source: str, model: PreTrainedModel) -> None:
     """Refuse an end of text that is no token."""
-    config: Any = model.config
-    rows = config.get_text_config(decoder=True).vocab_size
-    for name, holder in (("config.json", config), ("generation_config.json", model.generation_config)):
-        value = getattr(holder, "eos_token_id", None)
-        for token in value if isinstance(value, list) else [value]:
-            if token is not None and (type(token) is not int or token >= rows):
-                wrong = printable(str(token))[:60]
-                raise ValueError(f"{source}: {name}: eos_token_id {wrong} is none of {rows:,} tokens: correct it")
+    with failing_in_one_line(source):
+        config: Any = model.config
+        rows = config.get_text_config(decoder=True).vocab_size
+        for name, holder in (("config.json", config), ("generation_config.json", model.generation_config)):
+            value = getattr(holder, "eos_token_id", None)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and (type(token) is not int or token >= rows):
+                    raise ValueError(f"{name}: eos_token_id {token!r} is none of {rows:,} tokens: correct it")
 
 
 def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
