@@ -11,9 +11,11 @@ import contextlib
 import re
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -98,30 +100,50 @@ def _limited(template: Any) -> Iterator[None]:
     """Render inside, in bounded time and memory; whatever a template raises is a ValueError.
 
     Jinja's sandbox keeps a template from the machine, not from looping for ever. A trace function looks at the clock
-    at every line of the compiled template and every call below it. One operation cannot be interrupted so: powers and
-    large numbers, which make one operation long, are refused before.
+    at every line of the compiled template and every call below it. It cannot interrupt one operation: powers and large
+    numbers, which make one long, are refused before, and the system holds the whole process to the memory meanwhile,
+    where no other thread could want some.
     """
     begin, peak, before = time.perf_counter(), _peak_memory(), sys.gettrace()
 
     def look(frame: FrameType, event: str, arg: object) -> Any:
         spent = time.perf_counter() - begin
         if spent > UNNOTICED and (spent > SECONDS or _peak_memory() - peak > MEMORY):
-            raise _TakesTooMuch(f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB")
+            raise _TakesTooMuch
         return look if frame.f_code.co_filename == "<template>" else None
 
     try:
         for source in template.values() if isinstance(template, dict) else [template]:
             _check_source(source)
-        sys.settrace(look)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+        with _little_memory():
+            sys.settrace(look)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
     except (_TakesTooMuch, Exception) as error:  # a template raises what it likes
-        told = isinstance(error, jinja2.TemplateError | ValueError | _TakesTooMuch)
-        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError | _TakesTooMuch):
+            reason = f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB"
+        elif isinstance(error, jinja2.TemplateError | ValueError):
+            reason = str(error)
         reason = " ".join(printable(reason).split())[:300]
         raise ValueError(f"the chat template refuses the conversation: {reason}") from error
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Inside, an operation that takes more memory than a rendering may is a MemoryError; on Linux, without threads."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _peak_memory() -> int:

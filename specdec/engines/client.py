@@ -134,7 +134,8 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {key}"
         end = time.monotonic() + patiences * self._patience
         connection = kind(self._parts.netloc, timeout=self._patience)
-        connection.response_class = functools.partial(_Response, patience=self._patience, end=end)
+        hurried: Any = functools.partial(_Response, patience=self._patience, end=end)
+        connection.response_class = hurried
         try:
             connection.request(method, self._parts.path + path, body, headers)
             with connection.getresponse() as response:

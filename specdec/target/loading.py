@@ -165,7 +165,7 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
         _check_files(source)
         local = is_directory(source)
         raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision, local_files_only=local)
-        layers, experts = [1], [1]
+        layers, experts = [1.0], [1.0]
         for name, number in _numbers(raw):
             most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
             if not number <= most:  # NaN is not, either
@@ -175,7 +175,9 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
             elif name.endswith("experts"):
                 experts.append(number)
         if max(layers) * max(experts) > EXPERTS:
-            raise ValueError(f"config.json: {max(layers)} layers of {max(experts):,} experts are too many: correct it")
+            raise ValueError(
+                f"config.json: {max(layers):g} layers of {max(experts):g} experts are too many: correct it"
+            )
     return _read(AutoConfig, source, revision, trust_remote_code)
 
 

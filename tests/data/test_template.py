@@ -1,5 +1,6 @@
 """A template that loops, grows or fails is refused in one line and in bounded time."""
 
+import resource
 import sys
 import threading
 import time
@@ -67,12 +68,33 @@ def test_other_threads_are_held_to_it_and_tracing_goes_on(short: None) -> None:
     assert tracer is not None and tracer.__name__ == "<lambda>"
 
 
-def test_text_that_doubles_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_text_that_doubles_is_ended(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: threads)
     monkeypatch.setattr(template, "MEMORY", 2**27)
     monkeypatch.setattr(template, "UNNOTICED", 0.0)
     doubling = "{% set ns = namespace(s='ab') %}" + "{% set ns.s = ns.s ~ ns.s %}" * 40 + "{{ ns.s }}"
     with pytest.raises(ValueError, match=REFUSED + "it takes more than"):
         rendered(tiny_tokenizer(doubling), ASKED, True)
+
+
+GIANTS = {
+    "a product": "{% set n = 100000 %}{{ 'a' * n * n }}",
+    "a width": "{{ '%2000000000d' % 1 }}",
+    "padding": "{% set n = 1000000 %}{{ 'a'.ljust(n * n) }}",
+    "replacing": "{% set s = 'a' * 100000 %}{{ s|replace('a', s) }}",
+    "a list": "{% set n = 100000 %}{{ (range(n)|list) * n }}",
+    "indentation": "{% set n = 1000000 %}{{ [1]|tojson(indent=n * n) }}",
+}
+
+
+@pytest.mark.parametrize("name", GIANTS)
+def test_one_operation_gets_no_more_memory_either(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # pytest's own wait
+    before, begin = resource.getrlimit(resource.RLIMIT_AS), time.monotonic()
+    with pytest.raises(ValueError, match=REFUSED + "(it takes more than 10 s or 1 GiB|OverflowError)"):
+        rendered(tiny_tokenizer(GIANTS[name]), ASKED, True)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before and time.monotonic() - begin < 5
 
 
 FAULTS = {
@@ -95,7 +117,7 @@ FAULTS = {
     "{{ x": "unexpected end of template",
     "{% include 'x' %}": "no loader",
     "{{ '\\ud800' }}{{ 'x'.encode('ascii', 'x') }}" + "{{ none.x.y }}": "",
-    "(" * 10 + "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}": "RecursionError|nested|too many|MemoryError",
+    "(" * 10 + "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}": "RecursionError|nested|too many|it takes more",
 }
 
 
