@@ -91,6 +91,16 @@ def rendered(tokenizer: Any, messages: Sequence[Message], prompt: bool, **more: 
     return text
 
 
+@contextlib.contextmanager
+def tokenizing() -> Iterator[None]:
+    """Whatever a foreign tokenizer raises inside, which of tokenizers is a bare Exception, as a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(printable(str(error)).split())[:300]
+        raise ValueError(f"the tokenizer fails on a text: {reason}: is its tokenizer.json as it should be?") from error
+
+
 class _TakesTooMuch(BaseException):
     """Not an Exception: Jinja would pass over it here and there."""
 
@@ -173,13 +183,12 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> 
     Raises:
         ValueError: there is no template, it refuses the conversation, or the tokenizer makes no tokens of the text.
     """
-    if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, add_special_tokens=True)
-    elif tokenizer.chat_template is None:
+    if not isinstance(prompt, str) and tokenizer.chat_template is None:
         raise ValueError("the tokenizer has no chat template, which a conversation needs: give text or token ids")
-    else:
+    text = prompt if isinstance(prompt, str) else rendered(tokenizer, prompt, True, **more)
+    with tokenizing():
         # the template writes the special tokens itself: adding them again would double the first one
-        ids = tokenizer.encode(rendered(tokenizer, prompt, True, **more), add_special_tokens=False)
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str))
     if not ids:
         raise ValueError("the tokenizer makes no tokens of it")
     return list(ids)

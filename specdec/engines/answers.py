@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from specdec.data.layouts import ChatConversation, Message
-from specdec.data.template import rendered
+from specdec.data.template import rendered, tokenizing
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length, continuation
 from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target, TargetSource
@@ -219,7 +219,8 @@ class InProcess:
     def _prompt(self, one: Dialogue) -> list[int]:
         tokenizer = self.target.tokenizer
         text = rendered(tokenizer, one.messages(), True, tools=one.tools, **self.config.template_arguments())
-        ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        with tokenizing():
+            ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         check_length(self.target, ids, self.config.max_new_tokens)
         return ids
 

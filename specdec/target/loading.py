@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_accelerate_available
+from transformers.utils import is_accelerate_available, logging
 
 from specdec.utils.files import read_json
 from specdec.utils.text import how_many, printable, tensor_fault
@@ -42,9 +42,7 @@ LARGEST = {
 }
 EXPERTS = 50_000  # of all layers together
 SPARE, TIMES = 2**26, 2  # weights that a model may have beyond this many times those in its files: what lacks is named
-REMEDY = (
-    "compare config.json, generation_config.json and the tokenizer's files with the original, or download them again"
-)
+REMEDY = "compare the .json files with the original's, or download them again"
 LONG_ID = re.compile(rb":\s*(\d{8,})\s*[,}]")  # tokenizers makes a list as long as the largest id
 FILE = 2**29  # bytes of a file beside the weights, at most
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -67,26 +65,34 @@ def load_model(
     _check_architecture(source, config, trust_remote_code)
     _check_sizes(source, revision, config, trust_remote_code)
     capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
-    model, report = _read(
-        AutoModelForCausalLM,
-        source,
-        revision,
-        trust_remote_code,
-        config=config,
-        dtype=DTYPES[dtype],
-        use_safetensors=True,
-        output_loading_info=True,
-        attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
-        device_map=device_map,
-    )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report lists over pages is one line below
+    try:
+        model, report = _read(
+            AutoModelForCausalLM,
+            source,
+            revision,
+            trust_remote_code,
+            config=config,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
+            device_map=device_map,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
     _check_ends(source, model)
     tokenizer = None
     if not is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
         tokenizer = load_tokenizer(source, revision, trust_remote_code)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in missing}
-        fault = tensor_fault(dict.fromkeys(report["unexpected_keys"], ()), {name: shapes[name] for name in missing})
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name in report["missing_keys"]}
+    found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
+    if not wanted:
+        for name, there, said in sorted(report["mismatched_keys"]):
+            found[name], wanted[name] = there, said
+    if fault := tensor_fault(found, wanted):
         raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
         return model.to(where), tokenizer
@@ -287,9 +293,7 @@ def failing_in_one_line(source: str) -> Iterator[None]:
         reason = _one_line(error)
         if reason.startswith(f"{source}: "):
             raise
-        if "ignore_mismatched_sizes" in reason:
-            reason = "the weights have other shapes than config.json says; the report above lists them"
-        elif "trust_remote_code" in str(error):
+        if "trust_remote_code" in str(error):
             reason = "it runs its own code: read that code, then allow it with trust_remote_code"
         elif isinstance(error, OSError) and not Path(source).is_dir():
             reason = f"no such directory here, nor to be had from the Hugging Face Hub ({reason})"

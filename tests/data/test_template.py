@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from specdec.data import template
-from specdec.data.template import rendered
+from specdec.data.module import encode_texts
+from specdec.data.template import prompt_ids, rendered
 from tests.data import tiny
 from tests.data.tiny import tiny_tokenizer
 
@@ -126,6 +130,15 @@ def test_what_a_template_raises_is_one_line(source: str) -> None:
     with pytest.raises(ValueError, match=REFUSED + f".*({FAULTS[source]})") as caught:
         rendered(tiny_tokenizer(source), ASKED, True)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_tokenizer_that_fails_is_one_line() -> None:
+    unknown = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
+    reason = "^the tokenizer fails on a text: WordLevel error: Missing .* is its tokenizer.json as it should be"
+    with pytest.raises(ValueError, match=reason):
+        prompt_ids(unknown, "b")
+    with pytest.raises(ValueError, match=reason):
+        encode_texts(["b"], unknown)
 
 
 def test_a_giant_is_not_compiled() -> None:
