@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from specdec import __version__
+from specdec.utils.text import printable
 
 HELP = Path(__file__).with_name("help.json")
 """The help of every command, so that it is shown at once, and what :mod:`specdec.utils.spelling` knows besides;
@@ -139,7 +140,7 @@ class StderrLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one."""
-        sys.stderr.write(f"{self.format(record)}\n")
+        sys.stderr.write(f"{printable(self.format(record))}\n")
 
 
 def is_further_process() -> bool:
@@ -148,7 +149,7 @@ def is_further_process() -> bool:
 
 
 def _refuse(name: str, why: str) -> int:
-    sys.stderr.write(f"specdec {name}".strip() + f": error: {why}\n")
+    sys.stderr.write(f"specdec {name}".strip() + f": error: {printable(why)}\n")
     return 2
 
 

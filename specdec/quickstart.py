@@ -21,7 +21,7 @@ from specdec.target import TargetSource
 from specdec.utils.config import runs_folder
 from specdec.utils.files import read_json, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
-from specdec.utils.text import duration
+from specdec.utils.text import duration, printable
 
 CONFIG = "conf/quickstart.yaml"
 SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
@@ -121,9 +121,11 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     chosen = max(chain, key=lambda one: (not one.loops, one.tokens)).prompt_id
     (prompt,) = (str(one.text) for one in load_prompts([out / "prompts.jsonl"]) if one.prompt_id == chosen)
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
-    console.print(Text(prompt, style="dim"), end="", soft_wrap=True)
+    console.print(Text(printable(prompt), style="dim"), end="", soft_wrap=True)
     for chunk in SpeculativeDecoder(target, drafter, parse_shape(SHAPES[0])).stream(prompt, NEW_TOKENS):
-        drafts, own = "".join(chunk.texts[: chunk.accepted]), "".join(chunk.texts[chunk.accepted :])
+        drafts, own = (
+            printable("".join(part)) for part in (chunk.texts[: chunk.accepted], chunk.texts[chunk.accepted :])
+        )
         drafts = drafts if console.color_system or not drafts else f"[{drafts}]"
         console.print(Text(drafts, style="green"), Text(own, style="bold"), sep="", end="", soft_wrap=True)
     console.print("\n")

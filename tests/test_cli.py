@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from specdec.cli import COMMANDS, main
+from specdec.cli import COMMANDS, StderrLines, main
 from specdec.utils.spelling import check, index
 
 
@@ -73,6 +74,14 @@ def test_wrong_input_is_one_clear_line(
     assert message in error
     assert len(error.splitlines()) == 1
     assert "Traceback" not in error
+
+
+def test_a_terminal_obeys_neither_errors_nor_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "\x1b]0;title\x07no\x1b[2Jwhere", "b"]) == 2
+    StderrLines().handle(logging.LogRecord("specdec", logging.INFO, "", 0, "one\n%s", ("t\x1b[1Awo\r",), None))
+    error = capsys.readouterr().err
+    assert "\x1b" not in error and "\r" not in error
+    assert "nowhere/metrics.json: no such file" in error and error.endswith("one\ntwo\n")
 
 
 def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:

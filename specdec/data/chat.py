@@ -23,7 +23,7 @@ from torch import Tensor
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
 from specdec.data.loader import Document
 from specdec.data.rows import DataRow, contents_of, find_sources, read_rows
-from specdec.data.template import Spans, Template
+from specdec.data.template import Spans, Template, tokenizing
 from specdec.utils.files import cache_directory, locked, staged
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many
@@ -167,7 +167,8 @@ def encode(
                         raise
                     left_out.append(str(error))
             texts = [item.text for item in rendered] or [""]
-            made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            with tokenizing():
+                made = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             for item, ids, offsets in zip(rendered, made["input_ids"], made["offset_mapping"], strict=False):
                 mask = token_mask(offsets, item.spans)
                 ids_T, mask_T = torch.tensor(ids[:max_length]), torch.tensor(mask[:max_length])

@@ -13,7 +13,7 @@ from specdec.data.chat import Encoded, cached, determinants, encode, read_conver
 from specdec.data.layouts import TRAINING, named
 from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
 from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
-from specdec.data.template import check_tokenizer
+from specdec.data.template import check_tokenizer, tokenizing
 from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
 from specdec.utils.text import how_many
 
@@ -250,7 +250,8 @@ def encode_texts(texts: list[str], tokenizer: Any) -> list[Document]:
     documents: list[Document] = []
     for start in range(0, len(texts), CHUNK):
         chunk = texts[start : start + CHUNK]
-        encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
+        with tokenizing():
+            encoded = tokenizer(chunk, add_special_tokens=True, return_attention_mask=False, verbose=False)
         for ids in encoded["input_ids"]:
             if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
                 ids.append(tokenizer.eos_token_id)

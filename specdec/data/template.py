@@ -7,18 +7,31 @@ another token); such a turn is found by rendering the conversation with other wo
 the same is not the turn's.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from specdec.data.layouts import ChatConversation, Message
+from specdec.utils.text import printable
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # of templates whose models can do without
+
+# what a rendering may take; a real one takes less than a thousandth of each
+SECONDS, MEMORY = 10.0, 2**30  # bytes
+CHARACTERS, TEMPLATE, NUMBER = 2**25, 2**20, 10**6  # of the text; of the template, and the largest number in it
+UNNOTICED = 0.1  # seconds before memory is looked at
 
 WORDS = ("0123", "abcd")  # put in a message's place; they differ in their first and in their last letter
 
@@ -69,13 +82,94 @@ def rendered(tokenizer: Any, messages: Sequence[Message], prompt: bool, **more: 
         prompt: end with the generation prompt, behind which the assistant goes on.
 
     Raises:
-        ValueError: the template refuses the conversation.
+        ValueError: the template refuses the conversation, or takes more time or memory than a rendering may.
     """
+    with _limited(more.get("chat_template") or tokenizer.chat_template):
+        text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
+        if len(text) > CHARACTERS:
+            raise ValueError(f"it makes {len(text):,} characters of it")
+    return text
+
+
+@contextlib.contextmanager
+def tokenizing() -> Iterator[None]:
+    """Whatever a foreign tokenizer raises inside, which of tokenizers is a bare Exception, as a ValueError."""
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False, **more))
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        yield
+    except Exception as error:
+        reason = " ".join(printable(str(error)).split())[:300]
+        raise ValueError(f"the tokenizer fails on a text: {reason}: is its tokenizer.json as it should be?") from error
+
+
+class _TakesTooMuch(BaseException):
+    """Not an Exception: Jinja would pass over it here and there."""
+
+
+@contextlib.contextmanager
+def _limited(template: Any) -> Iterator[None]:
+    """Render inside, in bounded time and memory; whatever a template raises is a ValueError.
+
+    Jinja's sandbox keeps a template from the machine, not from looping for ever. A trace function looks at the clock
+    at every line of the compiled template and every call below it. It cannot interrupt one operation: powers and large
+    numbers, which make one long, are refused before, and the system holds the whole process to the memory meanwhile,
+    where no other thread could want some.
+    """
+    begin, peak, before = time.perf_counter(), _peak_memory(), sys.gettrace()
+
+    def look(frame: FrameType, event: str, arg: object) -> Any:
+        spent = time.perf_counter() - begin
+        if spent > UNNOTICED and (spent > SECONDS or _peak_memory() - peak > MEMORY):
+            raise _TakesTooMuch
+        return look if frame.f_code.co_filename == "<template>" else None
+
+    try:
+        for source in template.values() if isinstance(template, dict) else [template]:
+            _check_source(source)
+        with _little_memory():
+            sys.settrace(look)
+            try:
+                yield
+            finally:
+                sys.settrace(before)
+    except (_TakesTooMuch, Exception) as error:  # a template raises what it likes
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError | _TakesTooMuch):
+            reason = f"it takes more than {SECONDS:g} s or {MEMORY / 2**30:g} GiB"
+        elif isinstance(error, jinja2.TemplateError | ValueError):
+            reason = str(error)
+        reason = " ".join(printable(reason).split())[:300]
         raise ValueError(f"the chat template refuses the conversation: {reason}") from error
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Inside, an operation that takes more memory than a rendering may is a MemoryError; on Linux, without threads."""
+    if sys.platform != "linux" or threading.active_count() > 1:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(most, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _peak_memory() -> int:
+    """Bytes that this process has had resident at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@lru_cache(64)
+def _check_source(source: str) -> None:
+    """Refuse a template that one operation of could take for ever."""
+    if not isinstance(source, str) or len(source) > TEMPLATE:
+        raise ValueError(f"it is no text of at most {TEMPLATE:,} characters")
+    for line, kind, word in jinja2.Environment().lex(source):
+        number = kind == "integer" and (len(word) > 20 or int(word, 0) > NUMBER)
+        if number or (kind == "operator" and word == "**"):
+            raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {NUMBER:,} are not run")
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> list[int]:
@@ -89,13 +183,12 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> 
     Raises:
         ValueError: there is no template, it refuses the conversation, or the tokenizer makes no tokens of the text.
     """
-    if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, add_special_tokens=True)
-    elif tokenizer.chat_template is None:
+    if not isinstance(prompt, str) and tokenizer.chat_template is None:
         raise ValueError("the tokenizer has no chat template, which a conversation needs: give text or token ids")
-    else:
+    text = prompt if isinstance(prompt, str) else rendered(tokenizer, prompt, True, **more)
+    with tokenizing():
         # the template writes the special tokens itself: adding them again would double the first one
-        ids = tokenizer.encode(rendered(tokenizer, prompt, True, **more), add_special_tokens=False)
+        ids = tokenizer.encode(text, add_special_tokens=isinstance(prompt, str))
     if not ids:
         raise ValueError("the tokenizer makes no tokens of it")
     return list(ids)
@@ -155,13 +248,14 @@ class Template:
 
     def _tagged_spans(self, text: str, conversation: ChatConversation, source: str) -> Spans:
         """What the template itself marks as generated, and the end-of-turn token if it stands right behind."""
-        (again,), (spans,) = render_jinja_template(
-            conversations=[conversation.messages],
-            tools=conversation.tools,
-            chat_template=source,
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
+        with _limited(source):
+            (again,), (spans,) = render_jinja_template(
+                conversations=[conversation.messages],
+                tools=conversation.tools,
+                chat_template=source,
+                return_assistant_tokens_mask=True,
+                **self.tokenizer.special_tokens_map,
+            )
         if again != text:
             raise ValueError(f"{conversation.place}: the chat template renders differently each time: use a fixed one")
         return [(start, self._with_end_of_turn(text, start, end)) for start, end in spans]

@@ -33,7 +33,7 @@ from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
-from specdec.utils.text import how_many
+from specdec.utils.text import how_many, printable
 
 CHECKS: dict[str, Callable[[SetUp], Iterator[Finding]]] = {
     "taps": taps, "masks": masks, "vocabulary": vocabulary, "gradient": gradient,
@@ -97,11 +97,11 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     for one in findings:
         remark = f"; {one.note}" if one.note and one.result is CheckResult.SOUND else ""
         figure = "" if one.figure is None else f"{one.figure:.4g}"
-        table.add_row(one.check, escape(one.what + remark), figure, one.wanted, one.result)
+        table.add_row(one.check, escape(printable(one.what + remark)), figure, one.wanted, one.result)
     console.print(table)
     for one in sorted(findings, key=lambda one: one.result is CheckResult.UNCHECKED):  # faults first
         if one.result is not CheckResult.SOUND:
-            console.print(f"{one.check}: {one.result}: {one.what}: {one.note}", markup=False)
+            console.print(printable(f"{one.check}: {one.result}: {one.what}: {one.note}"), markup=False)
     sound, faulty, rest = (sum(one.result is result for one in findings) for result in CheckResult)
     end = how_many(faulty, "fault") if faulty else "no fault was found"
     console.print(f"{end}: {sound} sound, {rest} could not be checked")
@@ -129,7 +129,7 @@ def marked(document: Document, tokenizer: Any, marks: tuple[str, str]) -> Text:
     """A document's first tokens, the supervised ones in colour and between the marks."""
     text, pairs = Text(), list(zip(document.ids_T.tolist(), document.loss_mask_T.tolist(), strict=True))
     for supervised, run in groupby(pairs[:SHOWN], key=lambda pair: pair[1]):
-        words = tokenizer.decode([token for token, _ in run])
+        words = printable(tokenizer.decode([token for token, _ in run]))
         text.append(words.join(marks) if supervised else words, SUPERVISED if supervised else PLAIN)
     if len(pairs) > SHOWN:
         text.append(f" … {how_many(len(pairs) - SHOWN, 'more token')}", "italic")

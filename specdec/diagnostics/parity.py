@@ -13,7 +13,7 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, index
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -241,10 +241,13 @@ def ask(endpoint: Endpoint, model: str, prompt: list[int], tokens: int) -> VllmA
     for _ in range(TRIES):
         before = SpecDecodeCounters.read(endpoint)
         events = endpoint.events("/v1/completions", streaming(model, tokens) | body)
-        choices = [event["choices"][0] for event in events if event.get("choices")]
-        if not all("token_ids" in choice for choice in choices):
-            raise ValueError(f"{endpoint.url}/v1/completions sends no token_ids, which vLLM does from 0.10.2 on")
-        pieces = [choice["token_ids"] for choice in choices if choice["token_ids"]]
+        try:
+            sent = [event["choices"][0]["token_ids"] for event in events if event.get("choices")]
+            pieces = [[index(token) for token in piece] for piece in sent if piece]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"{endpoint.url}/v1/completions sends no token_ids, which vLLM does from 0.10.2 on"
+            ) from error
         ids = [token for piece in pieces for token in piece]
         counted = before.increase(endpoint, len(ids))
         if not counted.passes:
@@ -309,6 +312,8 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
     passes: list[tuple[int, int, bool]] = []  # drafts accepted by this drafter and by vLLM; is it close where they part
     close_tokens = wrong_tokens = 0
     for answer in answers:
+        if not all(0 <= token < target.vocab_size for token in answer.ids):
+            raise ValueError(f"the server's tokens are none of {target.source}'s: does it serve another target?")
         P, ids = len(answer.prompt), torch.tensor([*answer.prompt, *answer.ids], device=target.device)
         logits_TV = target.model(input_ids=ids[None], use_cache=False).logits[0, P - 1 : -1]
         short_T, _ = _short_and_lead(logits_TV, ids[P:])

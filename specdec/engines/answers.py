@@ -13,12 +13,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from specdec.data.layouts import ChatConversation, Message
-from specdec.data.template import rendered
+from specdec.data.template import rendered, tokenizing
 from specdec.decoding import PlainDecoder, Request, Sampling, check_length, continuation
 from specdec.engines.client import Endpoint, RequestError
 from specdec.target import Target, TargetSource
 from specdec.utils.numbers import Count, Seed, Side, Tokens, check_numbers
-from specdec.utils.text import how_many
+from specdec.utils.text import how_many, printable
 
 STOP, LENGTH = "stop", "length"
 WINDOW = 16  # batches that are sorted by length together: answers come evenly, and few rows wait half done
@@ -218,7 +218,8 @@ class InProcess:
     def _prompt(self, one: Dialogue) -> list[int]:
         tokenizer = self.target.tokenizer
         text = rendered(tokenizer, one.messages(), True, tools=one.tools, **self.config.template_arguments())
-        ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        with tokenizing():
+            ids = list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
         check_length(self.target, ids, self.config.max_new_tokens)
         return ids
 
@@ -268,7 +269,7 @@ class Remote:
                 if number < RETRIES and passing and not over.wait(pause):
                     continue
                 if error.status is None:
-                    self.endpoint.model()  # raises if nobody answers at all: that ends the run
+                    self.endpoint.check_alive()  # else the run ends
                 return one.add(failed=str(error))
         raise AssertionError
 
@@ -292,17 +293,21 @@ class Remote:
 
     @staticmethod
     def _read(one: Dialogue, response: dict[str, Any]) -> TurnAnswer:
+        """What a response says, every field of it checked; one that is not as it should be is a failed answer."""
         try:
             choice, usage = response["choices"][0], response.get("usage") or {}
             message, finish = choice["message"], choice["finish_reason"]
             if message.get("tool_calls"):
                 raise ValueError("the server made a tool call of the answer: start it without a tool parser")
             if finish not in (STOP, LENGTH):
-                raise ValueError(f"the server ended the answer for another reason: {finish}")
-            text = message.get("content") or ""
-            text.encode()
-            tokens = int(usage.get("completion_tokens") or 0)
+                raise ValueError(f"the server ended the answer for another reason: {str(finish)[:100]}")
+            text, tokens = message.get("content") or "", usage.get("completion_tokens") or 0
             reasoning = message.get("reasoning") or message.get("reasoning_content")
+            for words in (text, reasoning or ""):
+                words.encode()
+            if type(tokens) is not int or not 0 <= tokens < 2**31:
+                raise ValueError(f"completion_tokens is {str(tokens)[:100]}, no number of tokens")
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            return one.add(failed=f"no answer in the server's response: {type(error).__name__}: {error}")
+            why = printable(f"{type(error).__name__}: {error}")
+            return one.add(failed=f"no answer in the server's response: {why[:300]}")
         return one.add(text=text, finish=finish, tokens=tokens, reasoning=reasoning)

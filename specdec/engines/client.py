@@ -1,10 +1,14 @@
 """An OpenAI-compatible server as its clients see it: requests, streams, and vLLM's counters of drafts."""
 
 import contextlib
+import functools
 import http.client
+import io
 import json
+import math
 import os
 import re
+import socket
 import time
 import uuid
 from collections import Counter
@@ -12,97 +16,190 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
+from specdec.utils.text import printable
+
 KEY = "VLLM_API_KEY"  # vLLM's own variable
-PATIENCE = 600.0  # seconds for one line of an answer
+PATIENCE = 600.0  # seconds for an answer, and for one piece of a stream
+STREAM = 6  # patiences for a whole stream
+BODY, LINE, STREAM_BODY, REFUSAL = 2**24, 2**20, 2**26, 2**16  # bytes at most: 16,000 tokens with a line each are 2**22
+POSITIONS = 256  # drafts a pass at most
 _METRIC = re.compile(r"^vllm:(generation_tokens|spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _POSITION = re.compile(r'(?:^|,)position="(\d+)"')
 
 
 class RequestError(ValueError):
-    """A request without an answer; ``status`` is HTTP's, or None if the server is away or its answer broke off."""
+    """A request without an answer that can be used.
+
+    ``status`` is HTTP's, 200 if what came is not as it should be; None if the server is away or its answer broke off.
+    """
 
     def __init__(self, message: str, status: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.status = status
 
 
 class Endpoint:
     """A server by its URL, with or without the final ``/v1``; its key, if it wants one, is in ``$VLLM_API_KEY``.
 
-    It may be silent for ``patience`` seconds. ValueError if it is no URL of http or https, or holds a user or password;
-    RequestError from every method if the server cannot be reached, or refuses.
+    An answer may take ``patience`` seconds, however it comes; a stream several times as long, if it is never silent for
+    longer. Nothing that it sends is believed: an answer has a largest size, and is checked before it is handed on.
+    ValueError if it is no URL of http or https, or holds a user or password; RequestError from every method if the
+    server cannot be reached, refuses, or answers with something else.
     """
 
     def __init__(self, url: str, patience: float = PATIENCE) -> None:
-        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
-        if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc or parts.query:
+        try:
+            parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
+            sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # half an IPv6 address, a port that is none
+            sound = False
+        if not sound or re.search(r"[^!-~]", url) or "@" in parts.netloc or parts.query or parts.fragment:
             raise ValueError(f"no URL of a server: give one as http://127.0.0.1:8000, and its key in ${KEY}")
         self.url, self._parts, self._patience = parts.geturl(), parts, patience
 
     def text(self, path: str) -> str:
         """What ``GET`` gives."""
         with self._response("GET", path) as response:
-            return response.read().decode("utf-8", errors="replace")
+            return self._body(path, response).decode("utf-8", errors="replace")
 
     def model(self) -> str:
         """The name of the first model that it serves."""
+        text = self.text("/v1/models")
         try:
-            return str(json.loads(self.text("/v1/models"))["data"][0]["id"])
-        except (json.JSONDecodeError, TypeError, KeyError, IndexError) as error:
+            name = _parsed(text)["data"][0]["id"]
+            if not isinstance(name, str) or name != printable(name):
+                raise ValueError(name)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             raise ValueError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?") from error
+        return name
+
+    def check_alive(self) -> None:
+        """Raise RequestError if nobody answers at all; a refusal is an answer."""
+        try:
+            self.text("/v1/models")
+        except RequestError as error:
+            if error.status is None:
+                raise
 
     def complete(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The object that ``POST`` of a body gives."""
         with self._response("POST", path, json.dumps(body)) as response:
-            try:
-                return dict(json.loads(response.read()))
-            except (TypeError, ValueError) as error:
-                raise RequestError(f"{self.url}{path}: the answer is no JSON object") from error
+            return self._object(path, self._body(path, response))
 
     def events(self, path: str, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The server-sent events that ``POST`` of a body with ``stream`` gives, each as it comes."""
-        with self._response("POST", path, json.dumps(body)) as response:
-            for line in response:
+        left = STREAM_BODY
+        with self._response("POST", path, json.dumps(body), STREAM) as response:
+            while line := response.readline(LINE + 1):
+                left -= len(line)
+                if len(line) > LINE or left < 0:
+                    raise RequestError(f"{self.url}{path}: the stream, or a line of it, is too long", 200)
                 if not line.startswith(b"data:"):  # a comment, or the line between two events
                     continue
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
+                event = self._object(path, data)
                 if "error" in event:
-                    raise ValueError(f"{self.url}{path}: {_reason(data)}")
+                    raise RequestError(f"{self.url}{path}: {_reason(data)}", 200)
                 yield event
         raise ValueError(f"{self.url}{path}: the stream ended before its end mark: did the server fall?")
 
+    def _body(self, path: str, response: http.client.HTTPResponse) -> bytes:
+        body = response.read(BODY + 1)
+        if len(body) > BODY:
+            raise RequestError(f"{self.url}{path}: the answer has more than {BODY:,} bytes", 200)
+        if response.length:  # http.client tells of it only where no size is asked for
+            raise http.client.IncompleteRead(body, response.length)
+        return body
+
+    def _object(self, path: str, data: bytes) -> dict[str, Any]:
+        try:
+            found = _parsed(data)
+        except ValueError as error:
+            raise RequestError(f"{self.url}{path}: the answer is no JSON object: {error}", 200) from error
+        if not isinstance(found, dict):
+            raise RequestError(f"{self.url}{path}: the answer is no JSON object", 200)
+        return found
+
     @contextlib.contextmanager
-    def _response(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
+    def _response(
+        self, method: str, path: str, body: str | None = None, patiences: int = 1
+    ) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
+            if re.search(r"[^!-~]", key):  # http.client would print it
+                raise ValueError(f"${KEY} holds a space, a line break or another character that no key has")
             headers["Authorization"] = f"Bearer {key}"
+        end = time.monotonic() + patiences * self._patience
         connection = kind(self._parts.netloc, timeout=self._patience)
+        hurried: Any = functools.partial(_Response, patience=self._patience, end=end)
+        connection.response_class = hurried
         try:
             connection.request(method, self._parts.path + path, body, headers)
             with connection.getresponse() as response:
                 if response.status != 200:
-                    why = f"status {response.status}: {_reason(response.read())}"
+                    why = f"status {response.status}: {_reason(response.read(REFUSAL))}"
                     raise RequestError(f"{self.url}{path}: {why}", response.status)
                 yield response
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise RequestError(f"{self.url}{path}: {error or type(error).__name__}: is the server up?") from error
         finally:
             connection.close()
 
 
+class _Response(http.client.HTTPResponse):
+    """An answer of which nothing can be read after its ``end``, in ``time.monotonic()``.
+
+    A socket's own timeout begins anew with every byte.
+    """
+
+    def __init__(self, sock: socket.socket, *args: Any, patience: float, end: float, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp = io.BufferedReader(_UntilEnd(self.fp.detach(), sock, patience, end))
+
+
+class _UntilEnd(io.RawIOBase):
+    def __init__(self, raw: Any, sock: socket.socket, patience: float, end: float) -> None:
+        self._raw, self._sock, self._patience, self._end = raw, sock, patience, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out: the answer never ended")
+        self._sock.settimeout(min(left, self._patience))
+        return self._raw.readinto(into)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _parsed(data: str | bytes) -> Any:
+    """JSON; ValueError if it is none, or nested so deeply that nobody meant it."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def _reason(body: bytes) -> str:
     """The message of an error, however it is wrapped."""
     text = body.decode("utf-8", errors="replace")
-    with contextlib.suppress(json.JSONDecodeError):
-        value = json.loads(text)
+    with contextlib.suppress(ValueError):
+        value = _parsed(text)
         while isinstance(value, dict):
             value = value.get("error", value.get("message", value.get("detail", str(value))))
         text = str(value)
-    return " ".join(text.split())[:240]
+    return " ".join(printable(text).split())[:240]
 
 
 class SpecDecodeCounters(NamedTuple):
@@ -117,8 +214,15 @@ class SpecDecodeCounters(NamedTuple):
         """The server's counters now; ValueError if it has not even vLLM's of generated tokens, or cannot be reached."""
         counts, positions = Counter[str](), set[str]()
         for name, labels, value in _METRIC.findall(endpoint.text("/metrics")):
-            counts[name] += int(float(value))
+            number = float(value) if re.fullmatch(r"[\d.eE+]{1,40}", value) else math.nan
+            if not number < 2**53:
+                raise ValueError(f"{endpoint.url}/metrics: {name} is {printable(value)[:40]}, no count")
+            counts[name] += int(number)
             positions.update(_POSITION.findall(labels))
+        if len(positions) > POSITIONS:
+            raise ValueError(
+                f"{endpoint.url}/metrics counts {len(positions):,} drafts a pass, at most {POSITIONS} can be"
+            )
         if "generation_tokens" not in counts:
             raise ValueError("no counter vllm:generation_tokens in /metrics: is this vLLM, with its statistics on?")
         return cls(counts["generation_tokens"], counts["spec_decode_num_drafts"], len(positions))

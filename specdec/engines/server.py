@@ -29,6 +29,7 @@ from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
 from specdec.utils.files import explained, read_json
 from specdec.utils.numbers import Depth, Port, Positive, check_numbers
+from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def running(command: Sequence[str], host: str, port: int, log_file: Path, timeou
         grace = GRACE
         yield server
     except ServerError:
-        sys.stderr.write("".join(f"  {line}\n" for line in _lines(log_file)[-40:]))
+        sys.stderr.write("".join(f"  {printable(line)}\n" for line in _lines(log_file)[-40:]))
         raise
     finally:
         assert process.stdin is not None

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from specdec.evaluation.statistics import HOW
 from specdec.utils.files import staged, write_text
+from specdec.utils.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,10 +57,10 @@ def print_report(tables: Iterable[ReportTable], notes: Iterable[str] = (), conso
         for column, heading in enumerate(one.headings):
             printed.add_column(heading, justify="left" if column < one.left else "right")
         for row in one.rows:
-            printed.add_row(*map(Text, row))
+            printed.add_row(*(Text(printable(cell)) for cell in row))
         console.print(printed)
     for note in notes:
-        console.print(Text(note))
+        console.print(Text(printable(note)))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterator
@@ -10,21 +11,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_accelerate_available
+from transformers.utils import is_accelerate_available, logging
 
-from specdec.utils.text import tensor_fault
+from specdec.utils.files import read_json
+from specdec.utils.text import how_many, printable, tensor_fault
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# the largest number of a config.json, by its name's pattern; the first that fits counts
+LARGEST = {
+    r"(num|n|decoder|encoder)_(\w+_)?layers?|depth": 1_000,
+    r"(num|n)_(\w+_)?experts": 10_000,
+    r"num_\w+": 2**20,
+    r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2**31,
+    r"partial_rotary_factor|rotary_pct": 1,
+    r".*": 2**53,
+}
+EXPERTS = 50_000  # of all layers together
+SPARE, TIMES = 2**26, 2  # weights that a model may have beyond this many times those in its files: what lacks is named
+REMEDY = "compare the .json files with the original's, or download them again"
+LONG_ID = re.compile(rb":\s*(\d{8,})\s*[,}]")  # tokenizers makes a list as long as the largest id
+FILE = 2**29  # bytes of a file beside the weights, at most
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -41,28 +61,38 @@ def load_model(
         raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
-    config = _read(AutoConfig, source, revision, trust_remote_code)
+    config = _read_config(source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
+    _check_sizes(source, revision, config, trust_remote_code)
     capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
-    model, report = _read(
-        AutoModelForCausalLM,
-        source,
-        revision,
-        trust_remote_code,
-        config=config,
-        dtype=DTYPES[dtype],
-        use_safetensors=True,
-        output_loading_info=True,
-        attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
-        device_map=device_map,
-    )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its report lists over pages is one line below
+    try:
+        model, report = _read(
+            AutoModelForCausalLM,
+            source,
+            revision,
+            trust_remote_code,
+            config=config,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
+            device_map=device_map,
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    _check_ends(source, model)
     tokenizer = None
     if not is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
         tokenizer = load_tokenizer(source, revision, trust_remote_code)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in missing}
-        fault = tensor_fault(dict.fromkeys(report["unexpected_keys"], ()), {name: shapes[name] for name in missing})
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name in report["missing_keys"]}
+    found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
+    if not wanted:
+        for name, there, said in sorted(report["mismatched_keys"]):
+            found[name], wanted[name] = there, said
+    if fault := tensor_fault(found, wanted):
         raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
         return model.to(where), tokenizer
@@ -82,12 +112,19 @@ def spread(model: PreTrainedModel) -> set[Any]:
 
 def load_tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """A target's tokenizer, without its weights; ``ValueError`` if there is none or it cannot be read."""
-    return _read(AutoTokenizer, source, revision, trust_remote_code)
+    with failing_in_one_line(source):
+        _check_files(source)
+    tokenizer: PreTrainedTokenizerBase = _read(AutoTokenizer, source, revision, trust_remote_code)
+    if not isinstance(tokenizer.model_max_length, int | float):  # every text's length is held against it
+        raise ValueError(f"{source}: tokenizer_config.json: model_max_length is no number: correct it")
+    return tokenizer
 
 
 def load_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
     """The configuration of a target's text model; ``ValueError`` if there is none or it cannot be read."""
-    return _read(AutoConfig, source, revision, trust_remote_code).get_text_config(decoder=True)
+    config = _read_config(source, revision, trust_remote_code)
+    with failing_in_one_line(source):
+        return config.get_text_config(decoder=True)
 
 
 def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedModel:
@@ -96,17 +133,132 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
     Raises:
         ValueError: there is none, it cannot be read, or the model is none that can be a target.
     """
-    config = _read(AutoConfig, source, revision, trust_remote_code)
+    config = _read_config(source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
-    with _failing_in_one_line(source), torch.device("meta"):
+    return _on_meta(source, config, trust_remote_code)
+
+
+def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedModel:
+    with failing_in_one_line(source), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
     """From a directory, without any network, or from the Hub."""
     more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_directory(source)}
-    with _failing_in_one_line(source):
+    with failing_in_one_line(source):
         return auto.from_pretrained(source, **more)
+
+
+def _check_files(source: str) -> None:
+    """Refuse files beside the weights that take more than a file may: devices, giants, a token's id of ten digits."""
+    for path in Path(source).iterdir() if is_directory(source) else ():
+        if path.suffix in (".json", ".jinja", ".model", ".txt", ".safetensors") and path.exists():
+            if not path.is_file():  # reading would not end
+                raise ValueError(f"{path.name}: no file: a device, a pipe or a directory")
+            if path.suffix != ".safetensors" and path.stat().st_size > FILE:
+                raise ValueError(f"{path.name}: larger than {FILE // 2**20} MiB")
+            if path.name == "tokenizer.json" and (found := LONG_ID.search(path.read_bytes())):
+                raise ValueError(f"{path.name}: {found[1].decode()[:20]} is no token's id: download it again")
+
+
+def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """A target's configuration, whose numbers are looked at first: transformers makes lists as long as they say.
+
+    It checks their types itself.
+    """
+    with failing_in_one_line(source):
+        _check_files(source)
+        local = is_directory(source)
+        raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision, local_files_only=local)
+        layers, experts = [1.0], [1.0]
+        for name, number in _numbers(raw):
+            most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
+            if not number <= most:  # NaN is not, either
+                raise ValueError(f"config.json: {name} is {number:,}, at most {most:,} can be: correct it")
+            if name.endswith("layers"):
+                layers.append(number)
+            elif name.endswith("experts"):
+                experts.append(number)
+        if max(layers) * max(experts) > EXPERTS:
+            raise ValueError(
+                f"config.json: {max(layers):g} layers of {max(experts):g} experts are too many: correct it"
+            )
+    return _read(AutoConfig, source, revision, trust_remote_code)
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of a JSON document, by the last name above them."""
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _numbers(child, key if isinstance(key, str) else name)
+    elif isinstance(value, int | float):
+        yield printable(name)[:60], value
+
+
+def _check_sizes(source: str, revision: str | None, config: Any, trust_remote_code: bool) -> None:
+    """Hold what a configuration describes against what the files' headers hold, before memory is taken for it."""
+    if trust_remote_code and getattr(config, "auto_map", None):
+        return  # its own code may build itself as it likes
+    with failing_in_one_line(source):
+        tensors, held = 0, 0
+        for path in _weight_files(source, revision):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  no mapping
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{path.name}: {error}: it is damaged or cut off, download it again") from error
+            tensors, held = tensors + len(shapes), held + sum(map(math.prod, shapes))
+        if not tensors:
+            return  # transformers says what it lacks
+        layers = config.get_text_config(decoder=True).num_hidden_layers
+        if layers > tensors:
+            raise ValueError(
+                f"config.json says {layers} layers, the files hold {how_many(tensors, 'tensor')}: correct it"
+            )
+        model = _on_meta(source, config, trust_remote_code)
+        described = sum(part.numel() for part in (*model.parameters(), *model.buffers()))
+        packed = 32 if getattr(config, "quantization_config", None) else 1  # values of one bit in 32-bit words
+        if described > TIMES * packed * held + SPARE:
+            raise ValueError(
+                f"config.json describes a model of {described:,} weights, the files hold {held:,}: one of the two is "
+                "of another model, download both again"
+            )
+
+
+def _weight_files(source: str, revision: str | None) -> list[Path]:
+    """The safetensors that transformers will read, from the Hub if need be; none where there are none."""
+    found: dict[str, Path] = {}
+    for name in (WEIGHTS, INDEX):
+        if is_directory(source):
+            found |= {name: Path(source) / name} if (Path(source) / name).exists() else {}
+        elif not found:
+            with contextlib.suppress(EntryNotFoundError):
+                found[name] = Path(hf_hub_download(source, name, revision=revision))
+    if WEIGHTS in found or not found:
+        return list(found.values())[:1]
+    index = read_json(found[INDEX])
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{INDEX}: it has no weight_map of tensors to files: download it again")
+    files = sorted(set(names.values()))
+    if outside := [name for name in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]:
+        raise ValueError(f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again")
+    if is_directory(source):
+        return [Path(source) / name for name in files]
+    return [Path(hf_hub_download(source, name, revision=revision)) for name in files]
+
+
+def _check_ends(source: str, model: PreTrainedModel) -> None:
+    """Refuse an end of text that is no token."""
+    with failing_in_one_line(source):
+        config: Any = model.config
+        rows = config.get_text_config(decoder=True).vocab_size
+        for name, holder in (("config.json", config), ("generation_config.json", model.generation_config)):
+            value = getattr(holder, "eos_token_id", None)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and (type(token) is not int or token >= rows):
+                    raise ValueError(f"{name}: eos_token_id {token!r} is none of {rows:,} tokens: correct it")
 
 
 def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
@@ -129,24 +281,29 @@ def is_directory(source: str) -> bool:
 
 
 @contextlib.contextmanager
-def _failing_in_one_line(source: str) -> Iterator[None]:
+def failing_in_one_line(source: str) -> Iterator[None]:
+    """Whatever transformers raises inside about a model's files, which may be anything, as a ValueError of one line."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of tokenizers, in Rust
+            raise
         reason = _one_line(error)
-        if "ignore_mismatched_sizes" in reason:
-            reason = "the weights have other shapes than config.json says; the report above lists them"
-        elif "trust_remote_code" in str(error):
+        if reason.startswith(f"{source}: "):
+            raise
+        if "trust_remote_code" in str(error):
             reason = "it runs its own code: read that code, then allow it with trust_remote_code"
         elif isinstance(error, OSError) and not Path(source).is_dir():
             reason = f"no such directory here, nor to be had from the Hugging Face Hub ({reason})"
+        elif not isinstance(error, (OSError, ValueError, ImportError, SafetensorError)):
+            reason = f"transformers cannot make a model of its files ({type(error).__name__}: {reason}): {REMEDY}"
         raise ValueError(f"{source}: {reason}") from error
 
 
 def _one_line(error: BaseException) -> str:
-    return textwrap.shorten(str(error), 240, placeholder="…")
+    return textwrap.shorten(printable(str(error)), 240, placeholder="…")
 
 
 SAMPLES = 1024  # values hashed per tensor

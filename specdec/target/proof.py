@@ -76,6 +76,20 @@ def remedy(target: "Target") -> str:
     return f"{cause}; check the checkpoint, or download it again"
 
 
+@torch.no_grad()
+def check_finite(target: "Target") -> None:
+    """Refuse a target with a weight that is NaN or infinite, which a short text need not meet; reads each weight once.
+
+    Raises:
+        ValueError: the weight's name, and what to do.
+    """
+    for weight in target.model.parameters():
+        if not weight.is_floating_point() or weight.element_size() == 1 or weight.is_meta or not weight.numel():
+            continue
+        if not torch.stack(torch.aminmax(weight)).isfinite().all():  # one pass without a copy; of NaN both are NaN
+            raise ValueError(f"{target.source}: {remedy(target)}")
+
+
 def _packed(target: "Target", ids_1T: Tensor, expected_1TV: Tensor) -> None:
     """Two documents in one row do not see each other."""
     document_1T = (torch.arange(LENGTH, device=target.device) >= PREFIX).long()[None]

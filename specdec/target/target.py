@@ -18,9 +18,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.embedded import embedded_target
 from specdec.nn.view import View
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.loading import fingerprint, is_directory, load_config, load_model, load_tokenizer, spread
+from specdec.target.loading import (
+    failing_in_one_line,
+    fingerprint,
+    is_directory,
+    load_config,
+    load_model,
+    load_tokenizer,
+    spread,
+)
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
-from specdec.target.proof import prove
+from specdec.target.proof import check_finite, prove
 
 log = logging.getLogger(__name__)
 
@@ -301,4 +309,7 @@ class TargetSource:
         place, trusted = self.directory(), self.trust_remote_code
         log.info("loading the target %s in %s", self.source, self.dtype)
         loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
-        return Target(*loaded, self.source, self.revision)
+        with failing_in_one_line(place):
+            target = Target(*loaded, self.source, self.revision)
+        check_finite(target)
+        return target

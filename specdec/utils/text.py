@@ -4,6 +4,17 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+# an escape sequence of a terminal; what else moves its cursor, hides or turns text round, or is no character at all
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P_^X][^\x07\x1b]*(?:\x07|\x1b\\)?|"
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """Foreign text without what a terminal would obey rather than show; line breaks and tabs stay."""
+    return _UNPRINTABLE.sub("", text)
+
 
 def plural(noun: str) -> str:
     """Of an English noun whose plural is regular: rows, passes, boundaries."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from transformers import LlamaConfig
 
@@ -99,6 +100,13 @@ def test_masks_of_nothing_and_of_everything_are_refused(
     captured = capsys.readouterr()
     assert complaint in captured.err and captured.out == ""
     assert len(captured.err.splitlines()) == 1
+
+
+def test_documents_give_the_terminal_no_orders() -> None:
+    tokenizer = tiny_tokenizer()
+    ids = torch.tensor(tokenizer.encode("a\x1b[2Jb", add_special_tokens=False))
+    assert "\x1b" in tokenizer.decode(ids)
+    assert "\x1b" not in marked(Document(ids, ids >= 0), tokenizer, ("", "")).plain
 
 
 def test_supervised_words_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,21 @@ def test_a_server_without_a_drafter_or_without_ids(served: Servers, server: Fake
         ask(Endpoint(server.url), "the-target", PROMPT, 11)
 
 
+@pytest.mark.parametrize("ids", [["a"], [1.5], 7, {"a": 1}, [None]])
+def test_token_ids_that_are_none(ids: object, server: FakeVllm) -> None:
+    events = [{"choices": [{"token_ids": ids}]}, {"choices": []}]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    server.failures = {"x": [f"{lines}data: [DONE]\n\n".encode()]}
+    with pytest.raises(ValueError, match="sends no token_ids, which vLLM does"):
+        ask(Endpoint(server.url), "the-target", "x", 11)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", [-1, 61, 2**70])
+def test_tokens_of_another_vocabulary(token: int, target: Target, drafter: Drafter) -> None:
+    with pytest.raises(ValueError, match="does it serve another target"):
+        compare_passes(target, drafter, [answer([3], [4, token], [1], [0])], SHARE)
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
     return markov_target(context=0.4)

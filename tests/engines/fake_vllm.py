@@ -41,7 +41,9 @@ class FakeVllm(ThreadingHTTPServer):
 
     Attributes:
         failures: of each question, what happens to it before it is answered: a status, or "cut", and the connection
-            is closed in the middle of the answer.
+            is closed in the middle of the answer; bytes are the answer's whole body; a list of bytes is sent with
+            neither length nor haste, its last entry again and again.
+        models: the body of what it serves, instead of its own; bytes, or a list of them as above.
         away: whether every other request is left without an answer.
         finish: of each question, why the answer ends.
         message: more of every chat message.
@@ -64,6 +66,8 @@ class FakeVllm(ThreadingHTTPServer):
         self.finish: dict[str, str] = {}
         self.away = False
         self.message: dict[str, object] = {}
+        self.models: bytes | list[bytes] | None = None
+        self.haste = 0.01  # seconds before each entry of a list of bytes
         self.seen: list[tuple[str, dict, dict[str, str]]] = []
         self.times: dict[str, list[float]] = {}
         self.joined = 0  # answers, from the next on, whose first two pieces come as one
@@ -103,6 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             self._whole(200, "")
         elif self.path == "/metrics":
             self._whole(200, self.server.metrics())
+        elif self.path == "/v1/models" and self.server.models is not None:
+            self._raw(self.server.models)
         elif self.path == "/v1/models":
             self._whole(200, json.dumps({"data": [{"id": "the-target"}]}))
         else:
@@ -124,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if len(prompt) > 100:
                 self._whole(400, json.dumps({"error": {"message": "the prompt\nis too long", "code": 400}}))
-            elif body.get("stream"):
+            elif body.get("stream") and not isinstance(failure, bytes | list):
                 self._stream(prompt, body, chat)
             else:
                 time.sleep(fake.delay)
@@ -141,6 +147,8 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b'{"choices"')
             self.close_connection = True
+        elif isinstance(failure, bytes | list):
+            self._raw(failure)
         elif failure is not None:
             self._whole(failure, json.dumps({"error": {"message": "not now"}}))
         else:
@@ -150,6 +158,17 @@ class Handler(BaseHTTPRequestHandler):
             )
             choice = {**said, "finish_reason": self.server.finish.get(prompt, "stop")}
             self._whole(200, json.dumps({"choices": [choice], "usage": _usage(len(text))}))
+
+    def _raw(self, body: bytes | list[bytes]) -> None:
+        self.send_response(200)
+        self.close_connection = True
+        if isinstance(body, bytes):
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ValueError):  # whoever asked has left
+            for piece in [body] if isinstance(body, bytes) else itertools.chain(body, itertools.repeat(body[-1])):
+                self.wfile.write(piece)
+                time.sleep(self.server.haste)
 
     def _done(self) -> None:
         """Count this answer as over, once."""

@@ -137,6 +137,42 @@ def test_answers_that_are_none(message: dict[str, Any], finish: str, reason: str
     assert found.failed and reason in found.failed
 
 
+BAD: dict[str, Any] = {
+    "infinite": {"usage": {"completion_tokens": float("1e999")}}, "words": {"usage": {"completion_tokens": "abc"}},
+    "negative": {"usage": {"completion_tokens": -1}}, "a fraction": {"usage": {"completion_tokens": 1.5}},
+    "too many": {"usage": {"completion_tokens": 2**70}}, "no choices": {"choices": []}, "null": {"choices": None},
+    "a number": {"choices": 7}, "no message": {"choices": [{"finish_reason": "stop"}]}, "usage": {"usage": [1]},
+    "message": {"choices": [{"message": "x", "finish_reason": "stop"}]}, "choice": {"choices": ["x"]},
+    "reasoning": {"choices": [{"message": {"content": "x", "reasoning": ["y"]}, "finish_reason": "stop"}]},
+    "finish": {"choices": [{"message": {"content": "x"}, "finish_reason": ["\x1b[31m"]}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_answer_costs_one_row(bad: str, server: FakeVllm) -> None:
+    good = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]}
+    server.failures = {"b": [json.dumps({**good, **BAD[bad]}).replace("Infinity", "1e999").encode()]}
+    talks = [talk(name, name) for name in "abc"]
+    found = {one.row: one.failed for one in remote(server).answers(talks)}
+    assert found["a"] is found["c"] is None and len(server.times["b"]) == 1
+    assert found["b"] and len(found["b"]) < 400 and "\x1b" not in found["b"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"<html>", [b"x" * 2**20]])
+def test_no_answer_at_all_costs_one_row(body: Any, server: FakeVllm) -> None:
+    server.failures, server.haste = {"b": [body] * 9}, 0.0
+    server.models = b"nothing"  # nor need it say what it serves
+    found = {one.row: one.failed for one in remote(server, patience=5.0).answers([talk(name, name) for name in "abc"])}
+    assert found["a"] is found["c"] is None and found["b"]
+
+
+def test_a_trickle_costs_one_row(server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "RETRIES", 1)
+    server.failures, server.haste = {"b": [[b" "]] * 9}, 0.05
+    found = {one.row: one.failed for one in remote(server, patience=0.3).answers([talk(name, name) for name in "abc"])}
+    assert found["a"] is found["c"] is None and "timed out" in str(found["b"])
+
+
 def test_reasoning_that_a_server_takes_out_is_kept(server: FakeVllm) -> None:
     server.message = {"reasoning": "hm"}
     one = talk("a", "a", "b")

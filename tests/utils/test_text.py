@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.utils.text import duration, how_many, tensor_fault
+from specdec.utils.text import duration, how_many, printable, tensor_fault
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,23 @@ from specdec.utils.text import duration, how_many, tensor_fault
 )
 def test_how_many(number: int, noun: str, said: str) -> None:
     assert how_many(number, noun) == said
+
+
+@pytest.mark.parametrize(
+    ("foreign", "shown"),
+    [
+        ("two lines\n\tand ünïcödé 語 👍🏽", "two lines\n\tand ünïcödé 語 👍🏽"),
+        ("\x1b[31mred\x1b[0m \x1b[2J\x1b[1;1Hhome", "red home"),
+        ("\x1b]0;a title\x07\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x9b31mone \x1bPq#1\x1b\\byte", "31mone byte"),
+        ("a\rb\x08c\x00d\x7fe\x85f", "abcdef"),
+        ("a\u202eb\u2066c\ud800d", "abcd"),
+        ("\x1b", ""),
+        ("\x1b]0;never ended", ""),
+    ],
+)
+def test_no_terminal_obeys_what_is_printable(foreign: str, shown: str) -> None:
+    assert printable(foreign) == shown == printable(shown)
 
 
 @pytest.mark.parametrize(
