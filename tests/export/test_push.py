@@ -89,7 +89,7 @@ def test_it_is_loaded_from_the_hub_and_checked(
         load_drafter(f"{REPO}@v1"), load_drafter(REPO)
     )
     FromDrafter(REPO).check()
-    with pytest.raises(ValueError, match="model.start: me/nowhere: no such directory, nor to be had"):
+    with pytest.raises(ValueError, match=r"model\.start: me/nowhere: no such directory, nor to be had"):
         FromDrafter("me/nowhere").check()
     (code,) = re.findall(r"```python\n(.*?)```", uploaded(hub)["README.md"].decode(), re.DOTALL)
     exec(code, card := {})  # what the card says of its use
