@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available
 
+from specdec.utils.files import check_sum
 from specdec.utils.text import tensor_fault
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,6 +42,9 @@ def load_model(
         raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
+    for file in Path(source).iterdir() if is_directory(source) else ():  # of a model that comes with its hashes
+        if file.is_file():
+            check_sum(file)
     config = _read(AutoConfig, source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
     capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
