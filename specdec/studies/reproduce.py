@@ -40,13 +40,12 @@ def _recipe(run: RecordedRun) -> Json:
     """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
     config = yaml.safe_load(read_bytes(fit / "config.yaml"))
+    losses = "".join(f"{line}\n" for line in read_losses(fit / LOSSES))
     out: Json = {
         "fit": {
             "config": {key: value for key, value in config.items() if key not in ELSEWHERE},
             "provenance": read_json(fit / "provenance.json"),
-            "losses": base64.b64encode(
-                zlib.compress("".join(f"{line}\n" for line in read_losses(fit / LOSSES)).encode(), 9)
-            ).decode(),
+            "losses": base64.b64encode(zlib.compress(losses.encode(), 9)).decode(),
             "weights_sha256": _weights(fit),
         },
         "evaluate": None,

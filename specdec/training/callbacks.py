@@ -139,9 +139,8 @@ class RunRecord(pl.Callback):
         if not self._held:
             return
         losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
-        lines = [
-            checked(f"{step} {part} {loss.hex()}") for (step, part, _), loss in zip(self._held, losses, strict=True)
-        ]
+        rows = zip(self._held, losses, strict=True)
+        lines = [checked(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held, path = [], self.directory / LOSSES
         with explained(path), path.open("a", encoding="ascii") as file:
             file.writelines(lines)

@@ -1,8 +1,8 @@
 """Checkpoints: whole or absent, verified before use, and of whole optimizer steps alone.
 
-A file appears in one rename. Its SHA-256 stands in the comment at the end of the zip archive that ``torch.save`` writes,
-and is compared before anything is loaded. Nothing is saved within a step: a loader has counted the batches of one that has begun, and
-the gradients of half a step are in no checkpoint.
+A file appears in one rename. Its SHA-256 stands in the comment that ends the zip archive of ``torch.save``, and is
+compared before anything is loaded. Nothing is saved within a step: a loader has counted the batches of one that has
+begun, and the gradients of half a step are in no checkpoint.
 """
 
 import contextlib
@@ -70,9 +70,7 @@ def verify(path: Path) -> None:
         else:
             whole = digest == _digest(stream, size)
     if not whole:
-        raise ValueError(
-            f"{path}: damaged, cut off or no checkpoint of specdec: another SHA-256 than written; {REMEDY}"
-        )
+        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec: its SHA-256 differs; {REMEDY}")
 
 
 def _digest(stream: IO[bytes], size: int) -> bytes:
