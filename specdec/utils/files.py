@@ -91,7 +91,7 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         try:
             yield temporary
-            write_sums(temporary)
+            (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
             for file in temporary.rglob("*"):
                 if file.is_symlink():
                     continue

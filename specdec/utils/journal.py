@@ -120,8 +120,8 @@ def whole_lines(path: Path, content: bytes, parsed: Callable[[bytes], Line | Non
     for number, line in enumerate(lines, start=1):
         if (value := parsed(line)) is None:
             raise ValueError(
-                f"{path}, line {number}: damaged, or of an earlier specdec: its checksum is not its content's: remove the "
-                "line, or begin anew"
+                f"{path}, line {number}: damaged, or of an earlier specdec: its checksum is not its content's: remove "
+                "the line, or begin anew"
             )
         found.append(value)
     return found
