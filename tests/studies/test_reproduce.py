@@ -11,6 +11,7 @@ import yaml
 from specdec.cli import main
 from specdec.studies.card import write_card
 from specdec.studies.reproduce import unpacked
+from specdec.training.callbacks import checked
 
 
 @pytest.fixture(scope="module")
