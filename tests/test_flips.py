@@ -1,6 +1,6 @@
 """One flipped bit, anywhere in what commands leave behind: it is named by whoever reads that next.
 
-More flips: ``python -m tests.test_flips 300``, of each kind.
+More of them: ``SPECDEC_FLIPS=300 pytest tests/test_flips.py``, of each kind.
 """
 
 import shutil
@@ -29,6 +29,9 @@ from specdec.utils.journal import Journal, read_journal
 from tests.evaluation.made import answer
 from tests.export.made import made_drafter
 from tests.features.made import Texts, fill, target_of
+
+FLIPS = int(os.environ.get("SPECDEC_FLIPS", "24"))  # of each kind
+UNREAD = (".", *DOCUMENTS)  # files without a say: locks, and documents, which may be edited
 
 
 class Artefact(NamedTuple):
@@ -79,7 +82,7 @@ def goes_on(folder: Path) -> None:
 
 def rows(folder: Path, target: Path) -> None:
     write_text(folder / "own.jsonl", '{"text": "a"}\n{"text": "b"}\n')
-    write_text(folder / "own.jsonl.sha256", f"{_sha256(folder / 'own.jsonl')}  own.jsonl\n")
+    write_text(folder / "own.jsonl.sha256", f"{sha256(folder / 'own.jsonl')}  own.jsonl\n")
 
 
 def study(folder: Path, target: Path) -> None:
@@ -96,7 +99,7 @@ def read_study(folder: Path) -> None:
     (found,) = read_record(folder).arms["a"]
     assert found.states["fit"]
     read_bytes(folder / "study.yaml")
-    read_bytes(folder / "jobs" / "f" / "config.yaml")
+    check_sums(folder / "jobs" / "f", partial=True)
 
 
 def card(folder: Path, target: Path) -> None:
@@ -125,7 +128,7 @@ ARTEFACTS: dict[str, Artefact] = {
     "run": Artefact(run, check_run),
     "checkpoint": Artefact(checkpoint, lambda folder: AtomicCheckpointIO().load_checkpoint(folder / "last.ckpt")),
     "journal": Artefact(journal, goes_on),
-    "regenerated rows": Artefact(rows, lambda folder: read_rows(str(folder / "own.jsonl"), lambda row, _: row)),
+    "regenerated rows": Artefact(rows, lambda folder: list(read_rows(str(folder / "own.jsonl")))),
     "study": Artefact(study, read_study),
     "card": Artefact(card, lambda folder: recorded_run(folder / "card", "a", 0)),
     "features": Artefact(features, lambda folder: FeatureStore(folder / "c", {}).verify()),
@@ -141,3 +144,36 @@ ARTEFACTS: dict[str, Artefact] = {
     ),
     "target": Artefact(model, lambda folder: Target.load(folder / "t")),
 }
+
+
+def flips(artefact: Artefact, folder: Path, target: Path, count: int, spared: tuple[str, ...] = UNREAD) -> list[str]:
+    """Make it once, flip bits of its files in turn, one at a time; what came of each, as ``silent: FILE, byte 7``."""
+    folder.mkdir()
+    artefact.make(folder, target)
+    artefact.read(folder)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(spared)]
+    draw, found = random.Random(0), []
+    for number in range(count):
+        file = files[number % len(files)]
+        whole = file.read_bytes()
+        at = draw.randrange(len(whole))
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << draw.randrange(8)]) + whole[at + 1 :])
+        changed = file.read_bytes()
+        try:
+            artefact.read(folder)
+            found.append(f"silent: {file.name}, byte {at}")
+        except ValueError as error:
+            told = str(folder) in str(error) and "\n" not in str(error)
+            found.append("named" if told else f"nameless: {file.name}, byte {at}: {error}")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {file.name}, byte {at}: {error}")
+        assert file.read_bytes() == changed, "nothing is mended in silence"
+        file.write_bytes(whole)
+    artefact.read(folder)
+    return found
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_every_flipped_bit_is_named(name: str, target_directory: Path, tmp_path: Path) -> None:
+    spared = (*UNREAD, SUMS) if name == "target" else UNREAD  # a stranger's list may be of files that are not here
+    assert Counter(flips(ARTEFACTS[name], tmp_path / "x", target_directory, FLIPS, spared)) == {"named": FLIPS}

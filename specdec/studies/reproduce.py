@@ -15,7 +15,7 @@ from specdec.studies.results import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_losses
 from specdec.utils.config import pairs
-from specdec.utils.files import read_bytes, read_json, write_json
+from specdec.utils.files import check_sums, read_bytes, read_json, write_json
 from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ def _recipe(run: RecordedRun) -> Json:
     }
     if run.done("evaluate"):
         folder = run.folders["evaluate"]
+        check_sums(folder.path, partial=True)
         given = yaml.safe_load(read_bytes(folder.path / CONFIG))
         out["evaluate"] = {"config": given, **_accepted(folder.output)}
     return out
