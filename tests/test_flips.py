@@ -3,11 +3,15 @@
 More of them: ``SPECDEC_FLIPS=300 pytest tests/test_flips.py``, of each kind.
 """
 
+import os
+import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from specdec.data.rows import read_rows
@@ -24,7 +28,17 @@ from specdec.target import Target
 from specdec.training.callbacks import check_run, checked
 from specdec.training.checkpoint import AtomicCheckpointIO
 from specdec.training.run_directory import write_run_sums
-from specdec.utils.files import read_bytes, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import (
+    DOCUMENTS,
+    SUMS,
+    check_sums,
+    read_bytes,
+    sha256,
+    staged_directory,
+    write_json,
+    write_sums,
+    write_text,
+)
 from specdec.utils.journal import Journal, read_journal
 from tests.evaluation.made import answer
 from tests.export.made import made_drafter
@@ -165,7 +179,7 @@ def flips(artefact: Artefact, folder: Path, target: Path, count: int, spared: tu
         except ValueError as error:
             told = str(folder) in str(error) and "\n" not in str(error)
             found.append("named" if told else f"nameless: {file.name}, byte {at}: {error}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  what a user would see as a traceback
             found.append(f"{type(error).__name__}: {file.name}, byte {at}: {error}")
         assert file.read_bytes() == changed, "nothing is mended in silence"
         file.write_bytes(whole)
