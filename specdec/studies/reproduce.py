@@ -75,6 +75,8 @@ def _accepted(directory: Path) -> Json:
 def recorded_run(card: Path, arm: str, seed: int) -> Json:
     """The entry of one run in a card (``card.json``, or its directory); ValueError if it has no such run."""
     path = card / CARD if card.is_dir() else card
+    if card.is_dir():
+        check_sums(card, partial=True)
     found = read_json(path)
     if not isinstance(found, dict) or found.get("version") != VERSION or "manifest" not in found:
         raise ValueError(f"{path}: not a study card of version {VERSION}")
