@@ -99,17 +99,17 @@ def parity(
     if depth < 0 or max_new_tokens < depth + 3 or (limit is not None and limit < 1):
         least = f"depth must be at least 0, max_new_tokens at least {depth + 3} for it, limit at least 1"
         raise ValueError(f"depth is {depth}, max_new_tokens is {max_new_tokens}, limit is {limit}: {least}")
-    built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
-    own, model = load_drafter(drafter, dtype=None), target.load(device)
-    model.prove()
-    dtype = str(model.dtype).removeprefix("torch.")
-    if where and dtype == "float64":
-        raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
-    drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
-    asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
     making = contextlib.nullcontext() if out is None else claimed(out)
     with making, tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
+        built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
+        own, model = load_drafter(drafter, dtype=None), target.load(device)
+        model.prove()
+        dtype = str(model.dtype).removeprefix("torch.")
+        if where and dtype == "float64":
+            raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
+        drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
+        asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
+        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
         directory, method, refused = exported or Path(scratch) / "served", subject_of(own, model).method, None
         if exported is None:
             try:
