@@ -24,11 +24,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
 from specdec.evaluation.callback import AcceptanceLength, document_prompts
-from specdec.training.callbacks import RunRecord, Throughput, progress
+from specdec.training.callbacks import RunRecord, Throughput, check_run, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
-from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first
+from specdec.training.run_directory import RunDirectory, changes_numbers, compare, is_first, write_run_sums
 from specdec.utils.command import short
 from specdec.utils.config import canonical, compose, hyperparameters
 from specdec.utils.files import write_text
@@ -170,6 +170,7 @@ class DrafterCLI(LightningCLI):
         if not rows:
             return "PROMPTS.jsonl"
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        write_run_sums(self.out)
         return str(path)
 
     def _choose(self) -> Path:
@@ -185,6 +186,8 @@ class DrafterCLI(LightningCLI):
         config.out = str(out)
         if given is None:
             return out
+        if resumes:
+            check_run(out)
         last = newest(out / "checkpoints")
         begin = last if given == AUTO else Path(given)
         config.ckpt_path = None if begin is None else str(begin)

@@ -32,7 +32,7 @@ from specdec.nn.view import View
 from specdec.training.callbacks import progress as progress_of_fit
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, newest
 from specdec.utils.config import runs_folder
-from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import read_json, sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16, provenance
 from specdec.utils.numbers import (
     Count,
@@ -278,7 +278,6 @@ def pretrain(config: PretrainConfig) -> int:
         record["answers"] = len(rows)
         write_json(staging / RECORD, record)
         write_text(staging / CARD, card(record))
-        write_sums(staging)
     shutil.rmtree(work)
     log.info("%s: held-out loss %.3f", out, record["held_out_loss"])
     return 0

@@ -14,16 +14,18 @@ from specdec.embedded import SEED, held_out_prompts
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import read_answers
 from specdec.evaluation.prompts import load_prompts
-from specdec.evaluation.run import ANSWERS, FILES, EvaluationConfig, evaluate, print_results
+from specdec.evaluation.run import ANSWERS, METRICS, PLOT, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
+from specdec.training.run_directory import write_run_sums
 from specdec.utils.config import runs_folder
-from specdec.utils.files import read_json, write_json, write_text
+from specdec.utils.files import check_sums, read_json, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
 from specdec.utils.text import duration, printable
 
 CONFIG = "conf/quickstart.yaml"
+EVALUATION = "evaluation"  # the folder of its results in the run directory
 SHAPES = ("chain:depth=4", "tree:depth=6,top_k=2,nodes=12")
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 20, 32, 96
 # seconds of each stage on two cores (benchmarks/results has the machine), for what is said beforehand
@@ -79,19 +81,19 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
     stage("training the drafter, EAGLE-3.1", TRAINS, trained)
     if not trained and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):
         return status
-    prompts, whole = out / "prompts.jsonl", (out / "metrics.json").exists()
+    prompts, whole = out / "prompts.jsonl", (out / EVALUATION).exists()
     if not prompts.exists():
         rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, target.load_tokenizer())
         write_text(prompts, "".join(json.dumps({**row, "category": None}) + "\n" for row in rows))
+        write_run_sums(out)
     stage(f"decoding {PROMPTS} held-out prompts plainly and with drafts", DECODES + (COMPILES if full else 0), whole)
     if whole:
-        metrics = read_json(out / "metrics.json")
+        check_sums(out / EVALUATION, "remove the folder: the same command evaluates again")
+        metrics = read_json(out / EVALUATION / METRICS)
     else:
-        for name in FILES:  # of an evaluation that was cut off
-            (out / name).unlink(missing_ok=True)
         metrics = evaluate(EvaluationConfig(
             target=target, drafter=out / "drafter", prompts=[str(prompts)], shape=list(SHAPES),
-            max_new_tokens=NEW_TOKENS, compile=full, out=out,
+            max_new_tokens=NEW_TOKENS, compile=full, out=out / EVALUATION,
         ))  # fmt: skip
     print_results(metrics, console)
     stage("an answer as it is decoded", 2)
@@ -109,7 +111,7 @@ def _commands(source: str, out: Path, seed: int, compile: bool) -> tuple[list[st
     fit_args = ["--config", CONFIG, "--seed_everything", str(seed), "--out", str(out), "--model.target.source", source]
     fit_args += ["--trainer.precision", precision, "--model.target.dtype", dtype]  # the evaluation is in float32
     evaluate_args = ["--target", source, "--drafter", str(out / "drafter"), "--prompts", str(out / "prompts.jsonl")]
-    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out)]
+    evaluate_args += ["--shape", *SHAPES, "--max_new_tokens", str(NEW_TOKENS), "--out", str(out / EVALUATION)]
     return fit_args, evaluate_args + ([] if compile else ["--compile", "false"])
 
 
@@ -117,7 +119,7 @@ def show_answer(source: TargetSource, out: Path, console: Console) -> None:
     """Decode a prompt with a chain, the one with the longest answer that does not loop, and print it as it comes:
     accepted drafts in green, the target's own tokens plain; drafts in brackets where there are no colours."""
     target, drafter, *_ = load_pair(source, out / "drafter")
-    chain, *_ = read_answers(out / ANSWERS, len(SHAPES))
+    chain, *_ = read_answers(out / EVALUATION / ANSWERS, len(SHAPES))
     chosen = max(chain, key=lambda one: (not one.loops, one.tokens)).prompt_id
     (prompt,) = (str(one.text) for one in load_prompts([out / "prompts.jsonl"]) if one.prompt_id == chosen)
     console.print("Accepted drafts are green.\n" if console.color_system else "Accepted drafts are in brackets.\n")
@@ -144,10 +146,10 @@ def _closing(source: str, out: Path, target: dict[str, Any], results: list[dict[
         f"(held-out loss {target['held_out_loss']:.2f} nats):\n{accepted}"
         f"  {same} of {compared} outputs are the target's own, token for token\n"
         f"  {looping} of {answers} answers repeat themselves, which flatters acceptance\n"
-        f"Kept in {out} ({seconds:.0f} s): drafter/, metrics.json, report.md, report.png, config.yaml, commands.sh\n\n"
+        f"Kept in {out} ({seconds:.0f} s): drafter/, evaluation/, config.yaml, commands.sh\n\n"
         "Next:\n"
         f"  what it stands for          cat {out / 'commands.sh'}\n"
-        f"  the picture                 {out / 'report.png'}\n"
+        f"  the picture                 {out / EVALUATION / PLOT}\n"
         f"  change one design choice    specdec fit --config {CONFIG} --model.drafter conf/drafter/eagle3.yaml\n"
         f"  another proposal            specdec evaluate --target {source} --drafter {out / 'drafter'} "
         f"--prompts {out / 'prompts.jsonl'} --shape chain:depth=3\n"

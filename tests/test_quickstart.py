@@ -44,7 +44,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
-    metrics = json.loads((out / "metrics.json").read_text())
+    metrics = json.loads((out / "evaluation" / "metrics.json").read_text())
     assert [result["shape"] for result in metrics["results"]] == ["chain of 4", "tree of 12 (depth 6, top 2)"]
     for result in metrics["results"]:
         assert result["prompts"] == result["compared_outputs"] == result["identical_outputs"] == 3
@@ -54,7 +54,7 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
         assert result["acceptance_length"]["mean"] == pytest.approx(1 + sum(joint))
         assert set(result["tokens_per_second"]) == {"speculative", "plain"}
     kept = {path.name for path in out.iterdir()}
-    assert kept >= {"drafter", "metrics.json", "report.md", "report.png", "config.yaml", "commands.sh"}
+    assert kept >= {"drafter", "evaluation", "config.yaml", "commands.sh"}
     assert kept >= {"provenance.json", "prompts.jsonl", "DONE.json"}
     printed = capsys.readouterr().out
     assert "tokens per target pass" in printed and "of 3 answers repeat themselves" in printed
@@ -68,7 +68,9 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     answer = printed.partition("Accepted drafts are in brackets.\n\n")[2].partition("─")[0].strip("\n")
     assert answer.startswith(TEXT[:30])  # the prompt, then what is decoded after it
 
-    before = {path: path.stat().st_mtime_ns for path in (out / "metrics.json", out / "drafter" / "config.json")}
+    before = {
+        path: path.stat().st_mtime_ns for path in (out / "evaluation" / "metrics.json", out / "drafter" / "config.json")
+    }
     assert main(["quickstart", "--out", str(out)]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     printed = capsys.readouterr().out
@@ -79,11 +81,12 @@ def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
     drafter = (out / "drafter" / "model.safetensors").read_bytes()
-    for name in ("DONE.json", "metrics.json"):
+    for name in ("DONE.json", "SHA256SUMS"):
         (out / name).unlink()
+    shutil.rmtree(out / "evaluation")
     assert main(["quickstart", "--out", str(out)]) == 0
     assert (out / "drafter" / "model.safetensors").read_bytes() == drafter
-    assert (out / "metrics.json").is_file()
+    assert (out / "evaluation" / "metrics.json").is_file()
 
 
 @pytest.mark.parametrize("held", [{"precious": "work"}, {"quickstart.json": "{}"}])
@@ -108,9 +111,13 @@ def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
     assert (again / "drafter" / "model.safetensors").read_bytes() == (
         out / "drafter" / "model.safetensors"
     ).read_bytes()
-    assert main([str(again) if word == str(out) else word for word in evaluate[1:]]) == 0
+    evaluation = str(out / "evaluation")
+    assert main([str(again / "evaluation") if word == evaluation else word for word in evaluate[1:]]) == 0
     lengths = [
-        [result["acceptance_length"] for result in json.loads((path / "metrics.json").read_text())["results"]]
+        [
+            result["acceptance_length"]
+            for result in json.loads((path / "evaluation" / "metrics.json").read_text())["results"]
+        ]
         for path in (out, again)
     ]
     assert lengths[0] == lengths[1]
@@ -125,7 +132,7 @@ def test_in_full_the_target_is_trained_too_and_decoding_compiled(
     )
     out = small_world / "run"
     assert main(["quickstart", "--full", "--out", str(out)]) == 0
-    metrics = json.loads((out / "metrics.json").read_text())
+    metrics = json.loads((out / "evaluation" / "metrics.json").read_text())
     assert metrics["settings"]["compile"] and metrics["target"]["source"] == str(out / "target")
     assert "1/4 the target" in capsys.readouterr().out
     assert main(["quickstart", "--out", str(out)]) == 2  # holds another one

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.utils.files import explained, sha256
+from specdec.utils.files import check_sum, explained, read_bytes, sha256
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def read_text(path: Path) -> str:
         ValueError: the file is unreadable or not UTF-8.
     """
     with explained(path):
-        return _decoded(path.read_bytes(), str(path))
+        return _decoded(read_bytes(path), str(path))
 
 
 def hub_rows(source: str) -> Any:
@@ -166,6 +166,7 @@ def _values(source: str) -> Iterator[tuple[str, Any]]:
         table = hub_rows(source) if source.startswith(HUB) else _stored_rows(path)
         yield from ((f"row {number}", _present(value)) for number, value in enumerate(table, 1))
     elif suffix == ".jsonl":
+        check_sum(path)
         with explained(path), path.open("rb") as stream:
             yield from ((f"line {number}", line) for number, line in enumerate(stream, 1) if line.strip())
     elif suffix == ".json":

@@ -34,7 +34,7 @@ from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.read import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
-from specdec.utils.files import write_json
+from specdec.utils.files import claimed, staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, Depth, Range, Tokens
 from specdec.utils.progress import progress
@@ -87,31 +87,29 @@ def parity(
         url: a vLLM that serves the drafter; by default one is started for it, as specdec serve finds it
         draft_tokens: drafts a pass of the vLLM that is started
         vllm_args: flags for vllm serve: give them after --
-        out: a directory for parity.json; no older one in it
+        out: a directory for parity.json, a new one
 
     Raises:
         ValueError: an argument, a file or the pair of drafter and target is wrong; or the engine cannot be asked.
     """
     where = vllm_to_ask(target, engine, url, draft_tokens, vllm_args)
-    report = None if out is None else out / REPORT
-    if report is not None and report.exists():
-        raise ValueError(f"{report} exists already: choose another place or remove it first")
     if exported is not None:
         if not exported.is_dir():
             raise ValueError(f"{exported}: no such directory")
         check_unchanged(exported)
     if max_new_tokens < depth + 3:
         raise ValueError(f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}")
-    built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
-    own, model = load_drafter(drafter, dtype=None), target.load(device)
-    model.prove()
-    dtype = str(model.dtype).removeprefix("torch.")
-    if where and dtype == "float64":
-        raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
-    drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
-    asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
+    making = contextlib.nullcontext() if out is None else claimed(out)
+    with making, tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
+        built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
+        own, model = load_drafter(drafter, dtype=None), target.load(device)
+        model.prove()
+        dtype = str(model.dtype).removeprefix("torch.")
+        if where and dtype == "float64":
+            raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
+        drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
+        asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
+        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
         directory, method, refused = exported or Path(scratch) / "served", subject_of(own, model).method, None
         if exported is None:
             try:
@@ -144,26 +142,28 @@ def parity(
             for one in passes.positions:
                 table.add_row(*map(str, (one.position, one.passes, one.accepted, one.expected)), one.verdict)
             console.print(table)
-    verdict = None
-    if not compared.equal:
-        verdict = "NOT THE SAME: see above"
-    elif compared.not_compared is not None:
-        verdict = "NOT SERVED: what was trained is what is decoded, and there is no export that an engine reads so"
-    elif passes and passes.fault:
-        verdict = f"NOT THE SAME: {passes.fault}"
-    if report is not None:
-        engines = None
-        if passes:
-            positions = [{**one._asdict(), "verdict": one.verdict} for one in passes.positions]
-            engines = {**passes._asdict(), "positions": positions, "holds": passes.fault is None}
-        rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
-        write_json(report, {
-            "drafter": drafter, "target": model.identity, "exported": exported and str(exported),
-            "method": method, "dtype": dtype, "texts": len(texts),
-            "holds": verdict is None, "export_not_compared": compared.not_compared,
-            "rows": [{key: None if value == NO_NUMBER else value for key, value in row.items()} for row in rows],
-            "engine": engines, "provenance": provenance(),
-        })  # fmt: skip
+        verdict = None
+        if not compared.equal:
+            verdict = "NOT THE SAME: see above"
+        elif compared.not_compared is not None:
+            verdict = "NOT SERVED: what was trained is what is decoded, and there is no export that an engine reads so"
+        elif passes and passes.fault:
+            verdict = f"NOT THE SAME: {passes.fault}"
+        if out is not None:
+            engines = None
+            if passes:
+                positions = [{**one._asdict(), "verdict": one.verdict} for one in passes.positions]
+                engines = {**passes._asdict(), "positions": positions, "holds": passes.fault is None}
+            rows = [row._asdict() | {"equal": row.equal, "verdict": row.verdict} for row in compared.rows]
+            found = {
+                "drafter": drafter, "target": model.identity, "exported": exported and str(exported),
+                "method": method, "dtype": dtype, "texts": len(texts),
+                "holds": verdict is None, "export_not_compared": compared.not_compared,
+                "rows": [{key: None if value == NO_NUMBER else value for key, value in row.items()} for row in rows],
+                "engine": engines, "provenance": provenance(),
+            }  # fmt: skip
+            with staged_directory(out, replace=True) as folder:
+                write_json(folder / REPORT, found)
     same = f"what was trained is what is decoded and what {'vLLM serves' if passes else 'is served'}"
     console.print(verdict or same, markup=False)
     return 1 if verdict else 0

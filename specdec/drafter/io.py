@@ -14,17 +14,7 @@ from safetensors.torch import save as serialized
 from specdec.drafter.config import DrafterConfig
 from specdec.drafter.model import Drafter, skeleton_of
 from specdec.utils import hub
-from specdec.utils.files import (
-    SUMS,
-    check_sums,
-    explained,
-    read_json,
-    regular,
-    sha256,
-    staged_directory,
-    write_json,
-    write_sums,
-)
+from specdec.utils.files import SUMS, check_sums, explained, read_json, regular, sha256, staged_directory, write_json
 from specdec.utils.text import tensor_fault
 
 FORMAT = "specdec-drafter"
@@ -85,7 +75,6 @@ def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False)
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
         about = {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()}
         write_json(temporary / "config.json", about)
-        write_sums(temporary)
     return directory
 
 
@@ -124,8 +113,7 @@ def load_drafter(
             built: no config takes more memory than the file has weights.
     """
     directory = located(directory)
-    if (directory / SUMS).exists():
-        check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
+    check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
     where, weights = directory / "config.json", directory / WEIGHTS
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:

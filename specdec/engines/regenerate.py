@@ -12,7 +12,7 @@ from typing import Any
 from specdec.data.chat import read_conversations
 from specdec.engines.answers import Dialogue, InProcess, RegenerateConfig, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
-from specdec.utils.files import sha256, staged, write_json
+from specdec.utils.files import sha256, staged, write_json, write_text
 from specdec.utils.journal import Journal
 from specdec.utils.machine import provenance
 from specdec.utils.progress import progress
@@ -38,8 +38,9 @@ def regenerate(config: RegenerateConfig) -> int:
     if out.suffix != ".jsonl":
         raise ValueError(f"--out {out}: name it FILE.jsonl; its record will be FILE.json")
     path = out.with_name(f"{out.name}.journal")
-    if out.exists() and not path.exists():
-        raise ValueError(f"{out} exists already, without {path.name}: choose another --out or remove it first")
+    for place in (out, out.with_suffix(".json")):
+        if place.exists() and not path.exists():
+            raise ValueError(f"{place} exists already, without {path.name}: choose another --out or remove it first")
     hint = f"what is done is kept in {path}: the same command goes on"
     answering: InProcess | Remote
     try:
@@ -105,6 +106,8 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
     """Write the data set, in the input's order, and then its record; the record's counts."""
     due = [row for row in rows if not row.skipped]
     written = [row for row in due if not row.failed and (truncated == "keep" or not row.truncated)]
+    sums = out.with_name(f"{out.name}.sha256")  # compared by whoever reads the rows
+    sums.unlink(missing_ok=True)
     with staged(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for row in written:
             tools = {"tools": row.tools} if row.tools else {}
@@ -129,5 +132,6 @@ def _write(rows: Sequence[Dialogue], out: Path, truncated: str, about: dict[str,
         "truncated": truncated,
         **about,
     }
+    write_text(sums, f"{record['sha256']}  {out.name}\n")
     write_json(out.with_suffix(".json"), record)
     return counts

@@ -13,7 +13,7 @@ import numpy as np
 from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, read_answers
 from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
-from specdec.utils.files import read_json
+from specdec.utils.files import check_sums, read_json
 from specdec.utils.text import how_many
 
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
@@ -119,6 +119,7 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
     Raises:
         ValueError: it is none, or it kept no answers.
     """
+    check_sums(Path(directory), "evaluate again", partial=True)
     metrics = read_json(Path(directory) / "metrics.json")
     try:
         names = [result["shape"] for result in metrics["results"]]

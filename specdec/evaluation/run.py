@@ -1,8 +1,7 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
-import contextlib
 import functools
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,11 @@ from specdec.evaluation.style import (
     style,
     write_report,
 )
-from specdec.utils.config import new_run
-from specdec.utils.files import staged, write_json
+from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import Side, Whole
 from specdec.utils.progress import progress
 
-METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE = FILES = (
+METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE = (
     "metrics.json", "report.md", "report.png", "answers.jsonl", "certificate.json",
 )  # fmt: skip
 
@@ -55,7 +53,7 @@ class EvaluationConfig(MeasurementConfig):
         certify: write a certificate of losslessness, with so many draws for each sampled check; 0 writes none.
         batch_size: sequences decoded side by side; 1 measures latency.
         compile: run rounds as compiled graphs, which take a minute to build.
-        out: directory for the results, with no older ones in it; by default a new one under runs.
+        out: directory for the results, a new one; by default under runs.
     """
 
     drafter: Path
@@ -89,19 +87,16 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
     Raises:
         ValueError: something given is wrong; nothing is written then, but for an evaluation that cannot be certified.
     """
-    out = config.out or new_run("evaluate")
-    for name in FILES:
-        if (out / name).exists():
-            raise ValueError(f"{out / name} exists already and is never overwritten: choose another --out")
+    out = config.place("evaluate")
     if config.certify < 0:
         raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {config.certify}")
     shapes, others = [parse_shape(text) for text in config.shape], [parse_baseline(text) for text in config.baselines]
-    prompts = config.load_prompts()
-    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
-    target, drafter = pair[:2]
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
-    with _whole(out) as place:
+    with staged_directory(out) as folder:
+        prompts = config.load_prompts()
+        pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+        target, drafter = pair[:2]
         with progress("evaluating", "prompt", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
@@ -117,11 +112,11 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
             "skipped": [one._asdict() for one in skipped],
             **config.context(target, prompts),
         }
-        write_answers(out / ANSWERS, [shape.name for shape in shapes], answers)
+        write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers)
         context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
-        plot(metrics, out / PLOT)
-        write_report(out / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
-        write_json(place, metrics)  # last: where it stands, the evaluation is whole
+        plot(metrics, folder / PLOT)
+        write_report(folder / REPORT, "Evaluation", notes(metrics), PLOT, report_tables(metrics), context)
+        write_json(folder / METRICS, metrics)
     if config.certify:  # decodes everything again; whatever becomes of it, the evaluation stays
         left_out = {one.prompt_id for one in skipped}
         asked = [converse(prompt, target.tokenizer) for prompt in prompts if prompt.prompt_id not in left_out]
@@ -131,24 +126,12 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
                 max_new_tokens=config.max_new_tokens, runs=config.certify, sampling=config.sampling,
                 batch=config.batch_size, compiled=config.compile,
             )  # fmt: skip
-        write_certificate(out / CERTIFICATE, statement, located(config.drafter), metrics)
-        metrics["certified"] = statement["holds"]
-        write_json(out / METRICS, metrics)
+        with staged_directory(out, replace=True) as folder:
+            shutil.copytree(out, folder, dirs_exist_ok=True)
+            write_certificate(folder / CERTIFICATE, statement, located(config.drafter), metrics)
+            metrics["certified"] = statement["holds"]
+            write_json(folder / METRICS, metrics)
     return metrics
-
-
-@contextlib.contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """Where to write the metrics; a place that cannot be written is refused at once, and nothing half-done is left."""
-    try:
-        with staged(out / METRICS) as place:
-            yield place
-    except BaseException:
-        for name in FILES:
-            (out / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            out.rmdir()  # if it is empty
-        raise
 
 
 def print_results(metrics: dict[str, Any], console: Console | None = None) -> None:

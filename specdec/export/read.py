@@ -102,8 +102,7 @@ class Checkpoint(NamedTuple):
 
 def check_unchanged(directory: Path) -> None:
     """Compare an export's files with their hashes, where it has any; ValueError names the file that differs."""
-    if (directory / SUMS).exists():
-        check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
+    check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:

@@ -20,7 +20,7 @@ from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
 from specdec.target import Target, TargetSource
-from specdec.utils.files import sha256, staged_directory, write_json, write_sums, write_text
+from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Depth, check_numbers
 from specdec.utils.text import how_many
@@ -138,7 +138,6 @@ def export_drafter(
         record["weights_sha256"] = sha256(file)
         write_json(temporary / read.OURS, record)
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
-        write_sums(temporary)
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
     return Exported(directory, subject.method, line)

@@ -181,9 +181,12 @@ def open_shard(path: Path) -> dict[str, Tensor]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            found = {name: file.get_tensor(name) for name in ("aux_PNH", "final_PH", "keys", "sizes_E")}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
+    if found["keys"].dtype != torch.uint8 or found["keys"].shape[:1] != found["sizes_E"].shape:
+        raise ValueError(f"{path}: the shard is damaged: {REMEDY}")
+    return found
 
 
 class FeatureStore:

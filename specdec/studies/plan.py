@@ -34,7 +34,7 @@ from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import imports
 from specdec.utils.config import canonical
-from specdec.utils.files import sha256, write_json, write_text
+from specdec.utils.files import SUMS, sha256, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.text import how_many
 
@@ -118,6 +118,7 @@ class StudyPlan:
 
     def write(self) -> None:
         """Write the study, then its prompts and the configs of its jobs; ``plan.json`` last."""
+        (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
         write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
             if prompts.text is not None:
@@ -125,6 +126,7 @@ class StudyPlan:
         for job in self.jobs.values():
             write_config(self.directory, job)
         write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
+        write_sums(self.directory, STUDY, PLAN, "prompts-*.jsonl")
 
     def show(self, more: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""

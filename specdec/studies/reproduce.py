@@ -13,9 +13,9 @@ import yaml
 from specdec.evaluation.compare import read_evaluation
 from specdec.studies.results import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
-from specdec.training.callbacks import LOSSES, read_lines
+from specdec.training.callbacks import LOSSES, read_losses
 from specdec.utils.config import pairs
-from specdec.utils.files import read_json, write_json
+from specdec.utils.files import check_sums, read_bytes, read_json, write_json
 from specdec.utils.machine import provenance
 
 log = logging.getLogger(__name__)
@@ -39,19 +39,21 @@ def manifest(study: RecordedStudy) -> Json:
 def _recipe(run: RecordedRun) -> Json:
     """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
-    config = yaml.safe_load((fit / "config.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(read_bytes(fit / "config.yaml"))
+    losses = "".join(f"{line}\n" for line in read_losses(fit / LOSSES))
     out: Json = {
         "fit": {
             "config": {key: value for key, value in config.items() if key not in ELSEWHERE},
             "provenance": read_json(fit / "provenance.json"),
-            "losses": base64.b64encode(zlib.compress((fit / LOSSES).read_bytes(), 9)).decode(),
+            "losses": base64.b64encode(zlib.compress(losses.encode(), 9)).decode(),
             "weights_sha256": _weights(fit),
         },
         "evaluate": None,
     }
     if run.done("evaluate"):
         folder = run.folders["evaluate"]
-        given = yaml.safe_load((folder.path / CONFIG).read_text(encoding="utf-8"))
+        check_sums(folder.path, partial=True)
+        given = yaml.safe_load(read_bytes(folder.path / CONFIG))
         out["evaluate"] = {"config": given, **_accepted(folder.output)}
     return out
 
@@ -73,6 +75,8 @@ def _accepted(directory: Path) -> Json:
 def recorded_run(card: Path, arm: str, seed: int) -> Json:
     """The entry of one run in a card (``card.json``, or its directory); ValueError if it has no such run."""
     path = card / CARD if card.is_dir() else card
+    if card.is_dir():
+        check_sums(card, partial=True)
     found = read_json(path)
     if not isinstance(found, dict) or found.get("version") != VERSION or "manifest" not in found:
         raise ValueError(f"{path}: not a study card of version {VERSION}")
@@ -107,7 +111,7 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
 def compare_again(recorded: Json, directory: Path) -> int:
     """Print what is equal and what differs, and write ``reproduction.json``; 0 where all is equal, else 1."""
     fit, then = JobFolder(directory, "fit", "fit").output, recorded["fit"]
-    losses = unpacked(then["losses"]), read_lines(fit / LOSSES)
+    losses = unpacked(then["losses"]), read_losses(fit / LOSSES)
     checks = [{"what": "losses", "equal": losses[0] == losses[1], "found": _first_difference(*losses)}]
     digests = [("weights", then["weights_sha256"], _weights(fit))]
     if then := recorded["evaluate"]:

@@ -24,7 +24,7 @@ from specdec.studies.plan import PLAN, VERSION
 from specdec.studies.statistics import POSITIVE, SHARE, Linear, add_verdicts, detectable, effects, estimate, pooled
 from specdec.studies.study import MEASURES
 from specdec.studies.worker import JobFolder
-from specdec.utils.files import read_json
+from specdec.utils.files import check_sums, read_json
 
 Json = dict[str, Any]
 Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
@@ -76,6 +76,7 @@ class RecordedRun:
     def measured(self, kind: str) -> Json:
         """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
         path = self.folders[kind].last_file
+        check_sums(path.parent, "measure again", partial=True)
         found = read_json(path)
         if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
             raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
@@ -109,6 +110,7 @@ class RecordedStudy:
 def read_record(directory: Path) -> RecordedStudy:
     """Read ``plan.json``; ValueError if there is none, or it is of another version."""
     path = directory / PLAN
+    check_sums(directory, partial=True)
     plan = read_json(path)
     if not isinstance(plan, dict) or plan.get("version") != VERSION:
         raise ValueError(f"{path}: not the plan of a study, version {VERSION}")

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from specdec.utils.config import is_part, shipped
-from specdec.utils.files import explained
+from specdec.utils.files import explained, read_bytes
 
 MEASURES = ("evaluate", "drift", "robustness")
 FEWEST_SEEDS = 3
@@ -250,7 +250,7 @@ def read_strictly(path: Path | str) -> Any:
     """The contents of a YAML file, by the strict loader; ValueError, with the line, if it cannot be read."""
     try:
         with explained(path):
-            return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506  it is a SafeLoader
+            return yaml.load(read_bytes(path).decode(), _StrictLoader)  # noqa: S506  it is a SafeLoader
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

@@ -26,7 +26,7 @@ import yaml
 
 from specdec.features.store import INDEX
 from specdec.utils import supervise
-from specdec.utils.files import explained, write_text
+from specdec.utils.files import SUMS, explained, write_sums, write_text
 from specdec.utils.imports import flags
 from specdec.utils.journal import Journal, JournalBusyError, is_being_written, read_journal
 
@@ -117,7 +117,10 @@ def specdec_job(
 def write_config(study: Path, job: Job) -> None:
     """Write ``jobs/KEY/config.yaml``."""
     text = yaml.safe_dump(dict(job.config), sort_keys=False, allow_unicode=True)
-    write_text(study / JOBS / job.key / CONFIG, text)
+    folder = study / JOBS / job.key
+    (folder / SUMS).unlink(missing_ok=True)
+    write_text(folder / CONFIG, text)
+    write_sums(folder, CONFIG)
 
 
 def work(

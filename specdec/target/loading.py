@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import is_accelerate_available, logging
 
-from specdec.utils.files import read_json
+from specdec.utils.files import check_sum, read_json
 from specdec.utils.text import how_many, printable, tensor_fault
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -61,6 +61,9 @@ def load_model(
         raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
+    for file in Path(source).iterdir() if is_directory(source) else ():  # of a model that comes with its hashes
+        if file.is_file():
+            check_sum(file)
     config = _read_config(source, revision, trust_remote_code)
     _check_architecture(source, config, trust_remote_code)
     _check_sizes(source, revision, config, trust_remote_code)

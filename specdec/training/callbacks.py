@@ -6,6 +6,7 @@ import random
 import resource
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from specdec.training.distributed import is_sharded, unsharded
 from specdec.training.ema import EMA
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
-from specdec.training.run_directory import CONFIG, LOSSES
-from specdec.utils.files import explained, write_json, write_text
+from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
+from specdec.utils.files import SUMS, check_sums, explained, write_json, write_text
+from specdec.utils.journal import whole_lines
 
 
 class RunRecord(pl.Callback):
@@ -33,11 +35,13 @@ class RunRecord(pl.Callback):
 
     * ``config.yaml`` and ``provenance.json``, once target, drafter and data stand; ``config.1.yaml`` and so on when the
       run is resumed. The config lies in every checkpoint too.
-    * ``losses.txt``: ``step part loss`` for every batch of the first process, the loss in hexadecimal, so that no bit
-      is lost. ``step`` counts optimizer steps, ``part`` the batches of one. Losses stay on the device until the next
-      logged step or checkpoint; a resumed run forgets those after its checkpoint.
+    * ``losses.txt``: ``step part loss checksum`` for every batch of the first process, the loss in hexadecimal, so
+      that no bit is lost, and the CRC-32 of what stands before it. ``step`` counts optimizer steps, ``part`` the
+      batches of one. Losses stay on the device until the next logged step or checkpoint; a resumed run forgets those
+      after its checkpoint.
     * ``drafter/``, when training ends, and when it is interrupted; an older one is replaced whole.
     * ``DONE.json``, once training has ended by itself.
+    * ``SHA256SUMS``: the hashes of config, provenance and ``DONE.json``.
 
     Torch's, numpy's and Python's generators are seeded before every batch: what was drawn before it, in validation or
     in a run that was killed, has no say in what dropout draws here.
@@ -60,19 +64,21 @@ class RunRecord(pl.Callback):
         if first != trainer.ckpt_path:
             raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
         if trainer.is_global_zero:
+            (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
             times = len(list(self.directory.glob("config*.yaml")))  # a resumed run keeps what it was before
             mark = f".{times}" if times else ""
             write_text(self.directory / f"config{mark}.yaml", self.config)
             write_json(self.directory / f"provenance{mark}.json", self.provenance)
+            write_run_sums(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the losses of the steps before the one at which training begins."""
         self._held, self._step = [], -1
         if trainer.is_global_zero:
             path = self.directory / LOSSES
-            lines = read_lines(path) if path.exists() else []
-            write_text(path, "".join(f"{line}\n" for line in lines if int(line.split()[0]) < trainer.global_step))
+            losses = read_losses(path) if path.exists() else []
+            write_text(path, "".join(checked(line) for line in losses if int(line.split()[0]) < trainer.global_step))
 
     def on_train_batch_start(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Seed for one batch of an optimizer step."""
@@ -112,6 +118,7 @@ class RunRecord(pl.Callback):
             found = {name: float(value) for name, value in trainer.callback_metrics.items()}
             figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
             write_json(self.directory / "DONE.json", {"steps": trainer.global_step, "metrics": figures})
+            write_run_sums(self.directory)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Keep what there is after an interruption; Lightning tears no module down after an error."""
@@ -135,15 +142,37 @@ class RunRecord(pl.Callback):
         if not self._held:
             return
         losses = torch.stack([loss for _, _, loss in self._held]).double().tolist()
-        lines = [f"{step} {part} {loss.hex()}\n" for (step, part, _), loss in zip(self._held, losses, strict=True)]
+        rows = zip(self._held, losses, strict=True)
+        lines = [checked(f"{step} {part} {loss.hex()}") for (step, part, _), loss in rows]
         self._held, path = [], self.directory / LOSSES
         with explained(path), path.open("a", encoding="ascii") as file:
             file.writelines(lines)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The whole lines of a file of losses; one that a kill cut short counts for nothing."""
-    return path.read_text(encoding="ascii").split("\n")[:-1]
+def checked(line: str) -> str:
+    """A line of ``losses.txt`` with its checksum."""
+    return f"{line} {zlib.crc32(line.encode()):08x}\n"
+
+
+def read_losses(path: Path) -> list[str]:
+    """``step part loss`` of every whole line of a file of losses; one that a kill cut short counts for nothing.
+
+    ValueError, with the line, where one is not what was written.
+    """
+    with explained(path):
+        return whole_lines(path, path.read_bytes(), _loss)
+
+
+def check_run(directory: Path) -> None:
+    """ValueError if a file of a run, checkpoints and drafter aside, is not what was written."""
+    check_sums(directory, partial=True)
+    if (directory / LOSSES).exists():
+        read_losses(directory / LOSSES)
+
+
+def _loss(line: bytes) -> str | None:
+    text = line.decode("ascii", errors="replace")
+    return text[:-9] if checked(text[:-9]) == f"{text}\n" else None
 
 
 SKIPPED = 2  # steps at the start of a run that are not measured: they compile

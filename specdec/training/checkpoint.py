@@ -1,19 +1,21 @@
 """Checkpoints: whole or absent, verified before use, and of whole optimizer steps alone.
 
-A file appears in one rename. ``torch.save`` writes a zip archive with a CRC-32 of every tensor, which is compared
-before anything is loaded. Nothing is saved within a step: a loader has counted the batches of one that has begun, and
-the gradients of half a step are in no checkpoint.
+A file appears in one rename. Its SHA-256 stands in the comment that ends the zip archive of ``torch.save``, and is
+compared before anything is loaded. Nothing is saved within a step: a loader has counted the batches of one that has
+begun, and the gradients of half a step are in no checkpoint.
 """
 
 import contextlib
+import hashlib
 import logging
+import os
 import signal
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import lightning.pytorch as pl
 import torch
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 REMEDY = "use an earlier one, or the newest whole one with --ckpt_path auto"
 NAME = "step-"
+DIGEST = 64  # letters of a SHA-256
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -38,13 +41,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         """Write ``path`` in one rename; ValueError if the disk is full, or the folder may not be written."""
-        with staged(str(path)) as temporary, temporary.open("wb") as stream:
+        with staged(str(path)) as temporary, temporary.open("w+b") as stream:
             try:
                 torch.save(checkpoint, stream)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):  # torch hides the full disk behind its own complaint
                     raise error.__context__ from error
                 raise
+            stream.seek(-2, os.SEEK_END)  # the length of the archive's comment
+            stream.write(DIGEST.to_bytes(2, "little"))
+            stream.write(_digest(stream, stream.tell()))
 
     def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint; ValueError if it is damaged, cut off, or holds more than tensors and plain data."""
@@ -56,10 +62,26 @@ def verify(path: Path) -> None:
     """Read all of a checkpoint; ValueError if there is none, or it does not hold what was written."""
     if not path.exists():
         raise ValueError(f"{path}: checkpoint not found")
-    with _readable(path), zipfile.ZipFile(path) as archive:
-        member = archive.testzip()
-    if member is not None:
-        raise ValueError(f"{path}: damaged: the CRC-32 of {member} is another than was written; {REMEDY}")
+    with _readable(path), path.open("rb") as stream:
+        size = stream.seek(-DIGEST, os.SEEK_END)
+        digest = stream.read()
+        if digest.endswith(b"\0\0"):  # no comment, as torch.save leaves it: CRC-32 of every tensor
+            with zipfile.ZipFile(stream) as archive:
+                whole = archive.testzip() is None
+        else:
+            whole = digest == _digest(stream, size)
+    if not whole:
+        raise ValueError(f"{path}: damaged, cut off or no checkpoint of specdec: its SHA-256 differs; {REMEDY}")
+
+
+def _digest(stream: IO[bytes], size: int) -> bytes:
+    """SHA-256, hexadecimal, of the first bytes of a file, which is left at their end."""
+    found, left = hashlib.sha256(), size
+    stream.seek(0)
+    while left and (read := stream.read(min(left, 1 << 24))):
+        found.update(read)
+        left -= len(read)
+    return found.hexdigest().encode()
 
 
 def contents(path: Path, mmap: bool = True) -> dict[str, Any]:

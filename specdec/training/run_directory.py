@@ -1,19 +1,16 @@
 """The directory of one run: claimed while the run lasts, and gone on with under the same settings alone."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
-import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import contents
 from specdec.utils.config import canonical, keys, pairs, run_names, words
-from specdec.utils.files import explained, lock_now
+from specdec.utils.files import explained, is_claimed, is_held, release_claim, take_claim, write_sums
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +59,8 @@ class RunDirectory:
         self.path = path = Path(out)
         self._resumed = first and resumes and path.is_dir() and _is_used(path)
         if first and not self._claimed(path):
-            if is_held(path):
-                holder = (path / CLAIM).read_text(encoding="utf-8").strip()
-                raise ValueError(
-                    f"{path} is claimed by another run ({holder}): wait for its end, or choose another --out"
-                )
+            if is_held(path / CLAIM):
+                raise ValueError(is_claimed(path, path / CLAIM))
             raise ValueError(
                 f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
@@ -82,9 +76,9 @@ class RunDirectory:
         self._made = not path.exists()
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-        self.path, self._claim = path, _take(path, PATIENCE if self._resumed else 0.0)
+        self.path, self._claim = path, take_claim(path / CLAIM, PATIENCE if self._resumed else 0.0)
         if self._claim is not None and not self._resumed and _is_used(path):  # a run came and went meanwhile
-            _release(path, self._claim)
+            release_claim(path / CLAIM, self._claim)
             self._claim = None
         return self._claim is not None
 
@@ -101,50 +95,11 @@ class RunDirectory:
         for path in self.path.iterdir() if failed and self.path.is_dir() else ():
             if path.name != CLAIM:  # all is this run's: nothing else was here when it was claimed
                 _remove(path)
-        _release(self.path, self._claim)
+        release_claim(self.path / CLAIM, self._claim)
         self._claim = None
         if failed and self._made:
             with contextlib.suppress(OSError):  # another run has claimed it by now
                 self.path.rmdir()
-
-
-def _take(directory: Path, patience: float = 0.0) -> TextIO | None:
-    """The directory's claim, an open file whose lock ends with the last process that has inherited it; None: a living
-    run has it, after so many seconds too."""
-    path, end = directory / CLAIM, time.monotonic() + patience
-    while True:
-        with explained(directory):
-            try:
-                stream = path.open("a+")
-                # unless its last holder has just removed the file that was opened here
-                if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-                    stream.truncate(0)
-                    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-                    stream.flush()
-                    return stream
-            except FileNotFoundError:
-                return None  # another run gave the directory up just now
-        stream.close()
-        if time.monotonic() >= end:
-            return None
-        log.info("waiting for the run that has %s", directory)
-        time.sleep(0.5)
-
-
-def _release(directory: Path, claim: TextIO) -> None:
-    """Remove the file, then let go: from here on the directory may be another run's."""
-    (directory / CLAIM).unlink(missing_ok=True)
-    fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
-    claim.close()
-
-
-def is_held(directory: Path) -> bool:
-    """Whether a living run has claimed a directory."""
-    try:
-        with (directory / CLAIM).open() as stream:
-            return not lock_now(stream)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
 
 
 def _is_used(path: Path) -> bool:
@@ -157,6 +112,11 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def write_run_sums(directory: Path) -> None:
+    """List the files of a run that do not grow, with their hashes."""
+    write_sums(directory, "config*.yaml", "provenance*.json", "DONE.json", "*prompts.jsonl")
 
 
 def is_first(devices: object, num_nodes: int) -> bool:

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.files import explained
+from specdec.utils.files import claim_of, explained, is_held, read_bytes
 from specdec.utils.imports import guard
 
 SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
@@ -37,7 +37,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping."""
     try:
         with explained(path):
-            config = OmegaConf.to_container(OmegaConf.create(Path(path).read_text(encoding="utf-8")))
+            config = OmegaConf.to_container(OmegaConf.create(read_bytes(path).decode()))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ValueError(f"{path}{line}: not valid YAML: {error.problem}") from error
@@ -97,8 +97,8 @@ def run_names(kind: str) -> Iterator[Path]:
 
 
 def new_run(kind: str) -> Path:
-    """The first of :func:`run_names` that does not exist; it is neither made nor claimed."""
-    return next(path for path in run_names(kind) if not path.exists())
+    """The first of :func:`run_names` that does not exist and is not about to; it is neither made nor claimed."""
+    return next(path for path in run_names(kind) if not path.exists() and not is_held(claim_of(path)))
 
 
 def is_part(value: Any) -> bool:

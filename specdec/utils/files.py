@@ -9,10 +9,12 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 log = logging.getLogger(__name__)
 
@@ -81,16 +83,18 @@ def staged(path: Path | str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
-    """As :func:`staged`, for a directory; ValueError also if ``path`` exists and ``replace`` is false."""
+    """As :func:`staged`, for a directory, whose files are listed with their hashes; see :func:`check_sums`.
+
+    ValueError also if ``path`` exists and ``replace`` is false, or another process is about to make it.
+    """
     path = Path(path)
-    if path.exists() and not replace:
-        raise ValueError(f"{path} exists already: choose another place or remove it first")
-    with explained(path):
+    with contextlib.nullcontext() if replace else claimed(path), explained(path):
         temporary, old = _temporary(path), _temporary(path)
         temporary.mkdir()
         mode = temporary.stat().st_mode
         try:
             yield temporary
+            (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
             for file in temporary.rglob("*"):
                 if file.is_symlink():
                     continue
@@ -105,6 +109,25 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold the claim of a directory that is yet to be made; ValueError if it exists, or another process holds it."""
+    claim, there = claim_of(path), f"{path} exists already: choose another place or remove it first"
+    if path.exists():  # nothing is written beside it
+        raise ValueError(there)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = take_claim(claim)
+    if stream is None:
+        raise ValueError(is_claimed(path, claim))
+    try:
+        if path.exists():  # another has just made it; from here on none does
+            raise ValueError(there)
+        yield
+    finally:
+        release_claim(claim, stream)
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -133,7 +156,7 @@ def read_json(path: Path | str) -> Any:
     if (size := regular(path)) > MOST_JSON:
         raise ValueError(f"{path}: {size:,} bytes, and no JSON file of more than {MOST_JSON:,} is read")
     with explained(path):
-        raw = Path(path).read_bytes()
+        raw = read_bytes(path)
     try:
         return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -151,31 +174,64 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _sums(directory: Path) -> list[str]:
+def check_sum(path: Path | str) -> None:
+    """ValueError if :data:`SUMS` in a file's folder, or ``FILE.sha256`` beside it, lists another hash for it."""
+    path = Path(path)
+    place, beside = path.with_name(SUMS), path.with_name(f"{path.name}.sha256")
+    if any(line[66:] == f"{path.name}\n" and line[:64] != sha256(path) for line in _listed(place)):
+        raise _damaged(path, place)
+    if beside.is_file():
+        digest = sha256(path)  # sha256sum writes a star for --binary
+        if "".join(_listed(beside)) not in (digest, f"{digest}\n", *(f"{digest} {x}{path.name}\n" for x in " *")):
+            raise _damaged(path, beside)
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """What a file holds, once :func:`check_sum` has looked at it."""
+    check_sum(path)
+    return Path(path).read_bytes()
+
+
+def _sums(directory: Path, *patterns: str) -> list[str]:
     """A line for each of a directory's files, as ``sha256sum -c`` reads it."""
-    names = sorted(file for file in directory.iterdir() if file.is_file())
+    names = sorted({file for pattern in patterns or ("*",) for file in directory.glob(pattern) if file.is_file()})
     files = [file for file in names if not file.name.startswith((".", *DOCUMENTS))]
     return [f"{sha256(file)}  {file.name}\n" for file in files if file.name != SUMS]
 
 
-def write_sums(directory: Path) -> None:
-    """List a directory's files with their hashes, but for sub-directories, names with a dot first, and documents."""
-    write_text(directory / SUMS, "".join(_sums(directory)))
+def _listed(place: Path) -> list[str]:
+    """The lines of a list of hashes; none where there is none."""
+    if not place.is_file():
+        return []
+    return place.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
 
 
-def check_sums(directory: Path, remedy: str) -> None:
-    """Compare every file with its hash in the list that :func:`write_sums` has written.
+def _damaged(path: Path, place: Path, remedy: str | None = None) -> ValueError:
+    remedy = remedy or f"make it again or, if you changed it on purpose, remove {place.name}"
+    return ValueError(
+        f"{path}: its SHA-256 is not that in {place.name}: one of the two was changed, damaged or cut off; {remedy}"
+    )
 
-    ValueError, with ``remedy``, if the list cannot be read, or a file is missing, was changed or is not in it.
+
+def write_sums(directory: Path, *patterns: str) -> None:
+    """List a directory's files of these names, or all, with their hashes, but for sub-directories, names with a dot
+    first, and documents."""
+    write_text(directory / SUMS, "".join(_sums(directory, *patterns)))
+
+
+def check_sums(directory: Path, remedy: str | None = None, partial: bool = False) -> None:
+    """Compare every file with its hash in the list that :func:`write_sums` has written, where there is one.
+
+    ValueError, with ``remedy``, if the list cannot be read, or a file is missing, was changed or, unless the list is
+    ``partial``, is not in it.
     """
     with explained(directory / SUMS):
-        listed = (directory / SUMS).read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
-    differing = {line.partition("  ")[2].strip() for line in set(listed) ^ set(_sums(directory))}
-    if differing:
-        raise ValueError(
-            f"{directory / min(differing)}: its SHA-256 is not that in {SUMS}: one of the two was changed, damaged or "
-            f"cut off; {remedy}"
-        )
+        listed = set(_listed(directory / SUMS))
+    if not listed and not (directory / SUMS).exists():
+        return
+    found = set(_sums(directory))
+    if differing := {line.partition("  ")[2].strip() for line in (listed - found if partial else listed ^ found)}:
+        raise _damaged(directory / min(differing), directory / SUMS, remedy)
 
 
 def cache_directory() -> Path:
@@ -212,3 +268,53 @@ def lock_now(stream: IO, shared: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def claim_of(path: Path) -> Path:
+    """The claim of a directory that is yet to be made: a file beside it."""
+    return path.with_name(f".{path.name}.claimed")
+
+
+def take_claim(path: Path, patience: float = 0.0) -> TextIO | None:
+    """Claim what the file ``path`` stands for: an open file whose lock ends with the last process that has inherited
+    it. None: a living process has it, after so many seconds too, or the folder is gone."""
+    end = time.monotonic() + patience
+    while True:
+        with explained(path.parent):
+            try:
+                stream = path.open("a+")
+                # unless its last holder has just removed the file that was opened here
+                if lock_now(stream) and path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
+                    stream.truncate(0)
+                    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                    stream.flush()
+                    return stream
+            except FileNotFoundError:
+                return None  # whoever had the folder gave it up just now
+        stream.close()
+        if time.monotonic() >= end:
+            return None
+        log.info("waiting for the run that has %s", path.parent)
+        time.sleep(0.5)
+
+
+def release_claim(path: Path, claim: TextIO) -> None:
+    """Remove the file, then let go: from here on the place may be another's."""
+    path.unlink(missing_ok=True)
+    fcntl.flock(claim, fcntl.LOCK_UN)  # workers that still end hold the same lock
+    claim.close()
+
+
+def is_held(claim: Path) -> bool:
+    """Whether a living process has a claim."""
+    try:
+        with claim.open() as stream:
+            return not lock_now(stream)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def is_claimed(path: Path, claim: Path) -> str:
+    """What is said of a claim that another has."""
+    holder = "" if not claim.exists() else f" ({claim.read_text(encoding='utf-8').strip()})"
+    return f"{path} is claimed by another run{holder}: wait for its end, or choose another --out"

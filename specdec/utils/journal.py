@@ -1,21 +1,25 @@
 """A journal: JSON lines that survive a kill, so that long work goes on where it was.
 
 The first line says what the work is; every later one is something that was finished. A last line that a kill cut short
-is dropped when the journal is opened again.
+is dropped when the journal is opened again. Every line carries the CRC-32 of its own content, so that a changed bit is
+found and told from what a kill left.
 """
 
-import contextlib
 import errno
 import json
 import os
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from specdec.utils.config import pairs, words
 from specdec.utils.files import explained, lock_now
 
 SYNC = 2.0  # seconds between two waits for the disk
+CHECKED = b'{"crc32": "%08x", '  # begins a line; the checksum is of the line without it
+Line = TypeVar("Line")
 
 
 class JournalBusyError(ValueError):
@@ -82,7 +86,7 @@ class Journal:
     def _read(self, content: bytes) -> None:
         """Take up the entries, drop what a kill cut short, and begin a new journal with its first line."""
         whole = content.rfind(b"\n") + 1
-        lines = [self._parsed(line, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
+        lines = whole_lines(self.path, content, _parsed)
         header = {"journal": self.kind, "settings": self.settings}
         new = not lines and _line(header).startswith(content)  # not there, or the first line was cut short
         first = lines[0] if lines else header if new else {}
@@ -97,17 +101,30 @@ class Journal:
         if new:
             self.append(header)
 
-    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
-        with contextlib.suppress(ValueError):
-            if isinstance(entry := json.loads(line), dict):
-                return entry
-        raise ValueError(f"{self.path}, line {number}: no entry of a journal: remove the line, or begin anew")
-
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The whole entries of a journal that another process may be writing; none if it is not there."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines[1:] if line.endswith(b"\n")]
+    """The whole entries of a journal that another process may be writing; none if it is not there. ValueError, with
+    the line, if it is damaged."""
+    return whole_lines(path, path.read_bytes(), _parsed)[1:] if path.exists() else []
+
+
+def whole_lines(path: Path, content: bytes, parsed: Callable[[bytes], Line | None]) -> list[Line]:
+    """What ``parsed`` makes of every line of a file, without a last one that a kill cut short.
+
+    ValueError, with the line, where it makes None of one, since a checksum is not the content's.
+    """
+    *lines, last = content.split(b"\n")
+    if parsed(last[:-1]) is not None:  # no kill adds to a whole line: its end was changed
+        lines.append(last)
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if (value := parsed(line)) is None:
+            raise ValueError(
+                f"{path}, line {number}: damaged, or of an earlier specdec: its checksum is not its content's: remove "
+                "the line, or begin anew"
+            )
+        found.append(value)
+    return found
 
 
 def is_being_written(path: Path) -> bool:
@@ -119,4 +136,15 @@ def is_being_written(path: Path) -> bool:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    return (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    body = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode()
+    return CHECKED % zlib.crc32(body) + body[1:] + b"\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line without its end, None if it is damaged."""
+    start = len(CHECKED % 0)
+    body = b"{" + line[start:]
+    if line[:start] != CHECKED % zlib.crc32(body):
+        return None
+    entry: dict[str, Any] = json.loads(body)
+    return entry

@@ -12,6 +12,7 @@ from specdec.diagnostics.waterfall import DOWN
 from specdec.evaluation.config import load_pair
 from specdec.evaluation.metrics import read_answers
 from specdec.target import TargetSource
+from specdec.utils.files import SUMS
 
 LINES = ["def add_3(a, b):", "    return a + b", "def add_4("]
 
@@ -33,7 +34,7 @@ def test_the_command(
     assert main([*line, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert "RMS of the state, step 3 over step 1" in said
-    assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", "drift.png"}
+    assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", "drift.png", SUMS}
     found = json.loads((out / "drift.json").read_text())
     assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, 1)
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["skipped"] == []

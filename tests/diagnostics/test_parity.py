@@ -25,7 +25,7 @@ def test_a_drafter_is_exported_and_compared(
     assert row["equal"] and row["verdict"] == "equal" and 0 < row["share"] < row["allowed"] == 1e-4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "out", "served"]
     assert main([*line, "--out", str(tmp_path / "out")]) == 2
-    assert "parity.json exists already" in capsys.readouterr().err
+    assert "out exists already" in capsys.readouterr().err
 
 
 def test_a_directory_that_is_given(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from specdec.diagnostics.robustness import ConditionRun, Counts, counts, kept, m
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.prompts import Prompt
+from specdec.utils.files import SUMS
 from tests.diagnostics.chat_target import CHAT, OWN, RAW, ChatPair, clean_run, copycat, pair
 from tests.evaluation.made import answer, clustered
 
@@ -131,7 +132,7 @@ def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> lis
 def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main([*line, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"robustness.json", "report.md", "robustness.png"}
+    assert {path.name for path in out.iterdir()} == {"robustness.json", "report.md", "robustness.png", SUMS}
     found = json.loads((out / "robustness.json").read_text())
     assert (found["version"], found["clean"], found["prompts"]) == (1, "clean", ["line-1", "line-2", "line-3"])
     by_name = {one["name"]: one for one in found["conditions"]}

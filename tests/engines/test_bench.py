@@ -36,7 +36,7 @@ def test_with_and_without_a_drafter(
     assert main([*argv, *more]) == 0
     out = tmp_path / "out"
     files = [f"{name}-{users}.json" for name in ("baseline", "drafter") for users in (1, 4)]
-    assert names(out) == [*files, "provenance.json"]
+    assert names(out) == ["SHA256SUMS", *files, "provenance.json"]
     passes = [accepted for _, accepted in pieces(TOKENS, True) if accepted is not None]
     for users, count in ((1, 4), (4, 16)):
         ours, plain = (json.loads((out / f"{name}-{users}.json").read_text()) for name in ("drafter", "baseline"))

@@ -366,7 +366,7 @@ def test_a_broken_journal_is_named_with_its_line(
     assert main([*argv, "--out", str(out)]) == 0
     journal.write_text(f"{journal.read_text()}nonsense\n")
     assert main([*argv, "--out", str(out)]) == 2
-    assert "line 47: no entry of a journal" in capsys.readouterr().err
+    assert "line 47: damaged" in capsys.readouterr().err
 
 
 def command(target: Path, data: Path, out: Path, *more: str) -> list[str]:

@@ -5,12 +5,15 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specdec.cli import main
+from specdec.evaluation import run as module
+from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.metrics import read_answers, summary
-from specdec.evaluation.run import FILES
+from specdec.utils.files import SUMS
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def sums(folder: Path) -> Path:
 def test_it_writes_metrics_report_and_answers(arguments: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([*arguments, "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl"}
+    assert {path.name for path in out.iterdir()} == {"metrics.json", "report.md", "report.png", "answers.jsonl", SUMS}
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["results"][0]["identical_outputs"] == 2
     assert metrics["drafter"]["made_for_this_target"] is True
@@ -70,6 +73,27 @@ def test_older_results_are_never_overwritten(arguments: list[str], tmp_path: Pat
     before = (out / "metrics.json").read_bytes()
     assert main([*arguments, "--out", str(out)]) == 2
     assert (out / "metrics.json").read_bytes() == before
+
+
+def test_what_another_leaves_meanwhile_is_not_removed(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two at once: while one decodes, another is refused; and what stands in the place in the end stays."""
+    out = tmp_path / "out"
+
+    def decodes(*given: Any, **more: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "benchmark", benchmark)
+            assert main([*arguments, "--out", str(out)]) == 2
+        out.mkdir()
+        (out / "mine").touch()
+        return benchmark(*given, **more)
+
+    monkeypatch.setattr(module, "benchmark", decodes)
+    assert main([*arguments, "--out", str(out)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "is claimed by another run" in first and "directory not empty" in second
+    assert [path.name for path in out.iterdir()] == ["mine"] and not [*tmp_path.glob(".*")]
 
 
 @pytest.mark.parametrize(
@@ -179,6 +203,8 @@ def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
 
     monkeypatch.setattr("specdec.evaluation.run.certify", interrupted)
     assert main([*arguments, "--out", str(tmp_path / "kept"), "--certify", "1"]) == 2
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {*FILES} - {"certificate.json"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {
+        "metrics.json", "report.md", "report.png", "answers.jsonl", "SHA256SUMS",
+    }  # fmt: skip
     assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
     assert "certify must be a number of draws" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -10,6 +10,7 @@ import specdec.evaluation.tune as tune
 from specdec.cli import main
 from specdec.decoding import parse_shape
 from specdec.target import Target
+from specdec.utils.files import SUMS
 
 SHAPES = ["chain:depth=1", "chain:depth=3", "tree:depth=2,top_k=3,nodes=7"]
 
@@ -33,7 +34,7 @@ def test_it_recommends_checks_and_writes(
 ) -> None:
     assert main(arguments) == 0
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"tune.json", "report.md"}
+    assert {path.name for path in out.iterdir()} == {"tune.json", "report.md", SUMS}
     found = json.loads((out / "tune.json").read_text())
     assert [batch["batch"] for batch in found["batches"]] == [1, 2]
     for batch in found["batches"]:

@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from specdec.evaluation.metrics import Answer, write_answers
+from specdec.training.callbacks import checked
 from specdec.utils.journal import Journal
 
 AXES = {"norm": ["off", "on"], "K": ["1", "4"]}
@@ -98,8 +99,8 @@ def make_fit(directory: Path, seed: int, steps: int) -> None:
     }  # fmt: skip
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     write(directory / "provenance.json", {"versions": {"torch": "0.0"}, "torch_threads": 1})
-    lines = [f"{step} 0 {float(8 - step / 10).hex()}" for step in range(40)]
-    (directory / "losses.txt").write_text("\n".join(lines) + "\n")
+    lines = [checked(f"{step} 0 {float(8 - step / 10).hex()}") for step in range(40)]
+    (directory / "losses.txt").write_text("".join(lines))
     write(directory / "drafter" / "config.json", {"weights_sha256": "ef" * 32})
 
 

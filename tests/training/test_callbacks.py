@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from specdec.fit import run
 from specdec.target import Target
-from specdec.training.callbacks import RunRecord, read_lines
+from specdec.training.callbacks import RunRecord, read_losses
 from specdec.training.module import DrafterModule
 from tests.short_run import short_run
 
@@ -156,9 +156,9 @@ def test_no_bit_is_lost_and_a_batch_of_a_step_has_its_number(tmp_path: Path) -> 
     record = RunRecord(tmp_path, 0)
     record.on_train_start(trainer(0), None)  # type: ignore[arg-type]
     batches(record, range(4), parts=2)
-    assert len(read_lines(tmp_path / "losses.txt")) == 6  # three at a time
+    assert len(read_losses(tmp_path / "losses.txt")) == 6  # three at a time
     record.on_save_checkpoint(trainer(4), None, {})  # type: ignore[arg-type]
-    rows = [line.split() for line in read_lines(tmp_path / "losses.txt")]
+    rows = [line.split() for line in read_losses(tmp_path / "losses.txt")]
     assert [row[:2] for row in rows] == [[str(step), str(part)] for step in range(4) for part in range(2)]
     assert float.fromhex(rows[3][2]) == float(torch.tensor(1 / (4 + 1 / 8)))
 

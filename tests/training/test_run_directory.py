@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specdec.training import run_directory
-from specdec.training.run_directory import CLAIM, RunDirectory, _release, _take, is_first, is_held
+from specdec.training.run_directory import CLAIM, RunDirectory, is_first
+from specdec.utils.files import is_held, release_claim, take_claim
 
 
 def tree(path: Path) -> set[str]:
@@ -127,8 +128,8 @@ def test_the_first_process_of_a_job(
 
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from specdec.training.run_directory import _take; "
-    "c = _take(Path(sys.argv[1])); print(c is not None, flush=True); time.sleep(60)"
+    "import sys, time; from pathlib import Path; from specdec.utils.files import take_claim; "
+    "c = take_claim(Path(sys.argv[1]) / '.claimed'); print(c is not None, flush=True); time.sleep(60)"
 )
 
 
@@ -140,12 +141,12 @@ def other(tmp_path: Path) -> "subprocess.Popen[str]":
 
 
 def test_a_killed_runs_claim_is_void(tmp_path: Path, other: "subprocess.Popen[str]") -> None:
-    assert is_held(tmp_path)
-    assert _take(tmp_path) is None
+    assert is_held(tmp_path / CLAIM)
+    assert take_claim(tmp_path / CLAIM) is None
     other.send_signal(signal.SIGKILL)
     other.communicate()
-    assert (tmp_path / CLAIM).exists() and not is_held(tmp_path)
-    mine = _take(tmp_path)
+    assert (tmp_path / CLAIM).exists() and not is_held(tmp_path / CLAIM)
+    mine = take_claim(tmp_path / CLAIM)
     assert mine is not None
-    _release(tmp_path, mine)
+    release_claim(tmp_path / CLAIM, mine)
     assert list(tmp_path.iterdir()) == []

@@ -106,7 +106,7 @@ def test_a_staged_directory_appears_at_the_end(tmp_path: Path) -> None:
         (temporary / "b.txt").write_text("b")
         assert not path.exists()
     assert (path / "inner" / "a.txt").read_text() == "a"
-    assert names(path) == ["b.txt", "inner"]
+    assert names(path) == [files.SUMS, "b.txt", "inner"]
     assert path.stat().st_mode & 0o777 == 0o755
     assert names(path.parent) == ["run"]
 
@@ -133,7 +133,7 @@ def test_a_directory_is_replaced_whole_when_asked(tmp_path: Path) -> None:
     with files.staged_directory(path, replace=True) as temporary:
         (temporary / "new.txt").write_text("new")
         assert names(path) == ["old.txt"]
-    assert names(path) == ["new.txt"]
+    assert names(path) == [files.SUMS, "new.txt"]
     assert names(tmp_path) == ["run"]
 
 

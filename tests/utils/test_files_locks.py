@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.files import cache_directory, locked
+from specdec.utils.config import new_run
+from specdec.utils.files import SUMS, cache_directory, claim_of, is_held, locked, staged_directory
 
 HOLD = """
 import sys
@@ -67,3 +68,53 @@ def test_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path("/two/specdec")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_directory() == Path("/three/.cache/specdec")
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from specdec.utils.files import staged_directory
+with staged_directory(Path(sys.argv[1])) as folder:
+    (folder / "mine").touch()
+    print("making", flush=True)
+    sys.stdin.read()
+"""
+
+
+def make(path: Path) -> subprocess.Popen[str]:
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKE, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert maker.stdout is not None and maker.stdout.readline() == "making\n"
+    return maker
+
+
+def test_of_two_that_make_one_folder_the_second_is_told_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "out"
+    with make(path) as first:
+        message = (
+            rf"^{path} is claimed by another run \(process {first.pid} on .*\): wait for its end, or choose another"
+        )
+        with pytest.raises(ValueError, match=message), staged_directory(path):
+            pytest.fail("the block must not run")
+        assert not path.exists() and is_held(claim_of(path))
+        first.communicate()
+    assert {file.name for file in path.iterdir()} == {"mine", SUMS} and [*path.parent.iterdir()] == [path]
+
+
+def test_what_a_killed_process_claimed_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with make(path) as killed:
+        killed.kill()
+    assert claim_of(path).exists() and not is_held(claim_of(path))
+    with staged_directory(path) as folder:
+        (folder / "mine").touch()
+    assert path.is_dir() and not claim_of(path).exists()
+
+
+def test_a_run_without_a_name_takes_none_that_another_is_about_to_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdec.utils.config.run_names", lambda kind: (tmp_path / f"{kind}-{n}" for n in range(3)))
+    with staged_directory(new_run("x")):
+        assert new_run("x") == tmp_path / "x-1"

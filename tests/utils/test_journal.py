@@ -1,6 +1,7 @@
 """A journal survives a kill, and nothing of another work is taken for its own."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,21 @@ def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
         written(tmp_path / "j", {})
 
 
+def begun(kind: str, settings: dict[str, Any]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "j"
+        with Journal(path, kind, settings):
+            return path.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (json.dumps({"journal": "other", "settings": {}}) + "\n", "no journal of test"),
-        (json.dumps({"journal": "test", "settings": {"a": 2}}) + "\n", "begun otherwise: a 2 there, 1 now"),
-        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\nnonsense\n{}\n", "line 2: no entry"),
-        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\n[1]\n", "line 2: no entry"),
+        (begun("other", {}), "no journal of test"),
+        (begun("test", {"a": 2}), "begun otherwise: a 2 there, 1 now"),
+        (begun("test", {"a": 1}) + "nonsense\n{}\n", "line 2: damaged"),
+        (begun("test", {"a": 1}) + "[1]\n", "line 2: damaged"),
+        (json.dumps({"journal": "test", "settings": {"a": 1}}) + "\n", "line 1: damaged, or of an earlier specdec"),
         ("my notes", "no journal of test"),
     ],
 )
