@@ -40,7 +40,7 @@ class AdamW(torch.optim.AdamW):
         eps: Positive = 1e-8,
         weight_decay: NonNegative = 0.0,
     ) -> None:
-        check_numbers(AdamW.__init__, locals(), "AdamW.")
+        check_numbers(AdamW.__init__, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, "AdamW.")
         split: tuple[list[Any], list[Any]] = [], []  # those with one axis, those with more
         for item in params:
             parameter = item[1] if isinstance(item, tuple) else item
@@ -95,7 +95,8 @@ class MuonAdamW(torch.optim.Optimizer):
         momentum: Share = 0.95,
         betas: tuple[float, float] = (0.9, 0.95),
     ) -> None:
-        check_numbers(MuonAdamW.__init__, locals(), "MuonAdamW.")
+        given = {"lr": lr, "lr_rest": lr_rest, "weight_decay": weight_decay, "momentum": momentum}
+        check_numbers(MuonAdamW.__init__, given, "MuonAdamW.")
         named = list(params)
         if not all(isinstance(item, tuple) for item in named):
             raise ValueError("MuonAdamW tells embedding and head by their names: give it named_parameters()")
