@@ -35,7 +35,7 @@ Inside = Callable[[], Callable[[], Any]]
 
 
 def warm() -> None:
-    """Import, in the one process from which all commands fork, whatever they import; it starts no thread."""
+    """Import, in the one process from which all commands fork, whatever they import."""
     os.environ.update(ENVIRONMENT)
     import importlib
 

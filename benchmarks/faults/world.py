@@ -204,7 +204,7 @@ def of_study(folder: Path) -> Made:
 
 def of_card(folder: Path) -> Made:
     """What a study's card says, without when and where that was found out."""
-    card = json.loads((folder / "card.json").read_text())
+    card = json.loads((folder / "card" / "card.json").read_text())
     return {"card.json": _hash(_timeless(card))}
 
 
@@ -245,7 +245,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, delay: float = 0.02) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.delay, self.url = delay, f"http://127.0.0.1:{self.server_address[1]}"
-        self.headers_seen: list[str] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed is none of its business."""
 
 
 class _Handler(BaseHTTPRequestHandler):
