@@ -9,10 +9,9 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.faults import world
-from benchmarks.faults.command import LIMIT, TRACEBACK, Command, Ended
+from benchmarks.faults.command import LIMIT, TRACEBACK, Command, Ended, finish
 from benchmarks.faults.world import Made, World
 
-KEPT = 12  # findings of an artefact that are told
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,9 @@ class Count:
     artefact: str
     flips: int = 0
     named: int = 0  # an error that names the file
+    folder: int = 0  # an error that names its folder
     identical: int = 0  # what the use made is that of the whole file
-    unnamed: int = 0  # an error in some lines that does not name it
+    unnamed: int = 0  # an error that names neither
     traceback: int = 0
     hung: int = 0
     silent: int = 0  # status 0, and something else was made
@@ -54,13 +54,14 @@ class Count:
 def artefacts(a: World) -> dict[str, Artefact]:
     """All of them by name."""
 
-    def cut_journal(copy: Path) -> None:
-        """As after a kill: two thirds of the journal are there, and no data set yet."""
-        (copy / "own.jsonl").unlink()
-        (copy / "own.json").unlink()
-        journal = copy / "own.jsonl.journal"
-        lines = journal.read_bytes().splitlines(keepends=True)
-        journal.write_bytes(b"".join(lines[: 2 * len(lines) // 3]))
+    def begin(copy: Path) -> None:
+        """Let the whole target answer, once: the journal knows it by its place, too."""
+        if not (begun := copy.parent / "begun").exists():
+            finish(a.regenerate(begun / "own.jsonl", target=copy), a.folder)
+
+    def go_on(out: Path, target: Path) -> list[str]:
+        world.cut_journal(world.copied(target.parent / "begun", out))
+        return a.regenerate(out / "own.jsonl", target=target)
 
     half = lambda copy, out: a.fit(copy)  # noqa: E731
     export = world.of_files("config.json", "model.safetensors")
@@ -70,13 +71,13 @@ def artefacts(a: World) -> dict[str, Artefact]:
             150, a.drafter, ("*",), lambda copy, out: ["export", *a.pair(drafter=copy), "--out", str(out)],
             lambda copy, out: export(out),
         ),
-        "target": Artefact(
-            150, a.target, ("*",), lambda copy, out: a.evaluate(out, target=copy),
+        "target, with its drafter": Artefact(
+            100, a.target, ("*",), lambda copy, out: a.evaluate(out, target=copy),
             lambda copy, out: world.of_evaluation(out),
         ),
-        "target, as it answers": Artefact(
-            60, a.target, ("*",), lambda copy, out: a.regenerate(out / "own.jsonl", target=copy),
-            lambda copy, out: world.of_files("own.jsonl")(out),
+        "target, with answers begun": Artefact(
+            100, a.target, ("*",), lambda copy, out: go_on(out, copy),
+            lambda copy, out: world.of_files("own.jsonl")(out), begin,
         ),
         "run, gone on with": Artefact(
             80, a.half, ("*.yaml", "*.json", "losses.txt"), half, lambda copy, out: world.of_fit(copy)
@@ -89,7 +90,7 @@ def artefacts(a: World) -> dict[str, Artefact]:
         ),
         "journal": Artefact(
             100, a.answers, ("*.journal",), lambda copy, out: a.regenerate(copy / "own.jsonl"),
-            lambda copy, out: world.of_files("own.jsonl")(copy), cut_journal,
+            lambda copy, out: world.of_files("own.jsonl")(copy), world.cut_journal,
         ),
         "evaluation": Artefact(
             150, a.one, ("*.json", "*.jsonl"), lambda copy, out: ["compare", str(copy), str(a.two)],
@@ -133,10 +134,10 @@ def campaign(a: World, name: str, place: Path, share: float, seed: int = 0) -> C
         flipped: list[tuple[Path, int]] = []
         ended, made = _use(one, a, place, lambda copy, flipped=flipped: flipped.append(_flip(one, copy, draw)))
         ((file, bit),) = flipped
-        what = _outcome(ended, file, reference, made, name)
+        what = _outcome(ended, file, place / "copy", reference, made, name)
         count.flips += 1
         setattr(count, what, getattr(count, what) + 1)
-        if what not in ("named", "identical"):
+        if what not in ("named", "folder", "identical"):
             at = f"{file.relative_to(place / 'copy')}, bit {bit}"
             count.findings.append(f"{what}: {at}: status {ended.status}: {ended.last}")
         if number % 25 == 24:
@@ -166,14 +167,15 @@ def _flip(one: Artefact, copy: Path, draw: random.Random) -> tuple[Path, int]:
 
 
 def _outcome(
-    ended: Ended, file: Path, reference: Mapping[str, str], made: Callable[[], dict[str, str]], name: str
+    ended: Ended, file: Path, copy: Path, reference: Mapping[str, str], made: Callable[[], dict[str, str]], name: str
 ) -> str:
     if ended.status is None:
         return "hung"
     if TRACEBACK in ended.err or ended.status < 0:
         return "traceback"
     if ended.status != 0:
-        return "named" if file.name in ended.err else "unnamed"
+        told = ended.err
+        return "named" if file.name in told else "folder" if str(copy) in told else "unnamed"
     try:
         found = made() | {"said": ended.out} if name == "evaluation" else made()
     except (OSError, ValueError, KeyError):
@@ -183,8 +185,8 @@ def _outcome(
 
 def table(counts: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
-    names = ("flips", "named", "identical", "unnamed", "traceback", "hung", "silent")
-    columns = ["artefact", "flips", "named", "identical", "error without its name", "traceback", "hung", "silent"]
+    names = ("flips", "named", "folder", "identical", "unnamed", "traceback", "hung", "silent")
+    columns = ["artefact", "flips", "named", "its folder named", "identical", "neither named", "traceback", "hung", "silent"]
     total = {name: sum(one[name] for one in counts) for name in names}
     return harness.table(columns, [[one["artefact"], *(str(one[n]) for n in names)] for one in [
         *counts, {"artefact": "all", **total}
