@@ -76,6 +76,7 @@ def number_of(kind: str) -> st.SearchStrategy:
     return {
         "count": st.one_of(BELOW_1, NOT_INTEGERS),
         "size": st.one_of(BELOW_1, NOT_INTEGERS, HUGE),
+        "counts": st.one_of(BELOW_1, WORDS),  # in a list
         "natural": st.one_of(BELOW_0, NOT_INTEGERS),
         "seed": st.one_of(BELOW_0, NOT_INTEGERS, st.integers(2**65, 2**90)),
         "real": NOT_POSITIVE,
@@ -94,7 +95,7 @@ OF_FIT = {
     "model.drafter.fusion": "choice", "model.drafter.recurrence": "choice", "model.loss": "choice",
     "model.optimizer.lr": "real", "model.attention": "choice", "model.target.dtype": "choice",
     "model.target.source": "path", "data.train": "path", "checkpoint.every_n_train_steps": "natural",
-    "data": "choice", "config": "path", "allow_changes": "choice",
+    "data": "choice", "config": "path",
 }  # fmt: skip
 MEASURED = {
     "max_new_tokens": "size", "limit": "count", "device": "choice", "target.dtype": "choice", "prompts": "path",
@@ -109,7 +110,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "cache": {name: OF_FIT[name] for name in ("data.seq_len", "data.batch_size", "model.target.source", "data.train")}
     | {"layers": "choice", "first_rows": "count", "dtype": "choice", "engine": "choice"},
     "evaluate": MEASURED | {"shape": "choice", "batch_size": "count", "certify": "natural", "baselines": "choice"},
-    "tune": MEASURED | {"shape": "choice", "batch_sizes": "count"},
+    "tune": MEASURED | {"shape": "choice", "batch_sizes": "counts"},
     "drift": MEASURED | {"depths": "size", "trained_depth": "count"},
     "robustness": MEASURED | {"conditions": "choice", "shape": "choice", "seed": "seed", "batch_size": "count"},
     "parity": MEASURED | {"depth": "size", "exported": "path", "engine": "choice"},
@@ -197,7 +198,7 @@ def configs(a: World, draw: Draw, place: Path) -> Bad:
     else:
         names = {"cache": "fit", "doctor": "fit"}.get(command, command)
         known = [name for name, sort in OPTIONS[names].items() if sort in ("count", "size", "choice", "real")]
-        name = draw(st.sampled_from(sorted(set(known) - {"shape", "allow_changes", "target.dtype"})))
+        name = draw(st.sampled_from(sorted(set(known) - {"shape", "target.dtype"})))
         value = draw(number_of(OPTIONS[names][name]))
         if kind == "unknown":
             name, value = f"{name}_{draw(WORDS)}", draw(JUNK)
@@ -385,8 +386,8 @@ def studies(a: World, draw: Draw, place: Path) -> Bad:
 
 Family = Callable[[World, Draw, Path], Bad]
 FAMILIES: dict[str, tuple[int, Family]] = {
-    "options": (120, options), "configs": (60, configs), "JSON files": (60, json_files),
-    "safetensors": (50, safetensors_files), "prompts": (40, prompts), "templates": (30, templates),
+    "options": (140, options), "configs": (60, configs), "JSON files": (60, json_files),
+    "safetensors": (50, safetensors_files), "prompts": (50, prompts), "templates": (30, templates),
     "studies": (30, studies),
 }  # fmt: skip
 
