@@ -34,9 +34,9 @@ ENVIRONMENT = {
 Inside = Callable[[], Callable[[], Any]]
 
 
-def warm() -> None:
-    """Import, in the one process from which all commands fork, whatever they import."""
-    os.environ.update(ENVIRONMENT)
+def warm(cache: Path) -> None:
+    """Import, in the one process from which all commands fork, whatever they import; ``cache`` is for libraries."""
+    os.environ.update(ENVIRONMENT, HF_HOME=str(cache / "huggingface"), MPLCONFIGDIR=str(cache / "matplotlib"))
     import importlib
 
     import torch

@@ -8,6 +8,7 @@ hostile folder that is compiled or run, a module imported from anywhere but this
 import json
 import os
 import pickle
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -30,12 +31,14 @@ STARTS = (
 CONTACTS = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "urllib.Request",
 )
-CHANGES = (
-    "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
-    "shutil.rmtree", "shutil.move",
-)  # fmt: skip
+CHANGES = {  # how many paths are changed; most events end with the open folders that these are relative to
+    "os.rename": 2, "os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.link": 2, "os.symlink": 1, "os.truncate": 1,
+    "os.chmod": 1, "shutil.rmtree": 1, "shutil.move": 2,
+}  # fmt: skip
+PLACELESS = ("os.truncate", "shutil.rmtree", "shutil.move")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SECRET = "canary-5f1e9c"  # in the environment of every command; no file and no request may have it
+OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys.path))"]  # to find type stubs
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")  # what provenance and libraries ask
 MARK = "ran.txt"  # in the hostile folder
 EVIL = f"""
@@ -48,7 +51,7 @@ class Evil:
 """
 MODULES = (
     "modeling_evil", "configuration_evil", "tokenization_evil", "evil", "torch", "yaml", "peft", "kernels", "accelerate",
-    "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken", "sentencepiece", "vllm",
+    "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken", "sentencepiece", "vllm", "json",
 )  # fmt: skip
 
 
@@ -74,7 +77,7 @@ class Watch:
     def __init__(self, hostile: Path, free: Sequence[Path]) -> None:
         own = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
         self.roots = (*own, sys.base_prefix, str(harness.ROOT / "specdec"), str(harness.ROOT / "benchmarks"))
-        self.hostile, self.free = str(hostile), tuple(str(path) for path in free)
+        self.hostile, self.free = str(hostile), tuple(os.path.realpath(path) for path in free)
         self.seen: list[tuple[str, str]] = []
         self.known, self.on = set(sys.modules), True
 
@@ -85,6 +88,8 @@ class Watch:
         self.on = False  # what is done here is nobody's doing
         try:
             self._note(event, arguments)
+        except (OSError, TypeError, ValueError, IndexError) as error:
+            self.seen.append(("written", f"{event} {arguments}: not understood: {error!r}"))
         finally:
             self.on = True
 
@@ -93,10 +98,11 @@ class Watch:
             words = arguments[1] if event == "subprocess.Popen" else arguments
             name = os.path.basename(str(words[0] if isinstance(words, list | tuple) and words else arguments[0]))
             if event == "ctypes.dlopen":
-                if name and self._at(arguments[0]).startswith(self.hostile):
+                if arguments[0] and self._at(arguments[0]).startswith(self.hostile):
                     self.seen.append(("imported", f"library {arguments[0]}"))
             elif event != "os.fork" and name not in KNOWN:  # a fork's child starts nothing unless another event says so
-                self.seen.append(("started", f"{event} {str(words)[:160]}"))
+                if list(words) != OF_JSONARGPARSE:
+                    self.seen.append(("started", f"{event} {str(words)[:160]}"))
         elif event in CONTACTS:
             if not (event == "socket.bind" or str(arguments[-1]).startswith("/")):
                 self.seen.append(("contacted", f"{event} {str(arguments[1:])[:120]}"))
@@ -106,19 +112,21 @@ class Watch:
                 self.seen.append(("imported", file))
         elif event == "open":
             path, mode, flags = arguments
-            writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (mode is None and flags & WRITING)
+            writes = set(mode) & set("wax+") if isinstance(mode, str) else (flags or 0) & WRITING
             if writes and isinstance(path, str | bytes | os.PathLike):
                 self._wrote(event, path)
         elif event in CHANGES:
-            for path in arguments[: 2 if event in ("os.rename", "os.link", "os.symlink", "shutil.move") else 1]:
+            names, places = arguments[: (count := CHANGES[event])], arguments[-count:]
+            for path, place in zip(names, places, strict=True):
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._wrote(event, path)
+                    self._wrote(event, path, place if isinstance(place, int) and event not in PLACELESS else -1)
 
-    def _at(self, path: Any) -> str:
-        return os.path.realpath(os.fsdecode(path))
+    def _at(self, path: Any, place: int = -1) -> str:
+        path = os.fsdecode(path)
+        return os.path.realpath(os.path.join(os.readlink(f"/proc/self/fd/{place}"), path) if place >= 0 else path)
 
-    def _wrote(self, event: str, path: Any) -> None:
-        at = self._at(path)
+    def _wrote(self, event: str, path: Any, place: int = -1) -> None:
+        at = self._at(path, place)
         if not at.startswith((*self.free, "/dev/", "/proc/")) and "__pycache__" not in at:
             self.seen.append(("written", f"{event} {at}"))
 
@@ -130,6 +138,13 @@ class Watch:
             if file and not os.path.realpath(file).startswith(tuple(map(os.path.realpath, self.roots))):
                 self.seen.append(("imported", f"{name} of {file}"))
         return list(dict.fromkeys(self.seen))
+
+
+def hugging_face_cache() -> Path:
+    """Where transformers keeps what it fetches, modules of remote code too; these count as imported."""
+    from huggingface_hub.constants import HF_HOME
+
+    return Path(HF_HOME)
 
 
 # --- hostile things --------------------------------------------------------------------------------------------------
@@ -256,8 +271,10 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "imports": ("fit", {"allow_imports": "evil"}),
         "data": ("fit", {"data": {"class_path": "evil.Evil"}}),
         "a URL and a key": ("regenerate", {"engine": "openai", "url": "http://127.0.0.1:9/", "key_variable": "CANARY"}),
+        "a URL": ("regenerate", {"engine": "openai", "url": "http://127.0.0.1:9/"}),
         "a variable": ("fit", {"data": {"init_args": {"train": "${oc.env:CANARY}"}}, "model": {"loss": "${oc.env:CANARY}"}}),
-        "a harmless variable": ("fit", {"trainer": {"default_root_dir": "${oc.env:CANARY}"}}),
+        "a variable in a name": ("fit", {"trainer": {"logger": {
+            "class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": ".", "name": "${oc.env:CANARY}"}}}}),
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
             "class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
     }  # fmt: skip
@@ -279,7 +296,7 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
 
 def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
     """Study files and cards by what is hostile of them, as commands of sweep."""
-    folder, out = planted(place), place.parent / "out"
+    folder, out = planted(place), place.parent / "room" / "out"
     study = yaml.safe_load((a.folder / "study.yaml").read_text())
     trusts = {"model.target.source": str(target), "model.target.trust_remote_code": True}
     given = {
@@ -316,7 +333,7 @@ def studies(a: World, place: Path, target: Path) -> dict[str, list[str]]:
 
 def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
     """All of them: what is hostile, a command that reads it, and the folder in which it stands."""
-    out = place / "out"
+    out = place / "room" / "out"
     found: list[tuple[str, list[str], Path]] = []
     whole = targets(a, place / "targets")
     for name, folder in whole.items():
@@ -347,8 +364,6 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         }[command]  # fmt: skip
         if "target" in path.read_text():  # what the command line says would win
             base = [word for word in base if word not in ("--target", "--model.target.source", str(a.target))]
-        if "loss" in path.read_text() or "data" in path.read_text():
-            base = base[:1] + base[1:]
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
         found.append((name, words, place / "studies"))
@@ -370,23 +385,19 @@ def campaign(a: World, place: Path, share: float) -> list[Count]:
 
 
 def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) -> Count:
-    out, cache, mark = place / "out", place / "cache", folder / MARK
-    world.copied(a.folder / "prompts.jsonl", place / "spare")  # there is always a file to copy back
-    for path in (out, cache):
-        import shutil
-
+    room, cache, mark = place / "room", place / "cache", folder / MARK  # --out, with what is staged beside it
+    own = [folder] if what.startswith("checkpoint, fit") else []  # a run that is gone on with is its own --out
+    if "--card_only" in argv:
+        own = [Path(argv[1])]
+    for path in (room, cache):
         shutil.rmtree(path, ignore_errors=True)
-    cache.mkdir()
+        path.mkdir()
     mark.unlink(missing_ok=True)
-    own = folder if str(folder) in argv and argv[0] == "fit" else out  # a run that is gone on with is its own --out
-    swept = Path(argv[1]) if argv[0] == "sweep" and "--card_only" in argv else out
 
     def inside() -> Callable[[], Any]:
-        os.environ.update(CANARY=SECRET, TMPDIR=str(cache), XDG_CACHE_HOME=str(cache), HF_HOME=str(cache))
+        os.environ.update(CANARY=SECRET, TMPDIR=str(cache), XDG_CACHE_HOME=str(cache))
         tempfile.tempdir = str(cache)
-        watch = Watch(folder, [out, cache, own, swept, Path(os.path.realpath(out)), Path(os.path.realpath(cache))])
-        if own == folder:
-            watch.free = (*watch.free, str(folder / "checkpoints"))
+        watch = Watch(folder, [room, cache, hugging_face_cache(), *own])
         sys.addaudithook(watch)
         return watch.found
 
@@ -398,10 +409,11 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
     count.ran = mark.exists()
     if count.ran:
         count.findings.append(f"ran: {mark.read_text().strip()}")
-    texts = [path for path in out.rglob("*") if path.is_file()] if out.is_dir() else []
-    count.told = SECRET in ended.err + ended.out or any(SECRET.encode() in path.read_bytes() for path in texts)
-    if count.told:
-        where = [path.name for path in texts if SECRET.encode() in path.read_bytes()] or ["standard streams"]
+    texts = [path for path in room.rglob("*") if path.is_file()]
+    where = [str(path) for path in texts if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
+    where += ["standard streams"] if SECRET in ended.err + ended.out else []
+    count.told = bool(where)
+    if where:
         count.findings.append(f"told: a variable's value is in {', '.join(where[:4])}")
     if ended.told is None:
         count.findings.append(f"not watched to its end: status {ended.status}: {ended.last}")
