@@ -50,6 +50,13 @@ def warm(cache: Path) -> None:
         importlib.import_module(library)
 
 
+def die_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 class Ended(NamedTuple):
     """How a command ended. ``status`` is negative for a signal, None where it hung; ``told`` is what its ``inside``
     left; ``peak_mb`` the growth of its resident set."""
@@ -112,6 +119,7 @@ class Command:
     def _child(self, cwd: Path, inside: Inside | None, memory: int | None, progress: bool) -> None:
         status = 1
         try:
+            die_with_parent()
             os.setsid()
             for number, stream in enumerate([open(os.devnull, "rb"), *self._streams[:2]]):
                 os.dup2(stream.fileno(), number)

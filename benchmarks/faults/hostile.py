@@ -272,7 +272,8 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "data": ("fit", {"data": {"class_path": "evil.Evil"}}),
         "a URL and a key": ("regenerate", {"engine": "openai", "url": "http://127.0.0.1:9/", "key_variable": "CANARY"}),
         "a URL": ("regenerate", {"engine": "openai", "url": "http://127.0.0.1:9/"}),
-        "a variable": ("fit", {"data": {"init_args": {"train": "${oc.env:CANARY}"}}, "model": {"loss": "${oc.env:CANARY}"}}),
+        "a variable": ("fit", {"data": {"class_path": "TextData", "init_args": {
+            "train": ["${oc.env:CANARY}"], "seq_len": 64}}}),
         "a variable in a name": ("fit", {"trainer": {"logger": {
             "class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": ".", "name": "${oc.env:CANARY}"}}}}),
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
@@ -362,8 +363,12 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
             "cache": ["cache", *a.model_and_data(), "--out", str(out)],
             "doctor": ["doctor", *a.model_and_data(), "--only", "masks"], "parity": ["parity", *a.pair()],
         }[command]  # fmt: skip
-        if "target" in path.read_text():  # what the command line says would win
-            base = [word for word in base if word not in ("--target", "--model.target.source", str(a.target))]
+        try:
+            given = yaml.safe_load(path.read_text())
+        except yaml.YAMLError:  # a tag
+            given = {}
+        keys = [f"{one}.{two}" if one in ("model", "trainer") else one for one in given for two in given[one]]
+        base = world.without(base, *keys)
         found.append((f"config, {name}", [*base, "--config", str(path)], path.parent))
     for name, words in studies(a, place / "studies", whole["auto_map"]).items():
         found.append((name, words, place / "studies"))

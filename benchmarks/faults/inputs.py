@@ -207,8 +207,8 @@ def configs(a: World, draw: Draw, place: Path) -> Bad:
             nested = {part: nested}
         what, data = f"{name}: {value!r}", yaml.safe_dump(nested, allow_unicode=True).encode()
     path.write_bytes(data)
-    argv = base(a, command, place / "out")
-    return [argv[0], *argv[1:], "--config", str(path)], f"{command} --config: {what}"
+    argv = world.without(base(a, command, place / "out"), *([] if kind == "form" else [name]))
+    return [*argv, "--config", str(path)], f"{command} --config: {what}"
 
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")

@@ -224,6 +224,18 @@ def left_over(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob(".tmp-*")]
 
 
+def without(argv: list[str], *names: str) -> list[str]:
+    """A command without the options of these names and what lies below them: what it says wins over config files."""
+    gone = tuple(f"--{name}" for name in names)
+    kept, words = argv[:1], iter(argv[1:])
+    for word in words:
+        if word in gone or word.startswith(tuple(f"{name}." for name in gone)):
+            next(words)
+        else:
+            kept.append(word)
+    return kept
+
+
 def cut_journal(folder: Path) -> None:
     """Leave of a copy of :attr:`World.answers` what a kill would: two thirds of the journal, and no data set."""
     for name in ("own.jsonl", "own.json"):
