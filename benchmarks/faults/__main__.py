@@ -6,10 +6,10 @@ What is finished is kept beside ``--out`` until all is, so that the same command
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -33,6 +33,7 @@ PARTS = {
 LANES = 2  # things at a time
 QUICK = 0.03  # of a full campaign
 TOLD = 12  # findings of a part in the report; all are in the .json
+CHEAP = ("fit, within a save", "regenerate", "regenerate, a server", "export")  # kills of a quick campaign
 HEAVY = ("sweep", "DDP", "FSDP2")  # use both cores by themselves: one at a time
 
 Task = Callable[[Path, float], Any]
@@ -44,8 +45,8 @@ def tasks(place: Path, quick: bool) -> dict[str, Task]:
     from benchmarks.faults.world import Server, World
 
     a, found = World(place), dict[str, Task]()
-    with contextlib.closing(Server()) as server:
-        names = [name for name in kills.kinds(a, server) if not (quick and name.endswith(("worker", *HEAVY, "runner")))]
+    with Server() as server:
+        names = [name for name in kills.kinds(a, server) if not quick or name in CHEAP]
     names.sort(key=lambda name: not any(word in name for word in HEAVY))
     for name in names:
         found[f"kills: {name}"] = lambda where, share, name=name: [kills.campaign(a, name, where, share)]
@@ -149,6 +150,7 @@ def main() -> int:
         from benchmarks.faults.world import World
 
         about = harness.machine(1)
+        about["command"] = shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]])
         found = tasks(scratch / "world", a.quick)
         wanted = {name: task for name, task in found.items() if name.partition(":")[0] in a.only}
         left = {name: task for name, task in wanted.items() if name not in known}
