@@ -34,6 +34,7 @@ LANES = 2  # things at a time
 QUICK = 0.03  # of a full campaign
 TOLD = 12  # findings of a part in the report; all are in the .json
 CHEAP = ("fit, within a save", "regenerate", "regenerate, a server", "export")  # kills of a quick campaign
+NAMES = ("kind", "artefact", "family", "command", "what")  # of what was counted
 HEAVY = ("sweep", "DDP", "FSDP2")  # use both cores by themselves: one at a time
 
 Task = Callable[[Path, float], Any]
@@ -120,7 +121,7 @@ def report(about: dict[str, Any], found: dict[str, list[dict[str, Any]]], minute
             all_of_them = [(one, text) for one in counts for text in one["findings"]]
             lines += [f"{len(all_of_them)} findings{'.' if not all_of_them else ':'}", ""]
             for one, text in all_of_them[:: max(1, len(all_of_them) // TOLD)]:
-                named = ", ".join(str(one[key]) for key in ("kind", "artefact", "family", "command", "what") if key in one)
+                named = ", ".join(str(one[key]) for key in NAMES if key in one)
                 lines.append(f"- {named}: `{' '.join(text.replace('`', ' ').split())}`")
             lines += [""] if all_of_them else []
     return lines

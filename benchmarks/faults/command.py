@@ -97,7 +97,7 @@ class Command:
         memory: int | None = None, progress: bool = False,
     ) -> None:  # fmt: skip
         self.argv = [str(word) for word in argv]
-        self._streams = [tempfile.TemporaryFile() for _ in range(3)]
+        self._streams = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  closed by wait
         self._start, self._ended = time.monotonic(), None
         self._base = _resident()
         if fresh:
@@ -121,9 +121,11 @@ class Command:
         try:
             die_with_parent()
             os.setsid()
-            for number, stream in enumerate([open(os.devnull, "rb"), *self._streams[:2]]):
-                os.dup2(stream.fileno(), number)
-            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for number, handle in enumerate([nothing, *(stream.fileno() for stream in self._streams[:2])]):
+                os.dup2(handle, number)
+            sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+            sys.stderr = os.fdopen(2, "w", buffering=1)
             os.chdir(cwd)
             if memory is not None:
                 own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -166,7 +168,11 @@ class Command:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send its session's first process group a signal."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:  # it has no session of its own yet
+                if self._ended is None:
+                    os.kill(self.pid, number)
 
     def wait(self, limit: float = PATIENCE) -> Ended:
         """Its end; after ``limit`` seconds it is killed."""
@@ -176,7 +182,8 @@ class Command:
         if hung:
             self.kill()
         _, status, used = os.wait4(self.pid, 0)
-        self.kill()  # what it left
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it left
         os.close(self._handle)
         texts = []
         for stream in self._streams:

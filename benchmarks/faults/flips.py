@@ -13,7 +13,6 @@ from benchmarks.faults.command import LIMIT, TRACEBACK, Command, Ended, finish
 from benchmarks.faults.world import Made, World
 
 
-
 @dataclass(frozen=True)
 class Artefact:
     """What is flipped, and used.
@@ -186,7 +185,7 @@ def _outcome(
 def table(counts: list[dict[str, Any]]) -> list[str]:
     """Markdown."""
     names = ("flips", "named", "folder", "identical", "unnamed", "traceback", "hung", "silent")
-    columns = ["artefact", "flips", "named", "its folder named", "identical", "neither named", "traceback", "hung", "silent"]
+    columns = ["artefact", "flips", "named", "its folder named", "identical", "neither named", *names[5:]]
     total = {name: sum(one[name] for one in counts) for name in names}
     return harness.table(columns, [[one["artefact"], *(str(one[n]) for n in names)] for one in [
         *counts, {"artefact": "all", **total}

@@ -29,7 +29,12 @@ STARTS = (
     "os.startfile", "ctypes.dlopen",
 )  # fmt: skip
 CONTACTS = (
-    "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "urllib.Request",
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.sendto",
+    "socket.bind",
+    "urllib.Request",
 )
 CHANGES = {  # how many paths are changed; most events end with the open folders that these are relative to
     "os.rename": 2, "os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.link": 2, "os.symlink": 1, "os.truncate": 1,
@@ -40,6 +45,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 SECRET = "canary-5f1e9c"  # in the environment of every command; no file and no request may have it
 OF_JSONARGPARSE = [sys.executable, "-c", "import sys, json; print(json.dumps(sys.path))"]  # to find type stubs
 KNOWN = ("git", "lscpu", "nvidia-smi", "uname", "ldconfig", "gcc", "cc")  # what provenance and libraries ask
+CSV = "lightning.pytorch.loggers.CSVLogger"
 MARK = "ran.txt"  # in the hostile folder
 EVIL = f"""
 import pathlib
@@ -50,8 +56,9 @@ class Evil:
     def from_pretrained(cls, *args, **kwargs): return cls()
 """
 MODULES = (
-    "modeling_evil", "configuration_evil", "tokenization_evil", "evil", "torch", "yaml", "peft", "kernels", "accelerate",
-    "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken", "sentencepiece", "vllm", "json",
+    "modeling_evil", "configuration_evil", "tokenization_evil", "evil", "torch", "yaml", "peft", "kernels",
+    "accelerate", "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken", "sentencepiece", "vllm",
+    "json",
 )  # fmt: skip
 
 
@@ -100,9 +107,9 @@ class Watch:
             if event == "ctypes.dlopen":
                 if arguments[0] and self._at(arguments[0]).startswith(self.hostile):
                     self.seen.append(("imported", f"library {arguments[0]}"))
-            elif event != "os.fork" and name not in KNOWN:  # a fork's child starts nothing unless another event says so
-                if list(words) != OF_JSONARGPARSE:
-                    self.seen.append(("started", f"{event} {str(words)[:160]}"))
+            # what a fork's child starts, another event says
+            elif event != "os.fork" and name not in KNOWN and list(words) != OF_JSONARGPARSE:
+                self.seen.append(("started", f"{event} {str(words)[:160]}"))
         elif event in CONTACTS:
             if not (event == "socket.bind" or str(arguments[-1]).startswith("/")):
                 self.seen.append(("contacted", f"{event} {str(arguments[1:])[:120]}"))
@@ -186,10 +193,10 @@ def targets(a: World, place: Path) -> dict[str, Path]:
             of = "evil/repository--" if "repository" in name else ""
             kinds = ("AutoModelForCausalLM", "AutoModel")
             _edit(config, model_type="evil", architectures=["Evil"], auto_map={
-                "AutoConfig": f"{of}configuration_evil.Evil", **{kind: f"{of}modeling_evil.Evil" for kind in kinds}
+                "AutoConfig": f"{of}configuration_evil.Evil", **dict.fromkeys(kinds, f"{of}modeling_evil.Evil")
             })  # fmt: skip
-            _edit(folder / "tokenizer_config.json", tokenizer_class="Evil",
-                  auto_map={"AutoTokenizer": [f"{of}tokenization_evil.Evil", f"{of}tokenization_evil.Evil"]})  # fmt: skip
+            tokenizer = {"AutoTokenizer": [f"{of}tokenization_evil.Evil", f"{of}tokenization_evil.Evil"]}
+            _edit(folder / "tokenizer_config.json", tokenizer_class="Evil", auto_map=tokenizer)
         elif name == "pickle":
             (folder / "model.safetensors").unlink()
             (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder / MARK)))
@@ -219,9 +226,9 @@ def targets(a: World, place: Path) -> dict[str, Path]:
 def drafters(a: World, place: Path) -> dict[str, Path]:
     """Drafters, which name their parts by import path."""
     found = {}
-    for name, part in (("evil.Evil", "evil.Evil"), ("os.system", "os.system"), ("subprocess.Popen", "subprocess.Popen")):
+    for part in ("evil.Evil", "os.system", "subprocess.Popen"):
         for axis in ("fusion", "recurrence"):
-            folder = found[f"{axis} {name}"] = planted(world.copied(a.drafter, place / f"{axis}-{name}"))
+            folder = found[f"{axis} {part}"] = planted(world.copied(a.drafter, place / f"{axis}-{part}"))
             about = json.loads((folder / "config.json").read_text())
             about["drafter"][axis] = {"class_path": part, "init_args": {}} if axis == "fusion" else part
             (folder / "config.json").write_text(json.dumps(about))
@@ -274,10 +281,10 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "a URL": ("regenerate", {"engine": "openai", "url": "http://127.0.0.1:9/"}),
         "a variable": ("fit", {"data": {"class_path": "TextData", "init_args": {
             "train": ["${oc.env:CANARY}"], "seq_len": 64}}}),
-        "a variable in a name": ("fit", {"trainer": {"logger": {
-            "class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": ".", "name": "${oc.env:CANARY}"}}}}),
+        "a variable in a name": ("fit", {"trainer": {"logger": {"class_path": CSV, "init_args": {
+            "save_dir": ".", "name": "${oc.env:CANARY}"}}}}),
         "a place to write": ("fit", {"trainer": {"default_root_dir": str(folder / "elsewhere"), "logger": {
-            "class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
+            "class_path": CSV, "init_args": {"save_dir": str(folder / "elsewhere")}}}}),
     }  # fmt: skip
     found = {}
     for name, (command, value) in settings.items():

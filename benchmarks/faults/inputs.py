@@ -188,10 +188,12 @@ def configs(a: World, draw: Draw, place: Path) -> Bad:
     if kind == "form":
         what, data = draw(st.sampled_from([
             ("deep lists", b"a: " + b"[" * 5000 + b"]" * 5000), ("deep maps", b"{a: " * 700 + b"1" + b"}" * 700),
-            ("not UTF-8", b"seed_everything: \xff\xfe\xfa"), ("a NUL", b"seed_everything: 1\0"), ("a tab", b"a:\n\t- b"),
+            ("not UTF-8", b"seed_everything: \xff\xfe\xfa"), ("a NUL", b"seed_everything: 1\0"),
+            ("a tab", b"a:\n\t- b"),
             ("aliases", b"a: &a [x, x]\n" + b"".join(
                 b"b%d: &b%d [%s]\n" % (n, n, b", ".join([b"*b%d" % (n - 1) if n else b"*a"] * 12)) for n in range(12))),
-            ("a list", b"- 1\n- 2"), ("a word", b"hello"), ("an unclosed quote", b'a: "b'), ("a tag", b"a: !!python/x y"),
+            ("a list", b"- 1\n- 2"), ("a word", b"hello"), ("an unclosed quote", b'a: "b'),
+            ("a tag", b"a: !!python/x y"),
             ("twice", b"seed_everything: 1\nseed_everything: 2\n"), ("an alias alone", b"a: *b"),
             ("an endless merge", b"a: &a {<<: *a}"),
         ]))  # fmt: skip
@@ -328,7 +330,8 @@ def prompts(a: World, draw: Draw, place: Path) -> Bad:
     )  # fmt: skip
     rows = draw(st.lists(row, max_size=2))
     text = "".join(json.dumps(one) + "\n" for one in rows) if path.suffix == ".jsonl" else json.dumps(rows)
-    raw = draw(st.sampled_from([None, None, None, b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 99, b"{"]))
+    broken = [b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 100_000, b"\0" * 99, b"{"]
+    raw = draw(st.sampled_from([None, None, None, *broken]))
     path.write_bytes(text.encode() if raw is None else raw)
     what = f"{command} of {path.suffix}: {(text if raw is None else repr(raw[:20]))[:100]}"
     if command == "evaluate":
@@ -343,9 +346,11 @@ def prompts(a: World, draw: Draw, place: Path) -> Bad:
 TEMPLATES = [
     "{{ 1 / 0 }}", "{{ messages[99].content }}", "{% for i in range(10 ** 12) %}{{ i }}{% endfor %}", "{% if %}",
     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ x",
-    "{{ 'a' * 10 ** 11 }}", "{% include 'x' %}", "{{ messages | nothing }}", "{{ raise_exception('no') }}", "{{ f() }}",
+    "{{ 'a' * 10 ** 11 }}", "{% include 'x' %}", "{{ messages | nothing }}", "{{ raise_exception('no') }}",
+    "{{ f() }}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
-    "{% endfor %}", "{{ '%999999999d' % 1 }}", "{{ 9 ** 9 ** 9 }}", "{{ 'a'.join(range(3)) }}", "{% extends messages %}",
+    "{% endfor %}", "{{ '%999999999d' % 1 }}", "{{ 9 ** 9 ** 9 }}", "{{ 'a'.join(range(3)) }}",
+    "{% extends messages %}",
     "{{ cycler.__init__.__globals__ }}", "{{ [].append.__self__.__class__ }}", "{{ messages[0].content.x.y }}",
     "{{ range(10 ** 10) | list }}", "{{ lipsum(n=10 ** 9) }}", "{% set x = 'a' %}{{ x.y.z }}", "{{ 1 + 'a' }}",
 ]  # fmt: skip
@@ -368,7 +373,8 @@ def templates(a: World, draw: Draw, place: Path) -> Bad:
 def studies(a: World, draw: Draw, place: Path) -> Bad:
     """A study file with one part wrong."""
     study = yaml.safe_load((a.folder / "study.yaml").read_text())
-    key = draw(st.sampled_from(["name", "axes", "seeds", "design", "baseline", "evaluate", "set", "fit", "new", "axes.K"]))
+    keys = ["name", "axes", "seeds", "design", "baseline", "evaluate", "set", "fit", "new", "axes.K"]
+    key = draw(st.sampled_from(keys))
     wrong = st.one_of(st.integers(), WORDS.map(lambda word: f"{word} {word}"), st.lists(st.none(), min_size=1))
     if key == "axes.K":
         study["axes"]["K"] = {draw(WORDS): draw(st.one_of(st.integers(), st.lists(st.none(), min_size=1)))}

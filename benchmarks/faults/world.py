@@ -60,8 +60,10 @@ class World:
     def model_and_data(self, target: Path | None = None) -> list[str]:
         """The options that ``fit``, ``cache``, ``doctor`` and ``plan`` share."""
         return [
-            "--model.target.source", str(target or self.target), "--model.ttt_steps", "3", "--model.optimizer.lr", "0.01",
-            "--data", "TextData", "--data.train", json.dumps([str(path) for path in TEXTS]), "--data.seq_len", "64", "--data.batch_size", "2",
+            "--model.target.source", str(target or self.target), "--model.ttt_steps", "3",
+            "--model.optimizer.lr", "0.01", "--data", "TextData",
+            "--data.train", json.dumps([str(path) for path in TEXTS]), "--data.seq_len", "64",
+            "--data.batch_size", "2",
         ]  # fmt: skip
 
     def fit(self, out: Path, *more: str) -> list[str]:
@@ -293,5 +295,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Nothing is said of requests."""
-
-
