@@ -14,6 +14,8 @@ from benchmarks.faults import flips, hostile, inputs, kills, rims, world
 from benchmarks.faults.__main__ import report
 from benchmarks.faults.command import TRACEBACK, Command, Ended
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12
+
 
 def ended(status: int | None, err: str = "", out: str = "") -> Ended:
     return Ended(status, out, err, 1.0, 1.0, None)
