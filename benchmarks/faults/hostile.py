@@ -57,8 +57,8 @@ class Evil:
 """
 MODULES = (
     "modeling_evil", "configuration_evil", "tokenization_evil", "evil", "torch", "yaml", "peft", "kernels",
-    "accelerate", "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken", "sentencepiece",
-    "vllm", "json",
+    "accelerate", "flash_attn", "bitsandbytes", "sitecustomize", "usercustomize", "conftest", "tiktoken",
+    "sentencepiece", "vllm", "json",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from benchmarks.faults.command import Command, Ended, Inside
 from benchmarks.faults.world import EVERY, Made, Server, World, losses
 
 MOST = 6  # kills of one run, so that it ends some time
+IN_ONE = 3  # workers of one sweep, which starts no job more often again
 SHARD = 200_000  # bytes of a shard of features, so that there are many
 
 Moment = Callable[[Command, Path, random.Random, float], bool]
@@ -248,10 +249,10 @@ def _campaign(kind: Kind, count: Count, a: World, place: Path, share: float, see
             if count.kills == kills:
                 break
             command = Command(kind.argv(out), cwd=a.folder, fresh=kind.fresh, inside=kind.inside, progress=True)
-            while count.kills < kills and draw.choice(kind.moments)(command, out, draw, ended.seconds):
-                count.kills += kind.victim(command, out, draw)
-                if kind.victim is not a_worker and kind.victim is not a_ray_worker:
+            for _ in range(IN_ONE if kind.victim in (a_worker, a_ray_worker) else 1):
+                if count.kills == kills or not draw.choice(kind.moments)(command, out, draw, ended.seconds):
                     break
+                count.kills += kind.victim(command, out, draw)
             early = command.wait()
             if early.status not in (0, -signal.SIGKILL):
                 count.findings.append(f"status {early.status} in between: {early.last}")
