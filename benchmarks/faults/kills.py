@@ -241,7 +241,7 @@ def _campaign(kind: Kind, count: Count, a: World, place: Path, share: float, see
     if ended.status != 0:
         raise ValueError(f"{count.kind}: status {ended.status} undisturbed: {ended.last}")
     reference = kind.made(whole)
-    while count.kills < kills and count.failed < 5:
+    while count.kills < kills and count.failed < 5 and count.runs < 5 * kills:
         out = place / f"{count.runs}" / kind.name
         out.parent.mkdir()
         count.runs += 1
