@@ -140,7 +140,8 @@ def main() -> int:
     partial = None if a.out is None else a.out.with_suffix(".partial.json")
     known: dict[str, Any] = {}
     if partial is not None and partial.exists():
-        known = json.loads(partial.read_text())
+        before = json.loads(partial.read_text())
+        known = before["parts"] if before["quick"] == a.quick else {}
         harness.tell(f"{partial}: {len(known)} parts are done already")
     scratch = Path(tempfile.mkdtemp(prefix="faults-"))
     # a campaign that is ended ends all that it began
@@ -149,6 +150,7 @@ def main() -> int:
         harness.tell("loading torch, lightning and specdec")
         command.warm(scratch / "cache")
         from benchmarks.faults.world import World
+        from specdec.utils.files import write_json
 
         about = harness.machine(1)
         about["command"] = shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]])
@@ -161,7 +163,7 @@ def main() -> int:
         def keep(name: str, counts: Any) -> None:
             known[name] = counts
             if partial is not None:
-                partial.write_text(json.dumps(known))
+                write_json(partial, {"quick": a.quick, "parts": known})
 
         broken = run(left, scratch, QUICK if a.quick else 1.0, keep)
     finally:

@@ -79,11 +79,11 @@ def artefacts(a: World) -> dict[str, Artefact]:
             lambda copy, out: world.of_files("own.jsonl")(out), begin,
         ),
         "run, gone on with": Artefact(
-            80, a.half, ("*.yaml", "*.json", "losses.txt"), half, lambda copy, out: world.of_fit(copy)
+            80, a.half, ("*.yaml", "*.json", "losses.txt", "SHA256SUMS"), half, lambda copy, out: world.of_fit(copy)
         ),
         "checkpoint": Artefact(100, a.half, ("checkpoints/*",), half, lambda copy, out: world.of_fit(copy)),
         "run, exported": Artefact(
-            100, a.run, ("*.yaml", "*.json", "losses.txt", *weights),
+            100, a.run, ("*.yaml", "*.json", "losses.txt", "SHA256SUMS", *weights),
             lambda copy, out: ["export", *a.pair(drafter=copy / "drafter"), "--out", str(out)],
             lambda copy, out: {**export(out), **_told(out)},
         ),
@@ -92,7 +92,7 @@ def artefacts(a: World) -> dict[str, Artefact]:
             lambda copy, out: world.of_files("own.jsonl")(copy), world.cut_journal,
         ),
         "evaluation": Artefact(
-            150, a.one, ("*.json", "*.jsonl"), lambda copy, out: ["compare", str(copy), str(a.two)],
+            150, a.one, ("*.json", "*.jsonl", "SHA256SUMS"), lambda copy, out: ["compare", str(copy), str(a.two)],
             lambda copy, out: {},
         ),
         "features": Artefact(
@@ -107,7 +107,8 @@ def artefacts(a: World) -> dict[str, Artefact]:
         "study": Artefact(
             80, a.study,
             ("*.yaml", "*.json", "jobs/*/*.yaml", "jobs/*/*.jsonl", "fits/*/*.yaml", "fits/*/*.json",
-             "fits/*/losses.txt", "fits/*/drafter/*", "measures/*/*.json", "measures/*/*.jsonl"),
+             "fits/*/losses.txt", "fits/*/drafter/*", "measures/*/*.json", "measures/*/*.jsonl",
+             "SHA256SUMS", "*/*/SHA256SUMS"),
             lambda copy, out: ["sweep", str(copy), "--card_only"], lambda copy, out: world.of_card(copy),
         ),
     }  # fmt: skip
