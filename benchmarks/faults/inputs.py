@@ -177,7 +177,7 @@ def options(a: World, draw: Draw, place: Path) -> Bad:
         given = f"--shape={draw(SHAPES)}"
     else:
         given = f"--{name}={draw(number_of(OPTIONS[command][name]))}"
-    return [*base(a, command, place / "out"), given], given
+    return [*base(a, command, place / "out"), given], f"{command} {given}"
 
 
 def configs(a: World, draw: Draw, place: Path) -> Bad:
@@ -349,7 +349,7 @@ TEMPLATES = [
     "{{ 'a' * 10 ** 11 }}", "{% include 'x' %}", "{{ messages | nothing }}", "{{ raise_exception('no') }}",
     "{{ f() }}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
-    "{% endfor %}", "{{ '%999999999d' % 1 }}", "{{ 9 ** 9 ** 9 }}", "{{ 'a'.join(range(3)) }}",
+    "{% endfor %}", "{{ '%999999999d' % 1 }}", "{{ 9 ** (9 ** 9) }}", "{{ 'a'.join(range(3)) }}",
     "{% extends messages %}",
     "{{ cycler.__init__.__globals__ }}", "{{ [].append.__self__.__class__ }}", "{{ messages[0].content.x.y }}",
     "{{ range(10 ** 10) | list }}", "{{ lipsum(n=10 ** 9) }}", "{% set x = 'a' %}{{ x.y.z }}", "{{ 1 + 'a' }}",
