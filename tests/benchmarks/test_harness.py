@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import decode, faults, harness, train_step
+from benchmarks import decode, harness, train_step
 from benchmarks.training import recipe
 
 ECHO = """
@@ -70,9 +70,3 @@ def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
     text = "\n".join(lines)
     assert "| specdec-chain3 | chain:depth=3, compiled | 6 | 2.00 | 2.00 | 4 of 4 |" in text
     assert "0 of 4" in text
-
-
-def test_every_kind_of_killed_run_is_one_that_fit_takes(tmp_path: Path) -> None:
-    words = faults.arguments(tmp_path, "FSDP2, two processes", tmp_path / "out")
-    assert words[words.index("--trainer.strategy") + 1] == "fsdp2"
-    assert faults.lines(tmp_path) == []
