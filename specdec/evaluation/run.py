@@ -88,8 +88,6 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
         ValueError: something given is wrong; nothing is written then, but for an evaluation that cannot be certified.
     """
     out = config.place("evaluate")
-    if config.certify < 0:
-        raise ValueError(f"certify must be a number of draws, 0 for no certificate, not {config.certify}")
     shapes, others = [parse_shape(text) for text in config.shape], [parse_baseline(text) for text in config.baselines]
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []

@@ -115,7 +115,7 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
 def test_the_base_has_no_documents_and_a_row_has_two_tokens() -> None:
     with pytest.raises(NotImplementedError):
         TokenData().prepare(None)
-    with pytest.raises(ValueError, match="seq_len is 1"):
+    with pytest.raises(ValueError, match=r"data\.seq_len must be at least 2, not 1"):
         TokenData(seq_len=1)
 
 

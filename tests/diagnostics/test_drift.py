@@ -75,11 +75,11 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--depths", "16"], "depths is 16: it must lie from 1 to below max_new_tokens, 16"),
-        (["--depths", "0"], "depths is 0"),
+        (["--depths", "16"], "depths is 16: it must be below max_new_tokens, 16"),
+        (["--depths", "0"], "--depths must be at least 1, not 0"),
         (["--max_new_tokens", "300"], "303 new ones exceed"),
         (["--trained_depth", "0"], "trained_depth must be at least 1"),
-        (["--limit", "0"], "limit is 0"),
+        (["--limit", "0"], "--limit must be at least 1, not 0"),
         (["--colour", "red"], "colour"),
     ],
 )

@@ -62,11 +62,11 @@ def test_tokens_that_no_number_tells_apart(line: list[str], tmp_path: Path) -> N
 def test_mistakes_are_one_line(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
         (["--exported", str(tmp_path / "nowhere")], "nowhere: no such directory"),
-        (["--depth", "6"], "max_new_tokens is 8, limit is 4: depth must be at least 0, max_new_tokens at least 9"),
+        (["--depth", "6"], "max_new_tokens is 8: depth 6 needs at least 9"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--max_new_tokens", "4000"], "exceed the target's"),
         (["--drafter", "nowhere"], "no such drafter directory"),
-        (["--limit", "0"], "limit is 0"),
+        (["--limit", "0"], "--limit must be at least 1, not 0"),
         (["--colour", "red"], "colour"),
     ):
         assert main([*line, *more]) == 2

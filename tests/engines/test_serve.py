@@ -108,7 +108,7 @@ def test_a_fall_is_told(argv: list[str], capsys: pytest.CaptureFixture[str], mon
         (["--", "--port=1"], "--port after --"),
         (["--", "--speculative_config.method", "eagle"], "--speculative-config after --"),
         (["--draft_tokens", "0"], "draft_tokens must be at least 1"),
-        (["--timeout", "0"], "timeout above 0"),
+        (["--timeout", "0"], "timeout must be above 0"),
         (["--drafter", "nowhere"], "no such drafter directory"),
         (["--vllm", "nowhere"], "no such executable"),
         (["--colour", "red"], "colour"),

@@ -206,9 +206,9 @@ def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Pa
     [
         (["--acceptance.shape", "bush"], "shape 'bush'"),
         (["--acceptance.shape", "tree:top_k=201,nodes=12"], "draft vocabulary of 200"),
-        (["--acceptance.max_new_tokens", "0"], "max_new_tokens 0"),
-        (["--acceptance.prompt_tokens", "4"], "prompt_tokens 4"),
-        (["--acceptance.share", "0"], "share must lie in"),
+        (["--acceptance.max_new_tokens", "0"], "acceptance.max_new_tokens must be at least 1, not 0"),
+        (["--acceptance.prompt_tokens", "4"], "acceptance.prompt_tokens must be at least"),
+        (["--acceptance.share", "0"], "acceptance.share must be above 0, not 0"),
         (["--acceptance.max_new_tokens", "250"], "no validation document can be made a prompt"),
     ],
 )
@@ -232,7 +232,7 @@ def test_figures_of_little(caplog: pytest.LogCaptureFixture) -> None:
     assert found == {"acceptance_length": 2.0, "accepted_at_1": 0.5, "accepted_at_2": 0.5}
     assert logged_figures([answer("0", ()), answer("1", ())]) == {}
     assert "no acceptance length" in caplog.text
-    with pytest.raises(ValueError, match="every_n_validations -1"):
+    with pytest.raises(ValueError, match="every_n_validations must be at least 0, not -1"):
         AcceptanceLength(every_n_validations=-1)
 
 

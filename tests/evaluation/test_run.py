@@ -207,4 +207,4 @@ def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
         "metrics.json", "report.md", "report.png", "answers.jsonl", "SHA256SUMS",
     }  # fmt: skip
     assert main([*arguments, "--out", str(tmp_path / "none"), "--certify", "-1"]) == 2
-    assert "certify must be a number of draws" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert "--certify must be at least 0, not -1" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -62,7 +62,7 @@ def test_it_recommends_checks_and_writes(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--batch_sizes", "4", "0"], "batch_sizes [4, 0]: expected numbers from 1 up"),
+        (["--batch_sizes", "4", "0"], "--batch_sizes must be at least 1, not 0"),
         (["--shape", "bush"], "bush"),
         (["--max_new_tokens", "1"], "no target pass"),
         (["--max_new_tokens", "999"], "can be decoded"),

@@ -146,7 +146,7 @@ def test_bounded_by_workers_cores_and_gpus(study: Path, job: MakeJob, monkeypatc
     assert at_once(Local()) == 1  # all cores there are
     assert run(study, [job("a"), job("b")], Local(gpus=["5"]))[0] == 0
     assert (study / "fits" / "b" / "DONE.json").read_text() == "5"
-    with pytest.raises(ValueError, match="workers of the local engine must be above 0, not 0"):
+    with pytest.raises(ValueError, match=r"Local\.workers must be at least 1, not 0"):
         Local(workers=0)
 
 
