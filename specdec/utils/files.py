@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,8 @@ DOCUMENTS = ("README", "LICENSE", "NOTICE")
 """How the names begin of files for people, which may be added and edited: no list of hashes has them."""
 TEMPORARY = ".tmp-"
 """How the name of what is being written begins; a kill leaves it behind."""
+MOST_JSON = 2**26
+"""Bytes of the largest JSON file that is read: parsed, it takes ten times as much memory."""
 
 
 def _sync(path: Path) -> None:
@@ -115,19 +118,35 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def regular(path: Path | str) -> int:
+    """Bytes of a file; ValueError if there is none, or it is a directory, pipe or device, which may never end."""
+    with explained(path):
+        about = Path(path).stat()
+    if not stat.S_ISREG(about.st_mode):
+        what = "a directory" if stat.S_ISDIR(about.st_mode) else "a pipe or device, no regular file"
+        raise ValueError(f"{path}: it is {what}")
+    return about.st_size
+
+
 def read_json(path: Path | str) -> Any:
-    """What a JSON file holds; ValueError, with file and line, if it is missing, unreadable or not JSON."""
+    """What a JSON file holds; ValueError, with file and line, if it is missing, unreadable, too large or not JSON."""
+    if (size := regular(path)) > MOST_JSON:
+        raise ValueError(f"{path}: {size:,} bytes, and no JSON file of more than {MOST_JSON:,} is read")
+    with explained(path):
+        raw = Path(path).read_bytes()
     try:
-        with explained(path):
-            return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from error
+    except (RecursionError, ValueError) as error:  # lists in lists without end; thousands of digits
+        raise ValueError(f"{path}: not JSON of a sane size: {str(error).partition(';')[0]}") from error
 
 
 def sha256(path: Path | str) -> str:
     """Hexadecimal SHA-256 of a file's bytes; ValueError if it cannot be read."""
+    regular(path)
     with explained(path), Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
