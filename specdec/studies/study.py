@@ -225,8 +225,8 @@ def check_settings(given: Mapping[str, Any], where: str) -> None:
     """Raise ValueError if keys of a study, which become options of commands, say what only a user may, or hold a
     secret: the study and its configs are copied."""
     check_reach(given, where)
-    for key in given:
-        if SECRET_NAME.search(key.rpartition(".")[2]):
+    for key, value in given.items():
+        if isinstance(value, str) and SECRET_NAME.search(key.rpartition(".")[2]):
             raise ValueError(f"{where}: {key} would be written into the study's directory: give it by the environment")
 
 

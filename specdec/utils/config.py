@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from specdec.utils.imports import guard
-from specdec.utils.trust import check_reach, load_yaml, read_yaml_text, redacted
+from specdec.utils.trust import check_reach, load_yaml, measure, read_yaml_text, redacted
 
 
 def shipped(path: str) -> str:
@@ -30,7 +30,11 @@ def shipped(path: str) -> str:
 def read_yaml(path: str) -> dict[str, Any]:
     """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping, or
     says what only the command line may."""
-    config = load_yaml(read_yaml_text(path), path, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+
+    def load(text: str) -> Any:
+        return OmegaConf.to_container(OmegaConf.create(text)) if measure(text) else None
+
+    config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
     check_reach(config, path)

@@ -83,8 +83,10 @@ def load_yaml(text: str, name: Path | str, load: Callable[[str], Any] = yaml.saf
         raise ValueError(f"{name}{f', line {mark.line + 1}' if mark else ''}: not valid YAML: {problem}") from error
 
 
-def measure(text: str) -> None:
-    """Raise ValueError if a YAML text holds more values, or deeper ones, than any config; YAMLError if it is none."""
+def measure(text: str) -> bool:
+    """Whether a YAML text is a mapping, or empty; ValueError if it holds more values, or deeper ones, than any config,
+    YAMLError if it is none."""
+    plain = False
     if len(text) > MOST_YAML:
         raise ValueError(f"{len(text):,} letters, and no more than {MOST_YAML:,} are read")
     sizes, copies = dict[str, int](), 1  # of anchors; and how often ${...} may repeat anything at most
@@ -93,6 +95,8 @@ def measure(text: str) -> None:
         size = 0
         if isinstance(event, yaml.AliasEvent):
             size = sizes.get(event.anchor, 1)
+            if event.anchor in [anchor for anchor, *_ in open_]:
+                raise ValueError(f"*{event.anchor} stands within &{event.anchor}, without end")
         elif isinstance(event, yaml.ScalarEvent):
             size, references = 1, event.value.count("${")
             copies *= max(references, 1)
@@ -105,6 +109,7 @@ def measure(text: str) -> None:
             sizes |= {anchor: size} if anchor else {}
             open_[-1][2] += references
             copies *= max(references, 1) if len(open_) > 1 else 1
+        plain = plain or (len(open_) == 1 and bool(size) and not isinstance(event, yaml.MappingEndEvent))
         open_[-1][1] += size
         if open_[-1][1] > MOST_NODES:
             raise ValueError(f"more than {MOST_NODES:,} values, those that aliases repeat included")
@@ -112,6 +117,7 @@ def measure(text: str) -> None:
             raise ValueError(f"more than {DEEPEST - 1} collections in each other")
         if copies > MOST_COPIES:
             raise ValueError("its ${...} could repeat each other without measure")
+    return not plain
 
 
 def check_reach(value: Any, name: Path | str) -> None:
