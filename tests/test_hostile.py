@@ -89,7 +89,7 @@ def hostile_fits(folder: Path) -> dict[str, tuple[Any, str]]:
         "pickle": ({"trainer": {"callbacks": [callback]}}, "is a function"),
         "module": ({"model": {"optimizer": module}}, "is a function"),
         "skeleton": ({"model": {"optimizer": skeleton}}, "is a function"),
-        "class": ({"model": {"loss": {"class_path": "planted.Loss"}}}, "was not imported"),
+        "class": ({"model": {"loss": {"class_path": "planted.Loss"}}}, "--allow_imports planted"),
         "reports": ({"trainer": {"logger": logger}}, "--allow_keys logger"),
         "short": ({"trainer": {"logger": ["WandbLogger"]}}, "--allow_keys logger"),
         "address": ({"trainer": {"callbacks": keeps}}, "--allow_keys dirpath"),
