@@ -74,7 +74,8 @@ def usage() -> str:
         "Train, ablate and trust EAGLE drafters for speculative decoding.\n\n"
         + "\n\n".join(groups)
         + "\n\nspecdec COMMAND --help says more; specdec --version prints the version.\n"
-        "specdec COMMAND --allow_imports MODULE lets a config name parts of your own."
+        "specdec COMMAND --allow_imports MODULE lets a config name parts of your own;\n"
+        "--allow_env NAME lets it read a variable, --allow_keys KEY say what else only the command line may."
     )
 
 
@@ -87,11 +88,12 @@ def check_names(name: str, args: list[str]) -> None:
     """Raise ValueError, with the likeliest name, for an option, key or class that a command does not have."""
     from specdec.utils import imports, spelling
 
-    text = known_help(name) + " --allow_imports"
+    text = known_help(name) + "".join(f" --allow_{each}" for each in imports.Allowed._fields)
     if name in OF_FIT:
         text += "\n" + known_help("fit") + " --target"  # for --model.target
-    modules, args = imports.take(args)
-    spelling.check(name, text, args, imports.DEFAULT, modules)
+    given, args = imports.take(args)
+    with imports.allowing((), given.env, given.keys):
+        spelling.check(name, text, args, imports.DEFAULT, given.imports)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -157,9 +159,9 @@ def _run(name: str, args: list[str]) -> int:
     from specdec.utils import command, imports
 
     module, _, function = COMMANDS[name][0].partition(":")
-    modules, args = imports.take(args)
-    command.current = ["specdec", name, *(["--allow_imports", ",".join(modules)] if modules else []), *args]
-    with imports.allowing(modules):
+    given, args = imports.take(args)
+    command.current = ["specdec", name, *given.flags(), *args]
+    with imports.allowing(*given):
         found = getattr(importlib.import_module(module), function)
         if name in SHARED:
             return found(name, args)

@@ -36,6 +36,7 @@ from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
 from specdec.utils.text import how_many
+from specdec.utils.trust import flags_for, load_yaml, read_yaml_text, redacted
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -212,7 +213,7 @@ class DrafterCLI(LightningCLI):
         config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
-        return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        return str(yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -276,7 +277,15 @@ def run(subcommand: str, args: list[str]) -> int:
 def _tell_how_to_go_on(directory: RunDirectory) -> None:
     config = None if directory.path is None else directory.path / "config.yaml"
     if config is not None and config.exists():
-        command = ["specdec", "fit", *flags(), "--config", str(config), "--ckpt_path", AUTO]
+        command = [
+            "specdec",
+            "fit",
+            *flags_for(load_yaml(read_yaml_text(config), config)),
+            "--config",
+            str(config),
+            "--ckpt_path",
+            AUTO,
+        ]
         log.info("interrupted; this goes on: %s", shlex.join(command))
 
 

@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import torch
 import transformers
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -41,6 +40,7 @@ from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
 from specdec.utils.progress import progress
+from specdec.utils.trust import load_yaml
 
 log = logging.getLogger(__name__)
 
@@ -229,10 +229,7 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]
 
 def yaml_mapping(text: str) -> dict[str, Any]:
     """An option's value; ValueError if it is none."""
-    try:
-        return dict(yaml.safe_load(text))
-    except (yaml.YAMLError, TypeError) as error:
-        raise ValueError(str(error)) from error
+    return dict(load_yaml(text, "--vllm_args"))
 
 
 def rows_of(data: TokenData, first: int | None = None) -> list[PackedRow]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -23,8 +22,9 @@ from specdec.export.formats import FORMATS
 from specdec.export.switches import Subject
 from specdec.target import EMBEDDED, TargetSource
 from specdec.utils.config import canonical, words
-from specdec.utils.files import read_bytes, read_json
+from specdec.utils.files import read_json
 from specdec.utils.text import how_many
+from specdec.utils.trust import load_yaml, read_yaml_text
 
 Record = Mapping[str, Any]
 README = "README.md"
@@ -73,7 +73,7 @@ def trained(directory: Path) -> Record | None:
     config, provenance = run / f"config{mark}.yaml", run / f"provenance{mark}.json"
     if directory.resolve().name != "drafter" or not (config.is_file() and provenance.is_file()):
         return None
-    full, made, done = yaml.safe_load(read_bytes(config)), read_json(provenance), run / "DONE.json"
+    full, made, done = load_yaml(read_yaml_text(config), config), read_json(provenance), run / "DONE.json"
     data, trainer = full["data"].get("init_args", {}), full["trainer"]
     steps = read_json(done)["steps"] if done.is_file() else None
     factors = [steps, data.get("batch_size"), data.get("seq_len"), trainer["accumulate_grad_batches"]]

@@ -32,7 +32,7 @@ from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
 from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
-from specdec.utils import imports
+from specdec.utils import trust
 from specdec.utils.config import canonical
 from specdec.utils.files import SUMS, sha256, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
@@ -258,7 +258,7 @@ def _first_rows(arms: Sequence[Arm]) -> int | None:
 def key_of(kind: str, decisive: Any) -> str:
     """The key of a job, from its kind and what decides its numbers."""
     modules = {}
-    for name in imports.flags()[1].split(",") if imports.flags() else []:
+    for name in trust.allowed[-1].imports:
         found = importlib.util.find_spec(name)
         assert found is not None and found.origin is not None, f"{name} has been imported"
         file = Path(found.origin)

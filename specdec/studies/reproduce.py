@@ -7,20 +7,21 @@ import logging
 import sys
 import zlib
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from specdec.evaluation.compare import read_evaluation
 from specdec.studies.results import Json, RecordedRun, RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_losses
 from specdec.utils.config import pairs
-from specdec.utils.files import check_sums, read_bytes, read_json, write_json
+from specdec.utils.files import check_sums, read_json, write_json
 from specdec.utils.machine import provenance
+from specdec.utils.trust import check_reach, load_yaml, read_yaml_text
 
 log = logging.getLogger(__name__)
 CARD, VERSION = "card.json", 3
 ELSEWHERE = ("out", "ckpt_path", "allow_changes")  # of a fit's config: where it ran, and how it went on
+MOST_LOSSES, MOST_THREADS = 2**28, 4096
 MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "git_dirty", "versions")
 
 
@@ -39,7 +40,7 @@ def manifest(study: RecordedStudy) -> Json:
 def _recipe(run: RecordedRun) -> Json:
     """Of a finished run its configs, where it was trained, and what is compared when it is made again."""
     fit = run.folders["fit"].output
-    config = yaml.safe_load(read_bytes(fit / "config.yaml"))
+    config = load_yaml(read_yaml_text(fit / "config.yaml"), fit / "config.yaml")
     losses = "".join(f"{line}\n" for line in read_losses(fit / LOSSES))
     out: Json = {
         "fit": {
@@ -53,7 +54,7 @@ def _recipe(run: RecordedRun) -> Json:
     if run.done("evaluate"):
         folder = run.folders["evaluate"]
         check_sums(folder.path, partial=True)
-        given = yaml.safe_load(read_bytes(folder.path / CONFIG))
+        given = load_yaml(read_yaml_text(folder.path / CONFIG), folder.path / CONFIG)
         out["evaluate"] = {"config": given, **_accepted(folder.output)}
     return out
 
@@ -80,11 +81,34 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
     found = read_json(path)
     if not isinstance(found, dict) or found.get("version") != VERSION or "manifest" not in found:
         raise ValueError(f"{path}: not a study card of version {VERSION}")
-    runs = found["manifest"]["runs"]
+    manifest = found["manifest"]
+    runs = manifest.get("runs") if isinstance(manifest, dict) else None
+    if not isinstance(runs, dict) or not all(isinstance(by_seed, dict) for by_seed in runs.values()):
+        raise ValueError(f"{path}: its manifest lists no runs by arm and seed: the card is damaged")
     if str(seed) not in runs.get(arm, {}):
         known = "; ".join(f"{name}, seeds {', '.join(seeds)}" for name, seeds in runs.items())
         raise ValueError(f"{path}: no finished fit of an arm {arm!r} with seed {seed}; there are: {known or 'none'}")
-    return runs[arm][str(seed)]
+    recorded: Json = runs[arm][str(seed)]
+    _check(recorded, f"{path}: arm {arm}, seed {seed}")
+    return recorded
+
+
+def _check(recorded: Any, where: str) -> None:
+    """Raise ValueError if a card's entry is not as :func:`_recipe` makes it, or does what no file may."""
+    kinds = {"fit": {"config": dict, "provenance": dict, "losses": str, "weights_sha256": str}, "evaluate": {}}
+    if isinstance(recorded, dict) and recorded.get("evaluate") is not None:
+        kinds["evaluate"] = {"config": dict, "prompts_sha256": str | None, "accepted_sha256": dict}
+    for job, fields in kinds.items():
+        for name, kind in fields.items():
+            found = recorded.get(job) if isinstance(recorded, dict) else None
+            if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+                raise ValueError(f"{where}: {job}.{name} is missing or of another type: the card is damaged")
+        if fields:
+            check_reach(recorded[job]["config"], f"{where}: {job}")
+    threads = recorded["fit"]["provenance"].get("torch_threads")
+    if type(threads) not in (int, type(None)) or not 0 <= (threads or 0) <= MOST_THREADS:
+        raise ValueError(f"{where}: torch_threads is {threads!r}: the card is damaged")
+    unpacked(recorded["fit"]["losses"])
 
 
 def jobs_again(recorded: Json, directory: Path) -> list[Job]:
@@ -128,8 +152,19 @@ def compare_again(recorded: Json, directory: Path) -> int:
 
 
 def unpacked(losses: str) -> list[str]:
-    """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal."""
-    return zlib.decompress(base64.b64decode(losses)).decode("ascii").splitlines()
+    """The lines of ``losses.txt``: optimizer step, batch within it, loss in hexadecimal; ValueError if not."""
+    try:
+        packed, reader = base64.b64decode(losses, validate=True), zlib.decompressobj()
+        text = reader.decompress(packed, MOST_LOSSES)
+        if not reader.eof:
+            raise ValueError(f"more than {MOST_LOSSES:,} bytes, or cut off")
+        lines = text.decode("ascii").splitlines()
+        for line in lines:
+            step, part, loss = line.split()
+            int(step), int(part), float.fromhex(loss)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"the card's losses cannot be read: {error}") from error
+    return lines
 
 
 def _first_difference(then: list[str], now: list[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from specdec.utils.config import is_part, shipped
-from specdec.utils.files import explained, read_bytes
+from specdec.utils.trust import SECRET_NAME, check_reach, load_yaml, read_yaml_text
 
 MEASURES = ("evaluate", "drift", "robustness")
 FEWEST_SEEDS = 3
@@ -120,7 +120,8 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
     for measure, arguments in measures.items():
         if wrong := next((key for key in arguments if key in ("drafter", "out", "target", "target.source")), None):
             raise ValueError(f"{measure}: {wrong} is the study's to give: remove it")
-    text = path.read_text(encoding="utf-8")
+        check_settings(arguments, measure)
+    text = read_yaml_text(path)
     return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, text)
 
 
@@ -189,6 +190,7 @@ def _level(given: Any, where: str, beside: Path) -> Level:
         else:
             raise ValueError(f"{where}: must be dotted keys, as model.ttt_steps: 4, a config file (.yaml) or a list of "
                              f"both, not {each!r}")  # fmt: skip
+    check_settings(settings, where)
     for key in settings:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", key):
             raise ValueError(f"{where}: {key!r} is no dotted key, such as model.ttt_steps")
@@ -217,6 +219,15 @@ def _levels(given: Any, axes: Axes, where: str) -> Combination:
         if level not in axes[axis]:
             raise ValueError(f"{where}: axis {axis} has no level {level}; it has: {', '.join(axes[axis])}")
     return found
+
+
+def check_settings(given: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError if keys of a study, which become options of commands, say what only a user may, or hold a
+    secret: the study and its configs are copied."""
+    check_reach(given, where)
+    for key, value in given.items():
+        if isinstance(value, str) and SECRET_NAME.search(key.rpartition(".")[2]):
+            raise ValueError(f"{where}: {key} would be written into the study's directory: give it by the environment")
 
 
 def as_list(value: Any) -> list[Any]:
@@ -248,13 +259,7 @@ _StrictLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|f
 
 def read_strictly(path: Path | str) -> Any:
     """The contents of a YAML file, by the strict loader; ValueError, with the line, if it cannot be read."""
-    try:
-        with explained(path):
-            return yaml.load(read_bytes(path).decode(), _StrictLoader)  # noqa: S506  it is a SafeLoader
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''}: not a study: {problem}") from error
+    return load_yaml(read_yaml_text(path), path, lambda text: yaml.load(text, _StrictLoader))  # noqa: S506
 
 
 def _mapping(given: Any, known: Iterable[str], where: str) -> dict[str, Any]:

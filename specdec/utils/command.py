@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
+from specdec.utils.config import merged
 from specdec.utils.imports import guard, refusal
 from specdec.utils.numbers import check_numbers
 from specdec.utils.spelling import nearest_class
@@ -45,7 +47,11 @@ def call(function: Callable[..., Any], name: str, argv: list[str]) -> int:
     """Parse the arguments of ``specdec NAME`` and call its function; the exit status, 0 where it returns none."""
     parser = parser_of(function, name)
     config = _config_of(function)
-    given = dict(vars(parse(parser, _spelled(config or function, target_shorthand(argv)))))
+    end = argv.index("--") if "--" in argv else len(argv)  # behind it everything is another program's
+    files, rest = merged(argv[:end])
+    composed = ["--config", yaml.safe_dump(files, sort_keys=False)] if files else []
+    spelled = _spelled(config or function, target_shorthand(rest + argv[end:]))
+    given = dict(vars(parse(parser, [*composed, *spelled])))
     given.pop("config", None)
     check_numbers(config or function, given, "--")
     status = function(config(**given)) if config else function(**given)

@@ -13,16 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from specdec.utils.files import claim_of, explained, is_held, read_bytes
+from specdec.utils.files import claim_of, is_held
 from specdec.utils.imports import guard
-
-SECRET = re.compile(r"oc\.env:[^}]*(TOKEN|KEY|SECRET|PASSWORD)", re.IGNORECASE)
-SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd)$", re.IGNORECASE)
-SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+from specdec.utils.trust import check_reach, load_yaml, measure, read_yaml_text, redacted
 
 
 def shipped(path: str) -> str:
@@ -34,17 +29,16 @@ def shipped(path: str) -> str:
 
 
 def read_yaml(path: str) -> dict[str, Any]:
-    """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping."""
-    try:
-        with explained(path):
-            config = OmegaConf.to_container(OmegaConf.create(read_bytes(path).decode()))
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{path}{line}: not valid YAML: {error.problem}") from error
-    except (UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ValueError(f"{path}: not a config file: {error}") from error
+    """A config file, references unresolved; ValueError, with the line, if it is missing, not YAML or not a mapping, or
+    says what only the command line may."""
+
+    def load(text: str) -> Any:
+        return OmegaConf.to_container(OmegaConf.create(text)) if measure(text) else None
+
+    config = load_yaml(read_yaml_text(path), path, load)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: a config file must be a mapping of keys")
+    check_reach(config, path)
     return _located(config, Path(path).parent)
 
 
@@ -57,7 +51,10 @@ def _located(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value.endswith((".yaml", ".yml")):
         return value
     places = (folder / value, Path(shipped(value)))
-    return next((str(place.resolve()) for place in places if place.is_file()), value)
+    found = next((str(place.resolve()) for place in places if place.exists()), value)
+    if found != value or Path(value).exists():
+        load_yaml(read_yaml_text(found), found)  # before the parser reads it
+    return found
 
 
 def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -66,6 +63,14 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
     ``${...}`` references are left for the parser, which resolves them after the arguments (``omegaconf+``). ValueError
     if a file cannot be read.
     """
+    config, rest = merged(args)
+    words = [word.rpartition("=") for word in rest]
+    # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
+    return config, [name + equals + _located(shipped(value), Path()) for name, equals, value in words]
+
+
+def merged(args: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The same, with the remaining arguments as they are."""
     guard()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--config", action="append", default=[])
@@ -75,11 +80,6 @@ def compose(args: list[str]) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(str(error)) from error
     config = OmegaConf.to_container(OmegaConf.merge({}, *(read_yaml(shipped(path)) for path in found.config)))
     assert isinstance(config, dict)
-    if secret := SECRET.search(yaml.safe_dump(config) + " ".join(rest)):
-        raise ValueError(f"${{{secret[0]}}} would write a secret of the environment into the saved config: remove it")
-    words = [word.rpartition("=") for word in rest]
-    # a part's file by its whole path: a bare mine.yaml would also be the name of something in a module
-    rest = [name + equals + _located(shipped(value), Path()) for name, equals, value in words]
     return {str(key): value for key, value in config.items()}, rest
 
 
@@ -142,7 +142,7 @@ def hyperparameters(value: Any, name: str = "") -> Any:
     secret by its ``name``, or stands before the host in an address, is three stars.
     """
     if isinstance(value, str) and value:
-        return "***" if SECRET_NAME.search(name) else SECRET_IN_ADDRESS.sub("***", value)
+        return redacted(value, name)
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if is_part(value):

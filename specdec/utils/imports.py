@@ -16,45 +16,55 @@ from collections.abc import Iterator, Sequence
 
 from jsonargparse import set_parsing_settings
 
-# parts, data; optimizers; callbacks, loggers, plugins, strategies. All of torch would bring its loaders of pickles
-DEFAULT = ("specdec", "torch.optim", "lightning.pytorch", "lightning.fabric")
-FLAG, VARIABLE = "--allow_imports", "SPECDEC_ALLOW_IMPORTS"
+from specdec.utils import trust
+from specdec.utils.trust import Allowed
 
-_vouched: list[str] = []
+# parts, data; optimizers; callbacks, loggers, ... All of torch or lightning would bring their loaders of pickles
+DEFAULT = (
+    "specdec", "torch.optim", "lightning.pytorch.cli.ReduceLROnPlateau",
+    *(f"lightning.pytorch.{name}" for name in
+      ("accelerators", "callbacks", "loggers", "plugins", "profilers", "strategies")),
+    *(f"lightning.fabric.{name}" for name in ("accelerators", "loggers", "plugins", "strategies")),
+)  # fmt: skip
+SHORT = ("specdec", "torch.optim", "parts of lightning.pytorch", "lightning.fabric")
+FLAG, VARIABLE = "--allow_imports", "SPECDEC_ALLOW_IMPORTS"
+WANTED = {"imports": "a module's name: --allow_imports my_package", "env": "a variable's name: --allow_env DATA",
+          "keys": f"a key: --allow_keys {next(iter(trust.REACH))}"}  # fmt: skip
 
 
 def guard() -> None:
     """Make jsonargparse refuse every import that is not allowed; call it before any value is parsed."""
     set_parsing_settings(
         import_path_denylist=["*"],
-        import_path_allowlist=[*DEFAULT, *_vouched],
+        import_path_allowlist=[*DEFAULT, *trust.allowed[-1].imports],
         omegaconf_absolute_to_relative_paths=True,  # below a sub-command too
         instantiate_subclass_spec_in_any=False,  # else any class could be built where a parameter is not annotated
     )
+    trust.guard()
 
 
 @contextlib.contextmanager
-def allowing(modules: Sequence[str]) -> Iterator[None]:
+def allowing(modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str] = ()) -> Iterator[None]:
     """For the length of a block, let values name what lies in these modules, and import them, so that a saved drafter
-    finds its parts.
+    finds its parts; let configs read these variables of the environment, and give these keys.
 
     The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
     ValueError if one is no module, or cannot be imported.
     """
-    vouched, path = list(_vouched), list(sys.path)
+    path, before = list(sys.path), trust.allowed[-1]
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())
         importlib.invalidate_caches()
         for module in modules:
             _import(module)
-            _vouched.append(module)
+        both = zip(before, (modules, env, keys), strict=True)
+        trust.allowed.append(Allowed(*(tuple(dict.fromkeys((*one, *two))) for one, two in both)))
         guard()
         yield
     finally:
-        if added := set(_vouched) - set(vouched):
-            set_parsing_settings(import_path_denylist=sorted(added))
-            _vouched[:] = vouched
+        if len(trust.allowed) > 1:
+            set_parsing_settings(import_path_denylist=sorted(set(trust.allowed.pop().imports) - set(before.imports)))
         sys.path[:] = path
 
 
@@ -71,28 +81,37 @@ def _import(module: str) -> None:
 def ensure(class_path: str) -> None:
     """Import the module of a saved part, if the user has vouched for it or for a package around it; else do nothing."""
     module = class_path.rpartition(".")[0]
-    if any(f"{module}.".startswith(f"{name}.") for name in _vouched):
+    if any(f"{module}.".startswith(f"{name}.") for name in trust.allowed[-1].imports):
         _import(module)
 
 
-def take(args: list[str]) -> tuple[list[str], list[str]]:
-    """The modules that ``--allow_imports`` and ``$SPECDEC_ALLOW_IMPORTS`` name, and the other arguments."""
+def take(args: list[str]) -> tuple[Allowed, list[str]]:
+    """What ``--allow_imports``, ``--allow_env`` and ``--allow_keys``, and the same in the environment as
+    ``$SPECDEC_ALLOW_IMPORTS``, name, and the other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(FLAG, action="append", default=[os.environ.get(VARIABLE, "")])
+    for name in Allowed._fields:
+        variable = VARIABLE.replace("IMPORTS", name.upper())
+        parser.add_argument(f"--allow_{name}", action="append", default=[os.environ.get(variable, "")])
     try:
         found, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
-        raise ValueError(f"{FLAG} needs a module's name: {FLAG} my_package") from error
-    return list(dict.fromkeys(re.findall(r"[^\s,]+", ",".join(found.allow_imports)))), rest
+        wanted = WANTED[str(error.argument_name).removeprefix("--allow_")]
+        raise ValueError(f"{error.argument_name} needs {wanted}") from error
+    lists = (
+        dict.fromkeys(re.findall(r"[^\s,]+", ",".join(getattr(found, f"allow_{name}")))) for name in Allowed._fields
+    )
+    return Allowed(*map(tuple, lists)), rest
 
 
 def flags() -> list[str]:
     """The arguments that allow again what is allowed now, for the record of a command."""
-    return [FLAG, ",".join(_vouched)] if _vouched else []
+    return trust.allowed[-1].flags()
 
 
 def refusal(message: str) -> str | None:
     """A line that says what was refused, if that is what a parser's message is about; it begins with the name."""
+    if refused := re.search(trust.REFUSED, message):
+        return refused[0]
     found = re.search(r"Importing '([^']+)' is not allowed", message)
     if found is None:
         return None
@@ -103,5 +122,5 @@ def refusal(message: str) -> str | None:
         return f"{where}: no such file"
     if module.split(".")[0] in sys.stdlib_module_names:
         return f"{where} was not imported: Python's own modules hold no part, and some run commands: remove it"
-    names = ", ".join((*DEFAULT, *_vouched))
+    names = ", ".join((*SHORT, *trust.allowed[-1].imports))
     return f"{where} was not imported: only {names} may be named; if you trust {module}, add {FLAG} {module}"

@@ -13,6 +13,7 @@ from typing import Any
 
 from specdec import __version__
 from specdec.utils import command
+from specdec.utils.trust import redacted_words
 
 DISTRIBUTIONS = (
     "torch", "lightning", "transformers", "tokenizers", "datasets", "torchmetrics", "safetensors", "numpy",
@@ -24,8 +25,8 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     """Describe this process and the code it runs, so that it can be rerun; JSON-ready.
 
     Returns:
-        ``date`` (UTC, ISO 8601), ``command`` (as typed), ``seed``, ``python``, ``platform``, ``cpu``, ``cores`` (that
-        this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not in use by now),
+        ``date`` (UTC, ISO 8601), ``command`` (as typed, without secrets), ``seed``, ``python``, ``platform``, ``cpu``,
+        ``cores`` (that this process may use), ``torch_threads`` and ``gpus`` (None where torch, or CUDA, is not used),
         ``versions``, ``git_commit`` and ``git_dirty`` (None: the package does not lie in a git checkout of its own, or
         git cannot be run; untracked files count as dirty).
     """
@@ -34,7 +35,7 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
     in_use = torch is not None and torch.cuda.is_initialized()
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(command.current),
+        "command": shlex.join(redacted_words(command.current)),
         "seed": seed,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import yaml
 from jsonargparse import ArgumentParser
 
-from specdec.utils.imports import flags, refusal
+from specdec.utils.imports import refusal
+from specdec.utils.trust import allowed
 
 HELP = Path(__file__).parents[1] / "help.json"
 """Written by ``python -m specdec.cli``: every command's help, the arguments of every class that a config can name, and
@@ -50,8 +51,8 @@ def likely(name: str, names: Iterable[str], start: str = "") -> str:
 
 def nearest_class(name: str) -> str:
     """``did you mean ...?`` with a class of specdec's, Lightning's or a module the user vouches for, or nothing."""
-    own = [one for module in ",".join(flags()[1:]).split(",") for one in vars(sys.modules.get(module, ast))]
-    return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own * bool(flags()))
+    own = [one for module in allowed[-1].imports for one in vars(sys.modules[module])]
+    return likely(name, [path.rpartition(".")[2] for path in index()["classes"]] + own)
 
 
 PASS_ON = ("WandbLogger", "CometLogger")  # to packages that need not be here, whatever else they are given

@@ -122,10 +122,10 @@ def test_refused(write: Write, changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\naxes: {K: 1\n", "line 3: not a study"),
-        ("axes:\n  K:\n    a: {x: 1}\n    a: {x: 2}\n", "line 4: not a study: 'a' stands twice"),
+        ("name: a\naxes: {K: 1\n", "line 3: not valid YAML"),
+        ("axes:\n  K:\n    a: {x: 1}\n    a: {x: 2}\n", "line 4: not valid YAML: 'a' stands twice"),
         ("[1, 2]\n", "must be a mapping"),
-        ("name: \x07\n", "s.yaml: not a study: unacceptable character"),
+        ("name: \x07\n", "s.yaml: not valid YAML: unacceptable character"),
     ],
 )
 def test_what_is_no_yaml_mapping_is_told_by_line(tmp_path: Path, text: str, message: str) -> None:

@@ -45,7 +45,6 @@ def test_shipped_configs_are_found_from_anywhere(tmp_path: Path, monkeypatch: py
     [
         ("a: [1\nb: 2", "line 2"),
         ("- 1\n- 2", "must be a mapping"),
-        ("a: '${oc.env:HF_TOKEN}'", "secret"),
     ],
 )
 def test_wrong_files_say_where(tmp_path: Path, text: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """What a config may import: nothing but parts of specdec and its frameworks, unless the user says so."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def test_dangerous_callables_are_out_of_reach(
         "plugin": ["--trainer.plugins", f"[{{class_path: {callable_}}}]"],
     }[place]
     assert main(["fit", *args, "--print_config"]) == 2
-    assert "was not imported" in capsys.readouterr().err
+    assert re.search("was not imported|is a function", capsys.readouterr().err)
 
 
 def test_a_class_where_no_type_is_declared_is_not_built() -> None:
@@ -194,7 +195,7 @@ def test_a_module_that_cannot_be_allowed_says_why(mark: Path, module: str, messa
 def test_the_flag_is_taken_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(imports.VARIABLE, "z")
     args = ["--a", "1", "--allow_imports", "x, y", "--b", "--allow_imports=w", "--allow_imports", "x"]
-    assert imports.take(args) == (["z", "x", "y", "w"], ["--a", "1", "--b"])
+    assert imports.take(args) == ((("z", "x", "y", "w"), (), ()), ["--a", "1", "--b"])
     for wrong in (["--allow_imports"], ["--allow_imports", "--out"]):
         with pytest.raises(ValueError, match="needs a module's name"):
             imports.take(wrong)
