@@ -95,7 +95,10 @@ def recorded_run(card: Path, arm: str, seed: int) -> Json:
 
 def _check(recorded: Any, where: str) -> None:
     """Raise ValueError if a card's entry is not as :func:`_recipe` makes it, or does what no file may."""
-    kinds = {"fit": {"config": dict, "provenance": dict, "losses": str, "weights_sha256": str}, "evaluate": {}}
+    kinds: dict[str, dict[str, Any]] = {
+        "fit": {"config": dict, "provenance": dict, "losses": str, "weights_sha256": str},
+        "evaluate": {},
+    }
     if isinstance(recorded, dict) and recorded.get("evaluate") is not None:
         kinds["evaluate"] = {"config": dict, "prompts_sha256": str | None, "accepted_sha256": dict}
     for job, fields in kinds.items():

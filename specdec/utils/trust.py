@@ -96,7 +96,7 @@ def measure(text: str) -> bool:
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         size = 0
         if isinstance(event, yaml.AliasEvent):
-            size = sizes.get(event.anchor, 1)
+            size = sizes.get(str(event.anchor), 1)
             if event.anchor in [anchor for anchor, *_ in open_]:
                 raise ValueError(f"*{event.anchor} stands within &{event.anchor}, without end")
         elif isinstance(event, yaml.ScalarEvent):
