@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib
 import inspect
 import io
@@ -12,8 +13,10 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from specdec import __version__
+from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import printable
 
 HELP = Path(__file__).with_name("help.json")
@@ -98,6 +101,8 @@ def check_names(name: str, args: list[str]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit status. Wrong input is one line on standard error and status 2."""
+    for stream in ("stdout", "stderr"):
+        _outlive_reader(stream)
     name, *args = (sys.argv[1:] if argv is None else argv) or [""]
     if name in ("", "-h", "--help", "help"):
         print(usage())  # noqa: T201  this is the command's output
@@ -117,11 +122,13 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if name != "push":  # whose upload is what one waits for
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too
+    signals: list[int] = []
     try:
-        check_names(name, args)
-        if "torch" not in sys.modules and not is_further_process():
-            sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
-        return _run(name, args)
+        with stop_on_signals(ctrl_c=False) as signals:
+            check_names(name, args)
+            if "torch" not in sys.modules and not is_further_process():
+                sys.stderr.write(f"specdec {name}: loading torch, lightning and transformers\n")
+            return _run(name, args)
     except (ValueError, OSError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
@@ -130,11 +137,38 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(name, " ".join(str(error).split()))
     except SystemExit as error:
         if type(error).__name__ == "SIGTERMException":  # Lightning's, which carries no exit status
-            return 128 + signal.SIGTERM
+            return 128 + (signals or [signal.SIGTERM])[0]
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopRequested) as error:
         sys.stderr.write(f"specdec {name}: interrupted\n")
-        return 128 + signal.SIGINT
+        return error.status if isinstance(error, StopRequested) else 128 + signal.SIGINT
+
+
+class _Outliving(io.FileIO):
+    """A standard stream: once nobody reads it, or its terminal is gone, what is written vanishes and nothing fails."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return len(data)
+
+
+def _outlive_reader(name: str) -> None:
+    """Let a command do its work to the end whatever becomes of the reader of ``sys.stdout`` or ``sys.stderr``."""
+    stream = getattr(sys, name)
+    if stream is None:  # closed by whoever started this
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    elif stream is getattr(sys, f"__{name}__") and not isinstance(stream.buffer, _Outliving):
+        stream.flush()
+        raw = _Outliving(stream.fileno(), "w", closefd=False)
+        buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
+        kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+        setattr(sys, name, io.TextIOWrapper(buffer, **kept))
 
 
 class StderrLines(logging.Handler):

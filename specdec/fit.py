@@ -35,6 +35,7 @@ from specdec.utils.files import write_text
 from specdec.utils.imports import flags
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
+from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
 from specdec.utils.trust import flags_for, load_yaml, read_yaml_text, redacted
 
@@ -240,37 +241,30 @@ class Configured(DrafterCLI):
 
 
 def run(subcommand: str, args: list[str]) -> int:
-    """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM.
+    """Run ``fit``; the exit status: 0, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
     """
 
-    def end(signum: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGTERM) is end:  # Lightning does not listen yet: there is nothing to save
-            raise SIGTERMException
-
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, end)  # Lightning calls it beside its own graceful stop
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
     directory = RunDirectory()
     log.info("reading the configuration")
-    try:
-        with directory:
-            configured(DrafterCLI, subcommand, args, directory)
-    except SIGTERMException:
-        _tell_how_to_go_on(directory)
-        return 128 + signal.SIGTERM
-    except SystemExit as error:
-        if error.code == 1:  # what Lightning does after Ctrl-C
+    with stop_on_signals(ctrl_c=False) as signals:  # and Ctrl-C works again, which Lightning leaves ignored
+        try:
+            with directory:
+                configured(DrafterCLI, subcommand, args, directory)
+        except (SIGTERMException, StopRequested):
             _tell_how_to_go_on(directory)
-            return 128 + signal.SIGINT
-        return error.code if isinstance(error.code, int) else 0
-    finally:
-        sys.argv = argv
-        for signum, handler in before.items():  # Lightning leaves Ctrl-C ignored
-            signal.signal(signum, handler)
+            return 128 + (signals or [signal.SIGTERM])[0]
+        except SystemExit as error:
+            if error.code == 1:  # what Lightning does after Ctrl-C
+                _tell_how_to_go_on(directory)
+                return 128 + signal.SIGINT
+            return error.code if isinstance(error.code, int) else 0
+        finally:
+            sys.argv = argv
     return 0
 
 

@@ -288,8 +288,6 @@ class CacheWriter:
         self.shards: list[ShardEntry] = []
         self.known: set[bytes] = set()  # keys of rows that are stored
         self._rows: list[tuple[PackedRow, Tensor, Tensor]] = []
-        for stale in directory.glob(".tmp-*"):
-            stale.unlink()
         if earlier := [path for path in (directory / UNFINISHED, directory / INDEX) if path.exists()]:
             self._resume(earlier[0])
 

@@ -46,7 +46,7 @@ class RunDirectory:
 
         Args:
             out: the directory; None: a new one, named after the present time.
-            resumes: the run goes on with what lies there, if anything does. What killed saves left of it is removed.
+            resumes: the run goes on with what a run has left there, if anything lies there.
             first: whether this process is the first of its job; the others write nothing and claim nothing.
 
         Raises:
@@ -65,8 +65,6 @@ class RunDirectory:
                 f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
             )
-        for temporary in [*path.glob(".tmp-*"), *path.glob("checkpoints/.tmp-*")] if self._resumed else ():
-            _remove(temporary)
         return path
 
     def _claimed(self, path: Path) -> bool:

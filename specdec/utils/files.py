@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,9 @@ SUMS = "SHA256SUMS"
 DOCUMENTS = ("README", "LICENSE", "NOTICE")
 """How the names begin of files for people, which may be added and edited: no list of hashes has them."""
 TEMPORARY = ".tmp-"
-"""How the name of what is being written begins; a kill leaves it behind."""
+"""How the name of a folder begins in which something is being written; a kill leaves it behind."""
+LOCK = ".lock"  # in such a folder: it is held until the writer ends, however that ends
+REPLACED = ".replaced"  # in such a folder: what its content takes the place of
 MOST_JSON = 2**26
 """Bytes of the largest JSON file that is read: parsed, it takes ten times as much memory."""
 
@@ -53,32 +56,92 @@ def explained(path: Path | str) -> Iterator[None]:
         raise ValueError(f"{named}: {reason[:1].lower()}{reason[1:]}") from error
 
 
-def _temporary(path: Path) -> Path:
-    """A new name beside ``path``, whose folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+@contextlib.contextmanager
+def _held(parent: Path, prefix: str = TEMPORARY, mode: int = 0o777) -> Iterator[Path]:
+    """A new folder in ``parent``, which is made too, while its lock is held; it vanishes in the end.
+
+    What killed processes have left there is removed first, and nothing that a living one holds.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(prefix + "[0-9a-f]" * 12):
+        _remove_abandoned(left)
+    while True:
+        folder = parent / f"{prefix}{secrets.token_hex(6)}"
+        folder.mkdir(mode)
+        try:
+            stream = (folder / LOCK).open("x")
+        except FileNotFoundError:  # taken for abandoned meanwhile, as it had no lock yet
+            continue
+        if _is_lock_of(stream, folder):
+            break
+        stream.close()
+    with stream:
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_lock_of(stream: IO, folder: Path) -> bool:
+    """Whether the open lock file could be locked and is the one that lies in the folder."""
+    try:
+        alone = lock_now(stream)
+    except OSError:  # a file system without locks: nobody takes a folder for abandoned there
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        return alone and os.path.samestat(os.fstat(stream.fileno()), (folder / LOCK).stat())
+    return False
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a temporary folder of this user's whose writer has ended; one that cannot be judged stays."""
+    with contextlib.suppress(OSError):
+        about = folder.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+            return
+        try:
+            stream = (folder / LOCK).open("r+")
+        except FileNotFoundError:
+            folder.rmdir()  # killed before it had a lock, and empty; or none of these
+            return
+        with stream:
+            if not lock_now(stream):
+                return
+            if (folder / REPLACED).exists():  # killed between two renames: what was to take its place is whole
+                for entry in folder.iterdir():
+                    if entry.name not in (LOCK, REPLACED) and not (folder.parent / entry.name).exists():
+                        entry.rename(folder.parent / entry.name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder ``specdec-...`` of this user's alone among the system's temporary ones, which vanishes in the end.
+
+    Those that killed processes have left there are removed.
+    """
+    with _held(Path(tempfile.gettempdir()), "specdec-", 0o700) as folder:
+        yield folder
 
 
 @contextlib.contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """A temporary sibling of ``path`` that takes its place when the block ends well, and vanishes otherwise.
+    """A temporary file beside ``path`` that takes its place when the block ends well, and vanishes otherwise.
 
-    The sibling lies on the same file system, is synced to disk before it is renamed, and the folder after it.
-    ValueError if the disk is full, or ``path`` may not be written; ``path`` is as it was then.
+    It has the same name in a folder of its own, lies on the same file system, is synced to disk before it is renamed,
+    and the folder after it. What killed processes have left beside ``path`` is removed. ValueError if the disk is
+    full, or ``path`` may not be written; ``path`` is as it was then.
     """
     path = Path(path)
-    with explained(path):
-        temporary = _temporary(path)
+    with explained(path), _held(path.parent) as folder:
+        temporary = folder / path.name
         temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode
-        try:
-            yield temporary
-            temporary.chmod(mode)  # safetensors writes for its owner alone
-            _sync(temporary)
-            os.replace(temporary, path)
-            _sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        yield temporary
+        temporary.chmod(mode)  # safetensors writes for its owner alone
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -88,27 +151,23 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
     ValueError also if ``path`` exists and ``replace`` is false, or another process is about to make it.
     """
     path = Path(path)
-    with contextlib.nullcontext() if replace else claimed(path), explained(path):
-        temporary, old = _temporary(path), _temporary(path)
+    with contextlib.nullcontext() if replace else claimed(path), explained(path), _held(path.parent) as folder:
+        temporary = folder / path.name
         temporary.mkdir()
         mode = temporary.stat().st_mode
-        try:
-            yield temporary
-            (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
-            for file in temporary.rglob("*"):
-                if file.is_symlink():
-                    continue
-                if file.is_file():
-                    file.chmod(file.stat().st_mode | mode & 0o666)  # safetensors writes for its owner alone
-                _sync(file)
-            _sync(temporary)
-            if replace and path.exists():
-                os.replace(path, old)
-            os.replace(temporary, path)
-            _sync(path.parent)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        yield temporary
+        (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
+        for file in temporary.rglob("*"):
+            if file.is_symlink():
+                continue
+            if file.is_file():
+                file.chmod(file.stat().st_mode | mode & 0o666)  # safetensors writes for its owner alone
+            _sync(file)
+        _sync(temporary)
+        if replace and path.exists():
+            os.replace(path, folder / REPLACED)
+        os.replace(temporary, path)
+        _sync(path.parent)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as one exception, at the first signal or the second: whatever runs is ended in order."""
+"""Ctrl-C, SIGTERM and SIGHUP as one exception, at the first signal or the second: whatever runs is ended in order."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class StopRequested(BaseException):
-    """SIGINT or SIGTERM has come; ``status`` is the exit status by convention."""
+    """SIGINT, SIGTERM or SIGHUP has come; ``status`` is the exit status by convention."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -15,19 +15,31 @@ class StopRequested(BaseException):
 
 
 @contextlib.contextmanager
-def stop_on_signals(patience: int = 0) -> Iterator[list[int]]:
-    """Inside, SIGINT and SIGTERM are listed in what is yielded and raise :class:`StopRequested`; main thread only.
+def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int]]:
+    """Inside, signals that end a process are listed in what is yielded and raise :class:`StopRequested`; main thread
+    only. Where SIGHUP is ignored, as under ``nohup``, it stays so.
 
-    The first ``patience`` signals do not raise: 1 is for libraries that do not let an exception through.
+    While another handler of SIGTERM stands before the one of here, as Lightning's does while it trains, nothing is
+    raised: that one ends the work, and is told of SIGHUP as of SIGTERM.
+
+    Args:
+        patience: so many signals do not raise; 1 is for libraries that do not let an exception through.
+        ctrl_c: of SIGINT too, which otherwise stays a KeyboardInterrupt.
     """
     signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
         signals.append(number)
-        if len(signals) > patience:
+        if signal.getsignal(signal.SIGTERM) is not handle:
+            if number == signal.SIGHUP:
+                signal.raise_signal(signal.SIGTERM)
+        elif len(signals) > patience:
             raise StopRequested(signals[0])
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, old in before.items():
+        if (number != signal.SIGINT or ctrl_c) and (number != signal.SIGHUP or old != signal.SIG_IGN):
+            signal.signal(number, handle)
     try:
         yield signals
     finally:
