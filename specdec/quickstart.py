@@ -18,7 +18,7 @@ from specdec.evaluation.run import ANSWERS, METRICS, PLOT, EvaluationConfig, eva
 from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource
-from specdec.training.run_directory import write_run_sums
+from specdec.training.run_directory import CLAIM, write_run_sums
 from specdec.utils.config import runs_folder
 from specdec.utils.files import check_sums, read_json, write_json, write_text
 from specdec.utils.machine import multiplies_bfloat16
@@ -79,8 +79,10 @@ def quickstart(*, out: Path | None = None, seed: int = 0, full: bool = False) ->
 
     trained = (out / "DONE.json").exists()
     stage("training the drafter, EAGLE-3.1", TRAINS, trained)
-    if not trained and (status := fit("fit", [*fit_args, "--ckpt_path", "auto"])):
-        return status
+    if not trained:
+        (out / CLAIM).touch()  # by which fit knows the directory for a run's
+        if status := fit("fit", [*fit_args, "--ckpt_path", "auto"]):
+            return status
     prompts, whole = out / "prompts.jsonl", (out / EVALUATION).exists()
     if not prompts.exists():
         rows = held_out_prompts(PROMPTS, PROMPT_TOKENS, SEED, target.load_tokenizer())

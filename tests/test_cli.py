@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,21 @@ def test_what_a_logger_passes_on_is_not_judged(tmp_path: Path) -> None:
         path.write_text(json.dumps({"trainer": {"logger": [part]}}))
         with pytest.raises(ValueError, match="has no argument entity") if wrong else contextlib.nullcontext():
             check("fit", index()["commands"]["fit"], ["--config", str(path)], ["lightning.pytorch"], [])
+
+
+def _into_a_closed_pipe(*args: str) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "specdec", *args], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("args", [("--help",), ("fit", "--help"), ("--version",)])
+def test_a_reader_that_has_gone_is_no_fault(args: tuple[str, ...]) -> None:
+    done = _into_a_closed_pipe(*args)
+    assert (done.returncode, done.stderr) == (0, "")

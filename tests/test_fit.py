@@ -3,22 +3,23 @@
 import json
 import logging
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from safetensors.torch import load_file
 
 from specdec.cli import main
 from specdec.drafter import load_drafter
+from specdec.features import OnTheFly
 from specdec.fit import _once, run
+from specdec.target.target import TargetOutput
 from specdec.training.run_directory import CLAIM
 
 REPOSITORY = Path(__file__).parents[1]
@@ -269,18 +270,21 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize("made", [False, True])
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(
-    base: list[str], target_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: bool
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, made: bool
 ) -> None:
-    """Input that only the first batch finds out, when config and logs are written: one token's embedding is NaN."""
-    broken, out = tmp_path / "broken", tmp_path / "run"
-    shutil.copytree(target_directory, broken)
-    weights = load_file(broken / "model.safetensors")
-    weights["model.embed_tokens.weight"][AutoTokenizer.from_pretrained(broken)("def")["input_ids"][0]] = float("nan")
-    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    """What only the first batch finds out, when config and logs are written: its features are NaN."""
+    out, whole = tmp_path / "run", OnTheFly.__call__
+
+    def broken(self: OnTheFly, *args: Any) -> TargetOutput:
+        found = whole(self, *args)
+        return found._replace(aux_BTNH=found.aux_BTNH * float("nan"))
+
     if made:
         out.mkdir()
     quick = [*base, "--out", str(out), "--trainer.max_steps", "1", "--trainer.limit_val_batches", "0"]
-    assert main(["fit", *quick, "--model.target.source", str(broken)]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(OnTheFly, "__call__", broken)
+        assert main(["fit", *quick]) == 2
     assert "features are not finite" in capsys.readouterr().err.splitlines()[-1]
     assert (list(out.iterdir()) == []) if made else not out.exists()
     assert main(["fit", *quick]) == 0
@@ -314,7 +318,12 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
 
 
 @pytest.mark.parametrize(
-    ("signum", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+    ("signum", "status"),
+    [
+        (signal.SIGHUP, 129),  # which is told to Lightning as SIGTERM
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_an_interrupted_run_can_be_resumed(
     base: list[str], tmp_path: Path, signum: signal.Signals, status: int

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-import tempfile
 from collections.abc import Sequence
 from operator import attrgetter, index
 from pathlib import Path
@@ -34,7 +33,7 @@ from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.read import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
-from specdec.utils.files import claimed, staged_directory, write_json
+from specdec.utils.files import claimed, scratch_folder, staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, Depth, Range, Tokens
 from specdec.utils.progress import progress
@@ -100,7 +99,7 @@ def parity(
     if max_new_tokens < depth + 3:
         raise ValueError(f"max_new_tokens is {max_new_tokens}: depth {depth} needs at least {depth + 3}")
     making = contextlib.nullcontext() if out is None else claimed(out)
-    with making, tempfile.TemporaryDirectory(prefix="specdec-parity-") as scratch:
+    with making, scratch_folder() as scratch:
         built_in = [Prompt(f"built-in-{n}", None, None, None, text) for n, text in enumerate(PROMPTS[:limit])]
         own, model = load_drafter(drafter, dtype=None), target.load(device)
         model.prove()
@@ -110,7 +109,7 @@ def parity(
         drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
         asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
-        directory, method, refused = exported or Path(scratch) / "served", subject_of(own, model).method, None
+        directory, method, refused = exported or scratch / "served", subject_of(own, model).method, None
         if exported is None:
             try:
                 export_drafter(own, model, directory)
@@ -133,7 +132,7 @@ def parity(
         if where and compared.not_compared is None:
             served = DrafterCheckpoint(directory.resolve(), method)
             try:
-                answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, Path(scratch) / "vllm.log")
+                answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, scratch / "vllm.log")
             except StopRequested as to_end:
                 return to_end.status
             passes = compare_passes(model, own, answers, compared.allowed)

@@ -17,7 +17,6 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +38,7 @@ from specdec.training.building import config_for
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 from specdec.utils.command import fit_options
+from specdec.utils.files import scratch_folder
 from specdec.utils.progress import progress
 from specdec.utils.trust import load_yaml
 
@@ -89,9 +89,9 @@ class VllmEngine:
         ValueError if there is none of a known version, it refuses an argument, or it fails.
         """
         python = find_vllm()[0]
-        with tempfile.TemporaryDirectory(prefix="specdec-vllm-") as folder:
+        with scratch_folder() as folder:
             job = {
-                "folder": folder,
+                "folder": str(folder),
                 "known": KNOWN,
                 "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
                 "engine": {
@@ -103,7 +103,7 @@ class VllmEngine:
                 "more": {"max_num_batched_tokens": max(TOKENS, longest + 1), **more},
             }  # fmt: skip
             path = os.pathsep.join(filter(None, [str(INSIDE), os.environ.get("PYTHONPATH", "")]))
-            log = Path(folder) / "vllm.log"
+            log = folder / "vllm.log"
             with log.open("w") as stderr:
                 process = subprocess.Popen(
                     [python, str(INSIDE / "extract.py"), json.dumps(job)], text=True,

@@ -17,7 +17,7 @@ from specdec.evaluation.style import ReportTable, print_report
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
-from specdec.utils.files import staged_directory, write_json
+from specdec.utils.files import scratch_folder, staged_directory, write_json
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, Depth, NonNegative, Port, Positive, Side, Tokens
 from specdec.utils.progress import progress
@@ -87,12 +87,12 @@ def serve(
     launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
     serving = False
     try:
-        with stop_on_signals(), tempfile.TemporaryDirectory(prefix="specdec-serve-") as scratch:
+        with stop_on_signals(), scratch_folder() as scratch:
             if bench:
                 _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
-            made = drafter_checkpoint(drafter, target, Path(scratch) / "drafter")
-            with launch.server(made, log_file or Path(scratch) / "server.log") as server:
+            made = drafter_checkpoint(drafter, target, scratch / "drafter")
+            with launch.server(made, log_file or scratch / "server.log") as server:
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
@@ -133,14 +133,14 @@ def _bench(
     body = {"add_special_tokens": special, "repetition_penalty": 1.0}
     with (
         staged_directory(out or new_run("bench")) as folder,
-        tempfile.TemporaryDirectory(prefix="specdec-bench-") as scratch,
+        scratch_folder() as scratch,
         progress("bench", "run", 2 * len(levels)) as advance,
     ):
-        data = Path(scratch) / "prompts.jsonl"
+        data = scratch / "prompts.jsonl"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
-        made = drafter_checkpoint(drafter, launch.target, Path(scratch) / "drafter")
+        made = drafter_checkpoint(drafter, launch.target, scratch / "drafter")
         for name, served in (("drafter", made), ("baseline", None)):
-            with launch.server(served, Path(scratch) / f"{name}.log", caching=False) as server:
+            with launch.server(served, scratch / f"{name}.log", caching=False) as server:
                 for users in levels:
                     command = [
                         *launch.vllm, "bench", "serve", "--base-url", server.url, "--model", launch.target.directory(),

@@ -12,7 +12,9 @@ import hashlib
 import inspect
 import json
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +209,9 @@ class FeatureStore:
             raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
         self.contract, self.entries = FeatureIndex.read(directory / INDEX)
         self._shards = [open_shard(directory / entry.file) for entry in self.entries]
+        self._files = [os.open(directory / entry.file, os.O_RDONLY) for entry in self.entries]  # of what is mapped
+        weakref.finalize(self, lambda files: [os.close(file) for file in files], self._files)
+        self._sizes = [os.fstat(file).st_size for file in self._files]
         self._places: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
         for number, shard in enumerate(self._shards):
             keys, starts = shard["keys"].numpy(), (shard["sizes_E"].cumsum(0) - shard["sizes_E"]).tolist()
@@ -263,6 +268,8 @@ class FeatureStore:
         self.check(row)
         number, start = self._places[row.key]
         self._verify(number)
+        if os.fstat(self._files[number]).st_size < self._sizes[number]:  # to read on would be a SIGBUS
+            raise ValueError(f"{self.directory / self.entries[number].file}: it was cut off meanwhile: {REMEDY}")
         shard, here = self._shards[number], slice(start, start + row.tokens)
         for n, tap in enumerate(taps):
             aux_TNH[: row.tokens, n] = shard["aux_PNH"][here, tap]

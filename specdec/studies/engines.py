@@ -120,7 +120,7 @@ class Ray(Engine):
     """Tasks of Ray, spread over its nodes, each with its job's threads reserved.
 
     Ray starts a task again when the process that runs it, or its node, is lost. A cluster that is started here has no
-    dashboard, and sends no usage statistics.
+    dashboard, listens on loopback alone, and sends no usage statistics.
 
     Args:
         address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
@@ -134,6 +134,8 @@ class Ray(Engine):
     def open(self, study: Path) -> None:
         super().open(study)
         os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
+        if not self.address:  # Ray's switch for machines that are in no cluster: all its servers listen on loopback
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         try:
             import ray
         except ImportError as error:
@@ -141,8 +143,8 @@ class Ray(Engine):
         options: dict[str, Any] = {} if self.address else {"include_dashboard": False}
         try:
             ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {error}") from error
+        except Exception as error:
+            raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {_last_line(error)}") from error
         self._ray: Any = ray
         self._work = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
 

@@ -84,6 +84,8 @@ class WarmupCosine(Schedule):
 
     def __post_init__(self) -> None:
         check_numbers(WarmupCosine, vars(self), "schedule.")
+        if self.warmup == 1:
+            raise ValueError("schedule.warmup must be below 1, not 1: nothing would be left to train at the full rate")
 
     def factor(self, step: int, total: int) -> float:
         """Share of the peak learning rate at optimizer step ``step`` of ``total``."""

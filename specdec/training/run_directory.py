@@ -58,6 +58,9 @@ class RunDirectory:
             return self.path
         self.path = path = Path(out)
         self._resumed = first and resumes and path.is_dir() and _is_used(path)
+        of_a_run = (path / CLAIM).exists() or all((path / name).exists() for name in ("config.yaml", "provenance.json"))
+        if self._resumed and not of_a_run:  # a killed run leaves its claim
+            raise ValueError(f"{path} holds files, and none of a run of specdec fit: choose another --out")
         if first and not self._claimed(path):
             if is_held(path / CLAIM):
                 raise ValueError(is_claimed(path, path / CLAIM))

@@ -115,7 +115,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """A folder ``specdec-...`` of this user's alone among the system's temporary ones, which vanishes in the end.
 
     Those that killed processes have left there are removed.

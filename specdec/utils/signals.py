@@ -1,7 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP as one exception, at the first signal or the second: whatever runs is ended in order."""
 
 import contextlib
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -16,8 +18,8 @@ class StopRequested(BaseException):
 
 @contextlib.contextmanager
 def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int]]:
-    """Inside, signals that end a process are listed in what is yielded and raise :class:`StopRequested`; main thread
-    only. Where SIGHUP is ignored, as under ``nohup``, it stays so.
+    """Inside, signals that end a process are listed in what is yielded and raise :class:`StopRequested`; in the main
+    thread, else they do what they did. Where SIGHUP is ignored, as under ``nohup``, it stays so.
 
     While another handler of SIGTERM stands before the one of here, as Lightning's does while it trains, nothing is
     raised: that one ends the work, and is told of SIGHUP as of SIGTERM.
@@ -27,8 +29,16 @@ def stop_on_signals(patience: int = 0, ctrl_c: bool = True) -> Iterator[list[int
         ctrl_c: of SIGINT too, which otherwise stays a KeyboardInterrupt.
     """
     signals: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield signals  # Python hands signals to the main thread alone
+        return
+    owner = os.getpid()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # of a library's process, forked from this one: it ends as it would have
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
         signals.append(number)
         if signal.getsignal(signal.SIGTERM) is not handle:
             if number == signal.SIGHUP:

@@ -123,7 +123,9 @@ def test_the_same_command_mends_a_cache(damage: str, copied: Callable[[], Path],
         for entry in said["shards"][2:]:
             (cache / entry["file"]).unlink()
     else:
-        (cache / ".tmp-left").write_bytes(b"half a shard")
+        (cache / ".tmp-0123456789ab").mkdir()
+        (cache / ".tmp-0123456789ab" / ".lock").touch()  # which nobody holds
+        (cache / ".tmp-0123456789ab" / "shard-00003.safetensors").write_bytes(b"half a shard")
     fill(cache, target, Texts())
     assert same(cache, whole)
 
@@ -146,3 +148,21 @@ def test_a_key_is_of_ids_and_borders_alone() -> None:
     assert one.key == row([5, 6, 7, 8], [0, 0, 1, 1]).key  # no padding
     assert one.key != row([5, 6, 7, 8], [0, 0, 0, 0]).key != row([5, 6, 7, 8], [0, 1, 1, 1]).key
     assert row([0, 0], [-1, -1]).tokens == 0
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_refused_by_name(copied: Callable[[], Path]) -> None:
+    """To read from what is mapped no more would be a SIGBUS, which no Python can catch."""
+    cache, data = copied(), Texts()
+    data.prepare(None)
+    store, rows = FeatureStore(cache, described(data)), packed_rows(data.splits.train)
+
+    def read() -> None:
+        for row in rows:
+            store.read(row, [0], torch.zeros(len(row.ids_R), 1, 32), torch.zeros(len(row.ids_R), 32))
+
+    read()
+    (cache / "shard-00001.safetensors").unlink()  # what is mapped stays
+    read()
+    os.truncate(cache / "shard-00000.safetensors", 4096)
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: it was cut off meanwhile: run the same"):
+        read()

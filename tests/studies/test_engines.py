@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -97,3 +99,31 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
         slurm.submit(one)
     again = Task().checkpoint("study", one, ROOT)
     assert isinstance(again.function, Task) and again.args == ("study", one, ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_a_ray_of_this_machine_listens_to_nobody_else(study: Path) -> None:
+    pytest.importorskip("ray")
+    code = """
+import sys
+from pathlib import Path
+from specdec.studies.engines import Ray
+
+def listening():
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {line[1] for line in lines if line[3] == "0A"}
+
+before, engine = listening(), Ray()
+engine.open(Path(sys.argv[1]))
+try:
+    found = {address.split(":")[0] for address in listening() - before}
+finally:
+    engine.close()
+print(*found)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=True)
+    found = done.stdout.split()
+    assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}, (
+        found
+    )  # 127.0.0.1, by either family

@@ -2,6 +2,8 @@ import errno
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def test_an_error_without_a_number_keeps_its_words() -> None:
 def test_a_staged_file_appears_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.bin"
     with files.staged(path) as temporary:
-        assert temporary.parent == path.parent  # the same file system
+        assert temporary.parent.parent == path.parent  # the same file system
         temporary.write_bytes(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
@@ -100,7 +102,7 @@ def test_a_block_may_replace_the_temporary_file_itself(tmp_path: Path) -> None:
 def test_a_staged_directory_appears_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "new" / "run"
     with files.staged_directory(path) as temporary:
-        assert temporary.parent == path.parent
+        assert temporary.parent.parent == path.parent
         (temporary / "inner").mkdir()
         (temporary / "inner" / "a.txt").write_text("a")
         (temporary / "b.txt").write_text("b")
@@ -225,3 +227,46 @@ def test_what_may_never_end_is_not_read(read: Callable[[Path], object], tmp_path
         read(tmp_path)
     with pytest.raises(ValueError, match="nowhere: no such file"):
         read(tmp_path / "nowhere")
+
+
+WRITER = """
+import sys, time
+from specdec.utils.files import staged
+with staged(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_next_writer_removes_what_killed_ones_have_left_and_nothing_else(tmp_path: Path) -> None:
+    def writer() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "x")], stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"writing\n"
+        return process
+
+    def folders() -> list[Path]:
+        return [path for path in tmp_path.glob(".tmp-*") if path.is_dir()]
+
+    (own := tmp_path / ".tmp-of-somebody").write_text("mine")
+    with writer() as killed:
+        killed.kill()
+    assert len(folders()) == 1
+    with writer() as living:
+        (left,) = folders()  # the living one's: the other went when it began
+        files.write_text(tmp_path / "y", "whole")
+        assert folders() == [left] and own.exists()
+        living.kill()
+    files.write_text(tmp_path / "y", "again")
+    assert names(tmp_path) == [".tmp-of-somebody", "y"]
+
+
+def test_what_was_being_replaced_when_its_writer_died_is_there(tmp_path: Path) -> None:
+    """Killed between the two renames: the new content is whole, and takes its place at the next write."""
+    folder = tmp_path / ".tmp-0123456789ab"
+    (folder / "run").mkdir(parents=True)
+    (folder / "run" / "new").touch()
+    (folder / ".replaced").mkdir()
+    (folder / ".lock").touch()
+    files.write_text(tmp_path / "other", "")
+    assert (tmp_path / "run" / "new").exists() and not folder.exists()
