@@ -210,7 +210,8 @@ class FeatureStore:
         self.contract, self.entries = FeatureIndex.read(directory / INDEX)
         self._shards = [open_shard(directory / entry.file) for entry in self.entries]
         self._files = [os.open(directory / entry.file, os.O_RDONLY) for entry in self.entries]  # of what is mapped
-        weakref.finalize(self, lambda files: [os.close(file) for file in files], self._files)
+        for file in self._files:
+            weakref.finalize(self, os.close, file)
         self._sizes = [os.fstat(file).st_size for file in self._files]
         self._places: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
         for number, shard in enumerate(self._shards):

@@ -124,6 +124,4 @@ print(*found)
 """
     done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=True)
     found = done.stdout.split()
-    assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}, (
-        found
-    )  # 127.0.0.1, by either family
+    assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
