@@ -1,6 +1,7 @@
 """One flipped bit in a file, and the file's next use: it is named in an error, or changes nothing; never silent."""
 
 import random
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -175,6 +176,8 @@ def _outcome(
         return "traceback"
     if ended.status != 0:
         told = ended.err
+        if name.startswith("target") and re.search(r"target\.(fingerprint|template)|chat template", told):
+            return "named"  # by what of the target is another
         return "named" if file.name in told else "folder" if str(copy) in told else "unnamed"
     try:
         found = made() | {"said": ended.out} if name == "evaluation" else made()

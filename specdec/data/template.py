@@ -8,6 +8,8 @@ the same is not the turn's.
 """
 
 import contextlib
+import hashlib
+import json
 import re
 import resource
 import sys
@@ -170,6 +172,13 @@ def _check_source(source: str) -> None:
         number = kind == "integer" and (len(word) > 20 or int(word, 0) > NUMBER)
         if number or (kind == "operator" and word == "**"):
             raise ValueError(f"line {line}: {word[:20]}: templates with powers or numbers above {NUMBER:,} are not run")
+
+
+def template_digest(tokenizer: Any) -> str:
+    """Hexadecimal SHA-256 of the chat template's text, or of its templates' by their names."""
+    template = tokenizer.chat_template
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[Message], **more: Any) -> list[int]:

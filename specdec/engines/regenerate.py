@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.data.chat import read_conversations
+from specdec.data.template import template_digest
 from specdec.engines.answers import Dialogue, InProcess, RegenerateConfig, Remote, TurnAnswer
 from specdec.engines.client import Endpoint
 from specdec.utils.files import sha256, staged, write_json, write_text
@@ -49,6 +50,7 @@ def regenerate(config: RegenerateConfig) -> int:
             if config.url is None:
                 target = config.target.load(config.device)
                 identity = {"engine": config.engine, **target.identity, "dtype": str(target.dtype)}
+                identity["template"] = template_digest(target.tokenizer)
                 answering = InProcess(target, config)
             else:
                 endpoint = Endpoint(config.url)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from specdec.data.layouts import PROMPTS, Layout, Question, named, recognise
 from specdec.data.rows import read_rows, stem
-from specdec.data.template import prompt_ids
+from specdec.data.template import prompt_ids, template_digest
 from specdec.decoding import check_length
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -87,11 +87,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 
 def template_sha256(tokenizer: Any, prompts: Sequence[Prompt]) -> str | None:
     """SHA-256 of the chat template's text; None if no prompt is rendered by it."""
-    template = tokenizer.chat_template
-    if all(prompt.text is not None for prompt in prompts):
-        return None
-    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)  # several, by name
-    return hashlib.sha256(text.encode()).hexdigest()
+    return None if all(prompt.text is not None for prompt in prompts) else template_digest(tokenizer)
 
 
 class PromptConversation:

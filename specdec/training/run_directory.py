@@ -10,7 +10,7 @@ from typing import Any, Self, TextIO
 
 from specdec.training.checkpoint import contents
 from specdec.utils.config import canonical, keys, pairs, run_names, words
-from specdec.utils.files import explained, is_claimed, is_held, release_claim, take_claim, write_sums
+from specdec.utils.files import explained, is_claimed, is_held, release_claim, remove_abandoned, take_claim, write_sums
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class RunDirectory:
                 f"{path} exists already and is never overwritten: choose another --out, or go on with it by "
                 "--ckpt_path auto"
             )
+        for folder in (path, path / "checkpoints") if self._resumed else ():
+            remove_abandoned(folder)
         return path
 
     def _claimed(self, path: Path) -> bool:

@@ -63,8 +63,7 @@ def _held(parent: Path, prefix: str = TEMPORARY, mode: int = 0o777) -> Iterator[
     What killed processes have left there is removed first, and nothing that a living one holds.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(prefix + "[0-9a-f]" * 12):
-        _remove_abandoned(left)
+    remove_abandoned(parent, prefix)
     while True:
         folder = parent / f"{prefix}{secrets.token_hex(6)}"
         folder.mkdir(mode)
@@ -91,6 +90,12 @@ def _is_lock_of(stream: IO, folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return alone and os.path.samestat(os.fstat(stream.fileno()), (folder / LOCK).stat())
     return False
+
+
+def remove_abandoned(parent: Path, prefix: str = TEMPORARY) -> None:
+    """Remove what killed processes have left in a folder, and nothing that a living one holds."""
+    for left in parent.glob(prefix + "[0-9a-f]" * 12):
+        _remove_abandoned(left)
 
 
 def _remove_abandoned(folder: Path) -> None:
