@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -100,6 +101,8 @@ class DrafterCLI(LightningCLI):
         """See that the strategy is one to train under; without a length a run is one epoch long."""
         given = self.config.fit.trainer
         check_numbers(TrainerNumbers, vars(given), "trainer.")
+        if isinstance(every := given.val_check_interval, str) and not re.fullmatch(r"\d+:\d\d:\d\d:\d\d", every):
+            raise ValueError(f"trainer.val_check_interval must be a number or DD:HH:MM:SS, not {every!r:.60}")
         if str(given.devices).isdecimal() and int(given.devices) > (most := max(8, 2 * (os.cpu_count() or 1))):
             raise ValueError(f"trainer.devices is {given.devices}: on one machine like this at most {most}")
         strategy_kind(given.strategy)

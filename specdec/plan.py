@@ -1,6 +1,5 @@
 """``specdec plan``: memory and steps of ``specdec fit`` on many devices, from configs alone."""
 
-import argparse
 import json
 import math
 import sys
@@ -17,6 +16,7 @@ from specdec.training.distributed import strategy_kind
 from specdec.training.memory import MB, PRECISIONS, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
+from specdec.utils.command import OwnOptions
 
 
 def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
@@ -28,10 +28,8 @@ def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
 
 def main(argv: list[str]) -> int:
     """Run the command; ValueError if an argument is wrong, or target and design do not go together."""
-    parser = argparse.ArgumentParser(
-        prog="specdec plan", description=__doc__, allow_abbrev=False,
-        epilog="All other flags are specdec fit's. Example: specdec plan --world 8 --config conf/quickstart.yaml",
-    )  # fmt: skip
+    example = "Example: specdec plan --world 8 --config conf/quickstart.yaml"
+    parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
     parser.add_argument("--json", action="store_true", help="print JSON, memory in bytes")
     options, args = parser.parse_known_args(argv)

@@ -11,7 +11,6 @@ Example: specdec doctor --config run.yaml --only taps masks
 Legend: T tokens, N documents.
 """
 
-import argparse
 import contextlib
 import sys
 from collections import Counter
@@ -31,7 +30,7 @@ from specdec.diagnostics.doctor_model import agreement, gradient, inputs, overfi
 from specdec.diagnostics.doctor_setup import CheckResult, Finding, SetUp, masks, set_up, taps, vocabulary
 from specdec.fit import Configured, configured
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import fit_options
+from specdec.utils.command import OwnOptions, fit_options
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many, printable
 
@@ -50,10 +49,7 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: an argument is wrong, or ``specdec fit`` would refuse the set-up.
     """
-    parser = argparse.ArgumentParser(
-        prog="specdec doctor", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = OwnOptions("doctor", __doc__, "all other options are specdec fit's")
     parser.add_argument("--drafter", metavar="DIR", help="a saved drafter to examine")
     parser.add_argument("--samples", type=int, metavar="N", help="show N training documents, and check nothing")
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), help="checks to make")

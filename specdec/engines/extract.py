@@ -37,7 +37,7 @@ from specdec.target import Target, TargetSource
 from specdec.training.building import config_for
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
-from specdec.utils.command import fit_options
+from specdec.utils.command import OwnOptions, fit_options
 from specdec.utils.files import scratch_folder
 from specdec.utils.progress import progress
 from specdec.utils.trust import load_yaml
@@ -206,10 +206,7 @@ def main(argv: list[str]) -> int:
 
 def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
     """The command's own options, and the model and data of ``specdec fit``'s; ValueError if one is wrong."""
-    parser = argparse.ArgumentParser(
-        prog="specdec cache", description=__doc__, allow_abbrev=False, epilog="all other options are specdec fit's",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = OwnOptions("cache", __doc__, "all other options are specdec fit's")
     more = parser.add_argument
     more("--out", required=True, metavar="DIR", help="the cache's directory; one that is not finished goes on")
     more("--layers", type=int, nargs="+", default=[], help="boundaries to store beside the drafter's own")

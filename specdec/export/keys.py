@@ -49,7 +49,9 @@ def _same(key: str, field: str | None = None) -> KeyRow:
 
 def _or(key: str, other: str) -> KeyRow:
     """As :func:`_same`; an absent one equals another."""
-    return _same(key)._replace(read=lambda raw, hf: {key: getattr(hf, key, None) or getattr(hf, other)})
+    return _same(key)._replace(
+        read=lambda raw, hf: {key: getattr(hf, other if getattr(hf, key, None) is None else key)}
+    )
 
 
 def _flag(key: str, field: str, on: Any, *spellings: str) -> KeyRow:

@@ -5,6 +5,7 @@
 only parameter is a dataclass, as ``evaluate_command(config: EvaluationConfig)``, has its fields as options.
 """
 
+import argparse
 import dataclasses
 import inspect
 import itertools
@@ -13,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
@@ -25,6 +26,20 @@ from specdec.utils.spelling import nearest_class
 
 current: list[str] = list(sys.argv)
 """The command line as typed, for the record of what it makes; :func:`specdec.cli.main` sets it."""
+
+
+class OwnOptions(argparse.ArgumentParser):
+    """Of a command that takes the options of ``fit`` beside its own; ValueError for what is wrong, and no usage."""
+
+    def __init__(self, command: str, description: str | None, epilog: str) -> None:
+        super().__init__(
+            prog=f"specdec {command}", description=description, epilog=epilog, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse an argument."""
+        raise ValueError(message)
 
 
 def parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
