@@ -162,7 +162,7 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         (temporary / SUMS).write_text("".join(_sums(temporary)), encoding="utf-8")
-        for file in temporary.rglob("*"):
+        for file in (made := sorted(temporary.rglob("*"))):
             if file.is_symlink():
                 continue
             if file.is_file():
@@ -173,6 +173,11 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
             os.replace(path, folder / REPLACED)
         os.replace(temporary, path)
         _sync(path.parent)
+        if gone := [file for file in made if not (path / file.relative_to(temporary)).exists()]:
+            shutil.rmtree(path, ignore_errors=True)
+            if (folder / REPLACED).exists():
+                os.replace(folder / REPLACED, path)
+            raise ValueError(f"{path}: {gone[0].name} was removed while it was written: run the command again")
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ REACH = {
     "address": "it is contacted",
     "more": "options of sbatch can run commands",
 }
+PLACES = ("save_dir", "dirpath", "default_root_dir", "log_dir")  # where loggers and callbacks write
 REPORTING = ("WandbLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "LitLogger")
 REFUSED = r"\S+: \S+ is taken from the command line alone.* --allow_keys \w+|\S+: \S+: \S+ is a function: .* alone"
 SECRET_NAME = re.compile(r"(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
@@ -152,6 +153,8 @@ def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]
             yield from _reaching(child, key)
     elif last in REACH and value not in (False, None, ""):
         yield key, last, REACH[last]
+    elif last in PLACES and isinstance(value, str) and (Path(value).is_absolute() or ".." in Path(value).parts):
+        yield key, last, "it lies outside the run's directory"
     elif not isinstance(value, str):
         return
     elif value.rpartition(".")[2] in REPORTING:

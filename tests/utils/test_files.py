@@ -270,3 +270,25 @@ def test_what_was_being_replaced_when_its_writer_died_is_there(tmp_path: Path) -
     (folder / ".lock").touch()
     files.write_text(tmp_path / "other", "")
     assert (tmp_path / "run" / "new").exists() and not folder.exists()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_folder_that_lost_a_file_while_it_was_written_is_not_left(
+    replace: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename = tmp_path / "run", os.replace
+    if replace:
+        path.mkdir()
+        (path / "old").touch()
+
+    def deleting(source: Path, to: Path) -> None:
+        (source / "new").unlink(missing_ok=True)
+        rename(source, to)
+
+    monkeypatch.setattr(os, "replace", deleting)
+    with (
+        pytest.raises(ValueError, match="run: new was removed while it was written: run the command again"),
+        files.staged_directory(path, replace=replace) as temporary,
+    ):
+        (temporary / "new").touch()
+    assert names(tmp_path) == (["run"] if replace else []) and not replace or names(path) == ["old"]

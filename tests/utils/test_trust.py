@@ -111,6 +111,8 @@ def test_what_is_off_reaches_nothing() -> None:
         ({"trust_remote_code": 1}, "trust_remote_code"),
         ({"dirpath": "simplecache::ftp://h/x"}, "dirpath"),
         ({"logger": [{"class_path": "lightning.pytorch.loggers.wandb.WandbLogger"}]}, "logger"),
+        ({"logger": [{"class_path": "CSVLogger", "init_args": {"save_dir": "/home/me"}}]}, "save_dir"),
+        ({"callbacks": [{"class_path": "ModelCheckpoint", "init_args": {"dirpath": "runs/../../x"}}]}, "dirpath"),
     ],
 )
 def test_a_refusal_names_the_flag_that_helps(given: Any, key: str) -> None:
