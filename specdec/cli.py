@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrLines()])
     logging.getLogger("specdec").setLevel(logging.INFO)
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # `python -c`, as libraries run it, imports nothing from here
+    if Path(sys.path[0] or os.curdir).resolve() != Path(__file__).resolve().parents[1]:  # specdec is not run from here
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # `python -c`, as libraries run it, imports nothing from here
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if name != "push":  # whose upload is what one waits for
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' of reading and writing a model too

@@ -23,6 +23,7 @@ METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_1": "eagle3"}
 def make_target(folder: Path) -> Path:
     """A copy of the embedded target, whose chat template joins the messages behind the token ``<s>``."""
     path = Path(shutil.copytree(embedded_target(), folder / "target"))
+    (path / "SHA256SUMS").unlink()  # it is changed on purpose
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.split_special_tokens = False  # a template's <s> is to be the token
     tokenizer.chat_template = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -68,9 +68,10 @@ def test_killed_in_the_middle(drafter: Drafter, target_directory: Path, tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL
-    left = [path.name for path in (tmp_path / "there").iterdir()]
-    assert len(left) == 1 and left[0].startswith(".tmp-")
+    claim, unfinished = sorted(path.name for path in (tmp_path / "there").iterdir())
+    assert claim == ".served.claimed" and unfinished.startswith(".tmp-")
     assert main(argv) == 0 and (tmp_path / "there" / "served" / "config.json").is_file()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["served"]
 
 
 def test_the_line_that_serves_says_everything_of_the_target(
