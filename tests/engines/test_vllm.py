@@ -198,10 +198,10 @@ def test_parity_starts_vllm_and_finds_what_it_drops(
     (tmp_path / "exported" / "config.json").write_text(json.dumps(config | {"norm_output": False}))
     (tmp_path / "exported" / "SHA256SUMS").unlink()
     argv = ["parity", "--target", target.source, "--drafter", str(drafter), "--exported", str(tmp_path / "exported")]
-    argv += ["--engine", "vllm", "--max_new_tokens", str(TOKENS), "--out", str(tmp_path)]
+    argv += ["--engine", "vllm", "--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "out")]
     flags = ["--", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
     assert main([*argv, "--draft_tokens", str(DRAFTS), *flags]) == 1
-    report = json.loads((tmp_path / "parity.json").read_text())
+    report = json.loads((tmp_path / "out" / "parity.json").read_text())
     found = report["engine"]
     assert not found["holds"] and found["different"] == 0
     assert sum(one["different"] for one in found["positions"]) > 0
