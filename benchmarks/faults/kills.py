@@ -254,6 +254,8 @@ def _campaign(kind: Kind, count: Count, a: World, place: Path, share: float, see
                     break
                 count.kills += kind.victim(command, out, draw)
             early = command.wait()
+            if "exists already" in early.err:  # it was killed when all was done
+                break
             if early.status not in (0, -signal.SIGKILL):
                 count.findings.append(f"status {early.status} in between: {early.last}")
             if early.status == 0:

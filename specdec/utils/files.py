@@ -185,6 +185,7 @@ def claimed(path: Path) -> Iterator[None]:
     """Hold the claim of a directory that is yet to be made; ValueError if it exists, or another process holds it."""
     claim, there = claim_of(path), f"{path} exists already: choose another place or remove it first"
     if path.exists():  # nothing is written beside it
+        remove_abandoned(path.parent)  # by a kill just after it was made
         raise ValueError(there)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

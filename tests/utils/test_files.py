@@ -293,3 +293,12 @@ def test_a_folder_that_lost_a_file_while_it_was_written_is_not_left(
         (temporary / "new").touch()
     assert names(tmp_path) == (["run"] if replace else [])
     assert not replace or names(path) == ["old"]
+
+
+def test_what_a_kill_left_beside_a_whole_folder_goes_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / ".tmp-0123456789ab").mkdir()
+    (tmp_path / ".tmp-0123456789ab" / ".lock").touch()
+    with pytest.raises(ValueError, match="exists already"), files.staged_directory(tmp_path / "run"):
+        pass
+    assert names(tmp_path) == ["run"]
