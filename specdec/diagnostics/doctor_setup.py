@@ -25,10 +25,12 @@ from specdec.data.rows import find_sources, read_rows
 from specdec.drafter import Drafter, DrafterSpec, choose, load_drafter
 from specdec.embedded.corpus import EmbeddedData
 from specdec.evaluation.callback import decoding_copy
+from specdec.features.source import CachedSource
+from specdec.features.store import DTYPES
 from specdec.nn.optimizers import hidden_matrix
 from specdec.nn.unroll import unroll_kernel
 from specdec.nn.view import View
-from specdec.target.proof import TOLERANCE
+from specdec.target.rounding import apart, own_states
 from specdec.training.building import FromDrafter
 from specdec.training.module import DrafterModule
 from specdec.training.step import target_outputs
@@ -194,8 +196,11 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     normed there.
     """
     target, drafter = setup.target, setup.drafter
-    outputs = target_outputs(target, drafter, setup.batch, setup.objective, False, setup.module.source)
-    found, allowed = list(islice(documents(setup.batch), DOCUMENTS)), TOLERANCE[target.dtype]
+    source, found = setup.module.source, list(islice(documents(setup.batch), DOCUMENTS))
+    outputs = target_outputs(target, drafter, setup.batch, setup.objective, False, source)
+    kept = DTYPES[source.store.contract.dtype] if isinstance(source, CachedSource) else None
+    *allowed, allowed_last, _ = own_states(target, kept).allowed
+    allowed[-1] = allowed_last  # the last is compared after the final norm
     outs = [target.model(d.ids_T[None, :LENGTH], output_hidden_states=True, use_cache=False) for d in found]
     states = [[state[0] for state in out.hidden_states] for out in outs]  # by document and boundary
 
@@ -206,20 +211,18 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     for n, b in enumerate(drafter.config.aux_layers):
         normed = b < target.num_layers or drafter.config.fusion.final_norm
         ours = [x if normed else target.final_norm(x) for x in cut(outputs.aux_BTNH[:, :, n])]
-        yield _boundary(b, ours, states, allowed)
+        yield _boundary(b, ours, states, allowed[b])
     last, own = cut(outputs.final_BTH), [one[-1] for one in states]
     fault = "the target's distribution is not taken from its last state after the final norm"
-    if max(map(_gap, map(target.final_norm, last), own)) <= allowed:
+    if max(map(_gap, map(target.final_norm, last), own)) <= allowed_last:
         fault = "the final norm is missing: Target.logits expects the last state after it"
-    yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed, fault)
+    yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed_last, fault)
     if setup.saved:
         yield _trained(setup, found)
 
 
 def _gap(ours_TH: Tensor, theirs_TH: Tensor) -> float:
-    """Mean over tokens of the difference, as a share of the size."""
-    ours, theirs = ours_TH.double(), theirs_TH.double()
-    return float(((ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp_min(1e-12)).mean())
+    return float(apart(ours_TH, theirs_TH).median())
 
 
 def _boundary(b: int, ours: list[Tensor], states: list[list[Tensor]], allowed: float) -> Finding:
