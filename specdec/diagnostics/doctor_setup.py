@@ -216,7 +216,9 @@ def taps(setup: SetUp) -> Iterator[Finding]:
     fault = "the target's distribution is not taken from its last state after the final norm"
     if max(map(_gap, map(target.final_norm, last), own)) <= allowed_last:
         fault = "the final norm is missing: Target.logits expects the last state after it"
-    yield judged("the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed_last, fault)
+    yield judged(
+        "the last state that training gets is normed once", max(map(_gap, last, own)), "<=", allowed_last, fault
+    )
     if setup.saved:
         yield _trained(setup, found)
 

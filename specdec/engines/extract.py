@@ -29,6 +29,7 @@ from torch import Tensor
 
 from specdec.data import TokenData
 from specdec.engines.server import find_vllm
+from specdec.export.formats import servable
 from specdec.features.store import CacheWriter, Contract, PackedRow, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
@@ -95,7 +96,7 @@ class VllmEngine:
                 "known": KNOWN,
                 "layers": [*(b for b in layers if b < target.num_layers), target.num_layers],
                 "engine": {
-                    "model": source.directory(), "revision": source.revision,
+                    "model": servable(source), "revision": source.revision,
                     "trust_remote_code": source.trust_remote_code, "dtype": str(target.dtype).removeprefix("torch."),
                     "max_model_len": longest + 1,  # and the one token that it has to write
                     "skip_tokenizer_init": True, "seed": 0,

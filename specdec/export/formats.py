@@ -77,9 +77,19 @@ class Format:
         return shlex.join(["vllm", *vllm_arguments(target, draft_tokens, subject.method, directory)])
 
 
+def servable(target: TargetSource) -> str:
+    """Where an engine finds the target; ``NotServable`` if that is a GGUF file."""
+    if target.is_gguf:
+        raise NotServable(
+            f"{target.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
+            "them as a directory (docs/data.md says how), and give that as the target"
+        )
+    return target.directory()
+
+
 def vllm_arguments(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path."""
-    arguments = ["serve", target.directory()]
+    arguments = ["serve", servable(target)]
     if method:
         speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
         arguments += ["--speculative-config", json.dumps(speculative)]
@@ -113,7 +123,7 @@ class SglangFormat(Format):
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
         arguments = {
-            "model-path": target.directory(),
+            "model-path": servable(target),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
             "speculative-num-steps": draft_tokens,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from specdec.data import Batch, TokenData
 from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, packed_rows

@@ -42,7 +42,7 @@ VERSION = 2
 PLAN, STUDY = "plan.json", "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
-OF_A_TARGET = (".safetensors", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
+OF_A_TARGET = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".py")  # weights, configuration, tokenizer, code
 
 
 @dataclass(frozen=True)
@@ -290,11 +290,11 @@ def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def target_contents(source: TargetSource) -> Any:
-    """The model's dtype, and hashes of its directory's weights, configuration and tokenizer, or a Hub id's commit."""
+    """The model's dtype, and hashes of its weights, configuration and tokenizer on disk, or a Hub id's commit."""
     place = Path(source.directory())
-    if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.suffix in OF_A_TARGET]
-        return [source.dtype, {file.name: _file_hash(file) for file in files}]
+    if place.exists():
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        return [source.dtype, {file.name: _file_hash(file) for file in files if file.suffix in OF_A_TARGET}]
     found = try_to_load_from_cache(source.source, "config.json", revision=source.revision)
     commit = Path(found).parent.name if isinstance(found, str) else source.revision
     return [source.dtype, source.source, commit]

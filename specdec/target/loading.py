@@ -1,4 +1,4 @@
-"""From a directory or a Hub id to a model and a tokenizer, or to one line that says why not; and which model it is."""
+"""From a directory, a GGUF file or a Hub id to a model and a tokenizer, or to a line why not; and which model it is."""
 
 import contextlib
 import hashlib
@@ -20,11 +20,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_accelerate_available, logging
+from transformers.utils import is_accelerate_available, is_gguf_available, logging
 
 from specdec.utils.files import check_sum, read_json
 from specdec.utils.text import how_many, printable, tensor_fault
@@ -61,7 +62,8 @@ def load_model(
         raise ValueError(f"device {device!r} is not available: {_one_line(error)}") from error
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
-    for file in Path(source).iterdir() if is_directory(source) else ():  # of a model that comes with its hashes
+    gguf = gguf_file(source)
+    for file in _files_beside(source) if gguf is None else [gguf]:  # of a model that comes with its hashes
         if file.is_file():
             check_sum(file)
     config = _read_config(source, revision, trust_remote_code)
@@ -83,12 +85,13 @@ def load_model(
             ignore_mismatched_sizes=True,
             attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
             device_map=device_map,
+            quantization_config=None if gguf is None else GgufConfig(dequantize=True),
         )
     finally:
         logging.set_verbosity(verbosity)
     _check_ends(source, model)
     tokenizer = None
-    if not is_directory(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
+    if gguf is not None or not is_local(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
         tokenizer = load_tokenizer(source, revision, trust_remote_code)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name in report["missing_keys"]}
     found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
@@ -147,15 +150,50 @@ def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedMod
 
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
-    """From a directory, without any network, or from the Hub."""
-    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_directory(source)}
+    """From a directory or a file, without any network, or from the Hub."""
+    more |= {"revision": revision, "trust_remote_code": trust_remote_code, "local_files_only": is_local(source)}
     with failing_in_one_line(source):
-        return auto.from_pretrained(source, **more)
+        place, named = _place(source)
+        return auto.from_pretrained(place, **named, **more)
+
+
+def gguf_file(source: str) -> Path | None:
+    """The GGUF file that a target is: itself, or the only one of a directory without ``config.json``; else None.
+
+    Raises:
+        ValueError: no such file, several in the directory, or the packages that read one are missing.
+    """
+    path = Path(source)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"{source}: no such file")
+    elif not path.is_dir() or (path / "config.json").exists() or not (found := sorted(path.glob("*.gguf"))):
+        return None
+    elif len(found) > 1:
+        raise ValueError(f"{source}: has {len(found)} GGUF files: give one of them, {found[0].name} for example")
+    else:
+        path = found[0]
+    if not (is_gguf_available() and is_accelerate_available()):
+        raise ValueError(f"{source}: a GGUF file is read by two more packages: pip install gguf accelerate")
+    return path
+
+
+def _place(source: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds a target, and the argument that names a GGUF file there."""
+    file = gguf_file(source)
+    return (source, {}) if file is None else (str(file.parent), {"gguf_file": file.name})
+
+
+def _files_beside(source: str) -> Iterator[Path]:
+    """All that lies in a local target's directory."""
+    if is_local(source):
+        path = Path(source)
+        yield from (path if path.is_dir() else path.parent).iterdir()
 
 
 def _check_files(source: str) -> None:
     """Refuse files beside the weights that take more than a file may: devices, giants, a token's id of ten digits."""
-    for path in Path(source).iterdir() if is_directory(source) else ():
+    for path in _files_beside(source):
         if path.suffix in (".json", ".jinja", ".model", ".txt", ".safetensors") and path.exists():
             if not path.is_file():  # reading would not end
                 raise ValueError(f"{path.name}: no file: a device, a pipe or a directory")
@@ -172,8 +210,8 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     """
     with failing_in_one_line(source):
         _check_files(source)
-        local = is_directory(source)
-        raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision, local_files_only=local)
+        place, named = _place(source)
+        raw, _ = PreTrainedConfig.get_config_dict(place, revision=revision, local_files_only=is_local(source), **named)
         layers, experts = [1.0], [1.0]
         for name, number in _numbers(raw):
             most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
@@ -204,12 +242,11 @@ def _check_sizes(source: str, revision: str | None, config: Any, trust_remote_co
     if trust_remote_code and getattr(config, "auto_map", None):
         return  # its own code may build itself as it likes
     with failing_in_one_line(source):
-        tensors, held = 0, 0
-        for path in _weight_files(source, revision):
+        tensors, held, gguf = 0, 0, gguf_file(source)
+        for path in _weight_files(source, revision) if gguf is None else [gguf]:
             try:
-                with safe_open(path, framework="pt") as file:
-                    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  no mapping
-            except (SafetensorError, OSError) as error:
+                shapes = _shapes(path)
+            except (SafetensorError, OSError, ValueError, IndexError, KeyError) as error:
                 raise ValueError(f"{path.name}: {error}: it is damaged or cut off, download it again") from error
             tensors, held = tensors + len(shapes), held + sum(map(math.prod, shapes))
         if not tensors:
@@ -229,11 +266,21 @@ def _check_sizes(source: str, revision: str | None, config: Any, trust_remote_co
             )
 
 
+def _shapes(path: Path) -> list[list[int]]:
+    """Of the tensors in a file of weights, from its header."""
+    if path.suffix == ".gguf":
+        from gguf import GGUFReader  # an optional package
+
+        return [tensor.shape.tolist() for tensor in GGUFReader(path).tensors]
+    with safe_open(path, framework="pt") as file:
+        return [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  no mapping
+
+
 def _weight_files(source: str, revision: str | None) -> list[Path]:
     """The safetensors that transformers will read, from the Hub if need be; none where there are none."""
     found: dict[str, Path] = {}
     for name in (WEIGHTS, INDEX):
-        if is_directory(source):
+        if is_local(source):
             found |= {name: Path(source) / name} if (Path(source) / name).exists() else {}
         elif not found:
             with contextlib.suppress(EntryNotFoundError):
@@ -247,7 +294,7 @@ def _weight_files(source: str, revision: str | None) -> list[Path]:
     files = sorted(set(names.values()))
     if outside := [name for name in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]:
         raise ValueError(f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again")
-    if is_directory(source):
+    if is_local(source):
         return [Path(source) / name for name in files]
     return [Path(hf_hub_download(source, name, revision=revision)) for name in files]
 
@@ -271,13 +318,13 @@ def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> No
         raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
 
 
-def is_directory(source: str) -> bool:
-    """Whether it is one; False for a Hub id, and ValueError for what is neither."""
+def is_local(source: str) -> bool:
+    """Whether it is a directory or a GGUF file here; False for a Hub id, and ValueError for what is none of them."""
     path = Path(source)
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return True
     if path.exists():
-        raise ValueError(f"{source}: a file; a target is a model directory or a Hub id")
+        raise ValueError(f"{source}: a file; a target is a model directory, a GGUF file or a Hub id")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source):
         raise ValueError(f"{source}: no such directory")
     return False
@@ -298,7 +345,7 @@ def failing_in_one_line(source: str) -> Iterator[None]:
             raise
         if "trust_remote_code" in str(error):
             reason = "it runs its own code: read that code, then allow it with trust_remote_code"
-        elif isinstance(error, OSError) and not Path(source).is_dir():
+        elif isinstance(error, OSError) and not Path(source).exists():
             reason = f"no such directory here, nor to be had from the Hugging Face Hub ({reason})"
         elif not isinstance(error, (OSError, ValueError, ImportError, SafetensorError)):
             reason = f"transformers cannot make a model of its files ({type(error).__name__}: {reason}): {REMEDY}"

@@ -1,8 +1,8 @@
 """Before anything is trained on a target, it proves that its features and its verification are the model's own.
 
-What no layer lies between is equal but for the order of a sum. What other kernels make of the same text differs from the
-model's own states by no more than the model does itself (:mod:`specdec.target.rounding`), boundary by boundary: a token
-that sees too much, too little or from elsewhere shows after the first layer, where rounding has not grown yet.
+What no layer lies between is equal but for the order of a sum. What other kernels make of the same text differs from
+the model's own states by no more than the model does itself (:mod:`specdec.target.rounding`), boundary by boundary: a
+token that sees too much, too little or from elsewhere shows after the first layer, where rounding has not grown yet.
 
 Legend: T tokens, L layers, V vocabulary, D some rows of it, Q tree nodes, P path nodes; states as in ``rounding``.
 """
@@ -164,6 +164,6 @@ def _same(target: "Target", where: str, ours: list[Tensor], own: Own, at: slice)
     differ = own.sure_T[at] & (ours[-1].argmax(-1) != theirs[-1].argmax(-1))[0]
     if differ.any():
         raise ValueError(
-            f"{target.source}: {where}: at {int(differ.sum())} of {len(differ)} places the most likely token is not the "
-            f"model's own, which leads there by more than its rounding ({own.why}); specdec cannot use {kind} as it is"
+            f"{target.source}: {where}: at {int(differ.sum())} of {len(differ)} places the most likely token is not "
+            f"the model's own, which leads by more than its rounding ({own.why}); specdec cannot use {kind} as it is"
         )

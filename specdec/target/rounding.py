@@ -68,8 +68,8 @@ def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
     """
     ids_1T, dtypes = short_text(target), (target.dtype, kept or target.dtype)
     states, _ = run_itself(target, ids_1T)
-    # at least rounding itself; norms and softmax run in float32 in most families, whatever the model's dtype
-    unit = max(torch.finfo(dtype).eps for dtype in (*dtypes, torch.float32))
+    # at least rounding itself; sums, norms and softmax run in float32 in most families, whatever the model's dtype
+    unit = max(16 * torch.finfo(torch.float32).eps, *(torch.finfo(dtype).eps for dtype in dtypes))
     spread, logits_TV, ways = [unit] * len(states), states[-1][0].double(), []
     jitter_T = unit * logits_TV.abs().amax(-1)
     for way, others in _other_ways(target, ids_1T):

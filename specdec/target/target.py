@@ -21,7 +21,8 @@ from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_att
 from specdec.target.loading import (
     failing_in_one_line,
     fingerprint,
-    is_directory,
+    gguf_file,
+    is_local,
     load_config,
     load_model,
     load_tokenizer,
@@ -258,7 +259,8 @@ class TargetSource:
     """A target by name.
 
     Args:
-        source: a Hub id, a directory, or ``embedded``: the small model that comes with specdec.
+        source: a Hub id, a directory, a GGUF file (dequantized by transformers), or ``embedded``: the small model that
+            comes with specdec.
         revision: a branch, tag or commit on the Hub.
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         trust_remote_code: run code that the model's repository brings; off unless you have read it.
@@ -285,23 +287,28 @@ class TargetSource:
         return load_tokenizer(self.directory(), self.revision, self.trust_remote_code)
 
     def directory(self) -> str:
-        """A directory or Hub id."""
+        """A directory, GGUF file or Hub id."""
         if self.source != EMBEDDED:
             return self.source
         return str(embedded_target())
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file, whose quantized weights no serving engine runs as transformers does."""
+        return self.source != EMBEDDED and gguf_file(self.source) is not None
+
     def local_config(self) -> Any | None:
-        """The text model's configuration where that takes no network: of a directory; else None.
+        """The text model's configuration where that takes no network, else None.
 
         Raises:
-            ValueError: it is neither a directory that is there nor a Hub id.
+            ValueError: it is neither a directory or GGUF file that is there nor a Hub id.
         """
-        if self.source == EMBEDDED or not is_directory(self.source):
+        if self.source == EMBEDDED or not is_local(self.source):
             return None
         return load_config(self.source, self.revision, self.trust_remote_code)
 
     def load(self, device: str = "cpu") -> Target:
-        """Load model and tokenizer from a directory, without any network, or from the Hugging Face Hub.
+        """Load model and tokenizer from disk, without any network, or from the Hugging Face Hub.
 
         Raises:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.

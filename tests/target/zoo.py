@@ -115,16 +115,23 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 SINGLE = {"gpt_oss", "qwen3_moe", "deepseek_v3"}  # their grouped matrix product has no float64
 
 
+def massive() -> PreTrainedModel:
+    """Thirty layers, in which rounding grows; token 3, a proof's first, gets a massive activation."""
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": 30}))
+
+
 def make(family: str, seed: int = 0) -> PreTrainedModel:
     """A model in float64, or float32 where that is all a family can do."""
     torch.manual_seed(seed)
-    model = FAMILIES[family]()
+    model = {**FAMILIES, "massive": massive}[family]()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.2)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if family == "massive":
+            model.get_input_embeddings().weight[3, 7] = 300
     return model.eval() if family in SINGLE else model.double().eval()
 
 
