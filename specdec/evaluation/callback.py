@@ -34,8 +34,8 @@ class AcceptanceLength(pl.Callback):
     Logged are ``val/acceptance_length``, its 95 % interval over prompts ``..._low`` and ``..._high``, and
     ``val/accepted_at_k``, the share of target passes that accepted at least k drafts. Prompts are how the validation
     documents begin; several processes share them. Weights, gradients and random state of the training are left alone.
-    The drafter with the highest acceptance length so far is kept in the run's ``drafter_best/``, with its moving average
-    where that is validated.
+    The drafter with the highest acceptance length so far is kept in the run's ``drafter_best/``, averaged where the
+    average is validated.
 
     Decoding takes ``share`` of the training time at most: a validation is passed over, and the log says so, while this
     decoding and the run's last one would take more. The first tells what one takes. The last validation of a run whose
@@ -65,7 +65,12 @@ class AcceptanceLength(pl.Callback):
         share: PositiveShare = 0.05,
     ) -> None:
         check_numbers(AcceptanceLength.__init__, locals(), "acceptance.")
-        self._decoded = {"shape": shape, "max_new_tokens": max_new_tokens, "prompt_tokens": prompt_tokens, "count": count}
+        self._decoded = {
+            "shape": shape,
+            "max_new_tokens": max_new_tokens,
+            "prompt_tokens": prompt_tokens,
+            "count": count,
+        }
         self.shape, self.max_new_tokens = parse_shape(shape), max_new_tokens
         self.count, self.prompt_tokens, self.every_n_validations = count, prompt_tokens, every_n_validations
         self.share, self.clock = share, time.monotonic
@@ -231,8 +236,9 @@ def best_and_last(best: dict[str, Any], last: dict[str, Any]) -> str:
     both = f"{figure(best)}; last: {figure(last)}"
     if best["low"] is None or last["high"] is None:
         return f"{both}; without intervals, so the choice may be noise"
-    overlap = best["low"] <= last["high"]
-    return both + ("; the intervals overlap: the choice is within the noise" if overlap else "; the intervals are apart")
+    if best["low"] <= last["high"]:
+        return f"{both}; the intervals overlap: the choice is within the noise"
+    return f"{both}; the intervals are apart"
 
 
 def document_prompts(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[list[int]]:

@@ -75,7 +75,7 @@ def trained(directory: Path) -> Record | None:
         return None
     full, made, done = load_yaml(read_yaml_text(config), config), read_json(provenance), run / "DONE.json"
     data, trainer = full["data"].get("init_args", {}), full["trainer"]
-    chosen = read_json(directory / "config.json").get("chosen_by")  # of the best drafter, which a run keeps beside the last
+    chosen = read_json(directory / "config.json").get("chosen_by")  # of the best one, beside the last
     steps = chosen["step"] if chosen else read_json(done)["steps"] if done.is_file() else None
     factors = [steps, data.get("batch_size"), data.get("seq_len"), trainer["accumulate_grad_batches"]]
     factors += [trainer["devices"], trainer["num_nodes"]]

@@ -29,7 +29,6 @@ from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
 from specdec.utils.files import SUMS, check_sums, explained, read_json, write_json, write_text
 from specdec.utils.journal import whole_lines
 
-
 BEST, CHOSEN_BY = "drafter_best", "chosen_by"  # a run's folder, and a key of the config.json in it
 
 
