@@ -24,8 +24,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from specdec.data import TokenData
-from specdec.evaluation.callback import AcceptanceLength, document_prompts
-from specdec.training.callbacks import RunRecord, Throughput, check_run, progress
+from specdec.evaluation.callback import AcceptanceLength, best_and_last, document_prompts
+from specdec.training.callbacks import BEST, RunRecord, Throughput, check_run, progress
 from specdec.training.checkpoint import AtomicCheckpointIO, RunCheckpoint, contents, newest, verify
 from specdec.training.distributed import strategy_kind
 from specdec.training.module import DEFAULTS, DrafterModule
@@ -156,6 +156,11 @@ class DrafterCLI(LightningCLI):
         on = [] if device == "cpu" else ["--device", device]
         evaluate = ["specdec", "evaluate", *given, "--prompts", self._prompts(), *on]
         export = ["specdec", "export", *given, "--out", str(self.out / "vllm"), "--format", "vllm"]
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        best = next(each.best for each in callbacks if isinstance(each, RunRecord))
+        last = next(each.last for each in callbacks if isinstance(each, AcceptanceLength))
+        if best is not None and last is not None:
+            drafter += f"\n  best drafter   {self.out / BEST}\n  accepted       best: {best_and_last(best, last)}"
         log.info(
             "%s\n  run directory  %s\n  drafter        %s\n  evaluate it    %s\n  export it      %s",
             ", ".join([f"trained {how_many(self.trainer.global_step, 'step')}", *figures]), self.out, drafter,

@@ -1,7 +1,8 @@
 """specdec's step: its own drafter, objective, unroll kernel and optimizer, in the order of a step under Lightning.
 
 Options: ``compiled`` fuses the point-wise pieces, ``every`` trains rows whose likeliest target token the draft
-vocabulary lacks too (speculators' definition).
+vocabulary lacks too (speculators' definition), ``kl`` minimises forward KL instead of soft cross-entropy, ``steps=3``
+unrolls three steps.
 """
 
 import contextlib
@@ -20,6 +21,8 @@ from specdec.nn.backend import compile_pointwise, keep_freed_memory, matmul_back
 from specdec.nn.optimizers import AdamW
 from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetOutput
+from specdec.training.divergences import ForwardKL
+from specdec.training.losses import SoftCrossEntropy
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 
 CLIP = 0.5  # specdec fit's default
@@ -100,19 +103,27 @@ def build(job: Job) -> System:
     compile_pointwise("compiled" in job.options)
     target = make_target(size, weights, data, dtype)
     drafter = make_drafter(size, weights, target, data.draft_ids_D)
+    if dtype == torch.float64:
+        drafter = drafter.double()
     T = size.tokens
     _, kernel = unroll_kernel("auto", torch.device("cpu"))
-    plan = ObjectiveConfig(steps=size.unroll, in_vocab="every" not in job.options, kernel=kernel)
+    loss = ForwardKL() if "kl" in job.options else SoftCrossEntropy()
+    steps = next((int(option[6:]) for option in job.options if option.startswith("steps=")), size.unroll)
+    plan = ObjectiveConfig(loss, steps, in_vocab="every" not in job.options, kernel=kernel)
     batch = Batch(data.ids[None, :T], recipe.answers(size, job.mask)[None], torch.zeros(1, T, dtype=torch.long))
     teacher = target_outputs(target, drafter, batch, plan, False)
     trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
     optimizer = AdamW(trained)
     sums = _listen()
 
-    def step() -> None:
+    def backward() -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             out = TrainStep(drafter, plan)(batch, teacher, measure=False)
         out.loss.backward()
+        return out.loss
+
+    def step() -> None:
+        backward()
         nn.utils.clip_grad_norm_([p for _, p in trained], CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -121,7 +132,25 @@ def build(job: Job) -> System:
         count_K, loss_KN = sums[-1]
         return (loss_KN[:, 0] / count_K).tolist()
 
-    return System(step, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers"))
+    def gradients() -> dict[str, Tensor]:
+        layer, keys = drafter.layers.layers[0], size.kv_heads * size.head_dim
+        of = {p: p.grad for _, p in trained if p.grad is not None}
+        both = [of[part.weight] for part in (drafter.entry.token_qkv_proj, layer.attention.qkv_proj)]
+        q, k, v = torch.cat(both, dim=1).split([size.hidden, keys, keys])
+        gate, up = of[layer.mlp.gate_up_proj.weight].chunk(2)
+        return {
+            "fc": of[drafter.fusion.fc.weight], "lm_head": of[drafter.lm_head.weight],
+            "norm": of[drafter.norms.output.weight], "input_layernorm": of[drafter.norms.embed.weight],
+            "hidden_norm": of[drafter.norms.hidden.weight],
+            "post_attention_layernorm": of[layer.post_attention_norm.weight],
+            "self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v,
+            "self_attn.o_proj": of[layer.attention.o_proj.weight], "mlp.gate_proj": gate, "mlp.up_proj": up,
+            "mlp.down_proj": of[layer.mlp.down_proj.weight],
+        }  # fmt: skip
+
+    return System(
+        step, backward, gradients, losses, sum(p.numel() for _, p in trained), ("specdec-lightning", "transformers")
+    )
 
 
 def _listen() -> list:

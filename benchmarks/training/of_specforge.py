@@ -3,6 +3,7 @@
 Its loss exists twice: a Triton kernel, which needs a GPU, and the compiled reference beside it, which is used here.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -81,11 +82,15 @@ def build(job: Job) -> System:
     batch = TrainBatch(sample_ids=["0"], strategy="eagle3", tensors=tensors, metadata={"target_repr": "hidden_state"})
     seen: list[torch.Tensor] = []
 
-    def step() -> None:
+    def backward() -> torch.Tensor:
         out = strategy.forward_loss(batch)
         out.loss.backward()
-        optimizer.step()
         seen[:] = out.metrics["plosses"]
+        return out.loss
+
+    def step() -> None:
+        backward()
+        optimizer.step()
 
     rows = recipe.per_step(size, recipe.known(data, weights, positions), positions)
 
@@ -94,4 +99,5 @@ def build(job: Job) -> System:
         return [float(value) * T / n for value, n in zip(seen, rows, strict=True)]
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return System(step, losses, trainable, ("specforge", "transformers"))
+    gradients = partial(recipe.gradients, drafter, "midlayer")
+    return System(step, backward, gradients, losses, trainable, ("specforge", "transformers"))

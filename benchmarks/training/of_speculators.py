@@ -4,6 +4,7 @@ It freezes the drafter's head unless told otherwise; it is trained here, as in t
 eager one: the fused one needs Triton, and so a GPU.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -61,6 +62,10 @@ def build(job: Job) -> System:
     weights, data = recipe.draw(size, job.seed)
     positions = recipe.taught(size, job.mask)
     model = make_model(size, weights, data, job.options[0])
+    last = data.last
+    if dtype == torch.float64:  # the target's states normed beforehand, for its norm has an epsilon
+        model, last = model.double(), data.final
+        model.verifier_norm = torch.nn.Identity()
     optimizers = build_optimizers(model, SimpleNamespace(optimizer="adamw", lr=1e-4, weight_decay=0.0))
     arguments, _ = Eagle3DraftModel.get_trainer_kwargs(
         loss_fn="kl_div", loss_implementation="eager", ttt_steps=size.unroll, ttt_step_loss_decay=DECAY
@@ -69,23 +74,27 @@ def build(job: Job) -> System:
     batch = {
         "hidden_states": data.aux_T3H[None].to(dtype),
         "input_ids": data.ids[None, 1:].clone(),
-        "verifier_last_hidden_states": data.last[None, 1:].to(dtype),  # it applies the target's final norm itself
+        "verifier_last_hidden_states": last[None, 1:].to(dtype),  # it applies the target's final norm itself
         "document_ids": torch.zeros(1, T, dtype=torch.long),
         "loss_mask": recipe.slot_mask(size, job.mask)[None],
-        "position_ids": torch.arange(1, T + 1)[None],
+        "position_ids": torch.arange(T)[None],  # it counts from one; attention sees differences alone
     }
     seen: dict[str, torch.Tensor] = {}
 
-    def step() -> None:
+    def backward() -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             _, loss, metrics = model(**(batch | {"loss_mask": batch["loss_mask"].clone()}), **arguments)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
+        seen.update({name: value for name, value in metrics.items() if name.startswith("loss_")})
+        return loss
+
+    def step() -> None:
+        backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for optimizer in optimizers:
             optimizer.step()
-        seen.update({name: value for name, value in metrics.items() if name.startswith("loss_")})
 
     entropy = recipe.per_step(size, recipe.entropies(data, weights, positions), positions)
     rows = recipe.per_step(size, torch.ones(len(positions)), positions)
@@ -95,4 +104,5 @@ def build(job: Job) -> System:
         return [float(seen[f"loss_{k}_sum"]) / DECAY**k + entropy[k] / rows[k] for k in range(size.unroll)]
 
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return System(step, losses, trainable, ("speculators", "transformers"))
+    gradients = partial(recipe.gradients, model, "layers.0")
+    return System(step, backward, gradients, losses, trainable, ("speculators", "transformers"))

@@ -20,7 +20,7 @@ class Job(NamedTuple):
     module: str  # of this package
     options: list[str]
     workload: str
-    dtype: str  # float32 or bfloat16
+    dtype: str  # float32, bfloat16 or float64
     mask: str
     threads: int
     seed: int
@@ -30,6 +30,8 @@ class System(NamedTuple):
     """A trainer, ready for its first step."""
 
     step: Callable[[], Any]  # forward, backward, clipping, optimizer
+    backward: Callable[[], Tensor]  # forward and backward alone; the loss, as that trainer reduces it
+    gradients: Callable[[], dict[str, Tensor]]  # of what is trained, by the names of :func:`layer` without prefix
     losses: Callable[[], list[float]]  # of the last step, by unroll step: cross entropy in nats per row that counts
     trainable: int  # parameters
     packages: tuple[str, ...]  # whose versions are recorded
@@ -54,7 +56,7 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "T": Workload(64, 128, 4, 2, 256, 1000, 256),  # for tests
+    "T": Workload(64, 128, 4, 2, 256, 1000, 256),  # for tests, and for float64
     "S": Workload(512, 512, 8, 4, 1408, 32000, 8192),
     "M": Workload(1024, 1024, 16, 8, 2816, 32000, 16000),
 }
@@ -159,6 +161,12 @@ def fill(module: nn.Module, values: dict[str, Tensor]) -> None:
     for name, parameter in module.named_parameters():
         parameter.copy_(left.pop(name.removesuffix(".weight")))
     assert not left, sorted(left)
+
+
+def gradients(module: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Of a peer's drafter, by the names that :func:`fill` takes, without the layer's prefix."""
+    found = {name.removeprefix(f"{prefix}.").removesuffix(".weight"): p.grad for name, p in module.named_parameters()}
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
 def answers(size: Workload, mask: str) -> Tensor:

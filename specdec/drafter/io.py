@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,8 +59,13 @@ def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
                 raise ValueError(f"the weights {name} are not all finite: such a drafter accepts nothing")
 
 
-def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False) -> Path:
+def save_drafter(
+    drafter: Drafter, directory: Path | str, replace: bool = False, about: Mapping[str, Any] | None = None
+) -> Path:
     """Write a drafter's directory, whole or not at all.
+
+    Args:
+        about: JSON-ready, kept in ``config.json`` beside the design, for readers; loading asks for none of it.
 
     Raises:
         ValueError: a weight is not finite, the directory exists and ``replace`` is false, or it cannot be written.
@@ -73,8 +78,8 @@ def save_drafter(drafter: Drafter, directory: Path | str, replace: bool = False)
             save_file(tensors, temporary / WEIGHTS, metadata=METADATA)
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        about = {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()}
-        write_json(temporary / "config.json", about)
+        of = {"format": FORMAT, "weights_sha256": sha256(temporary / WEIGHTS), "drafter": drafter.config.to_json()}
+        write_json(temporary / "config.json", {**(about or {}), **of})
     return directory
 
 

@@ -18,6 +18,7 @@ from specdec.decoding import Request, SpeculativeDecoder, parse_shape
 from specdec.drafter import Drafter
 from specdec.evaluation.metrics import Answer, acceptance_length, accepted_per_position
 from specdec.target import Target
+from specdec.training.callbacks import RunRecord
 from specdec.training.distributed import unsharded
 from specdec.training.module import DrafterModule
 from specdec.utils.numbers import MOST_TOKENS, PositiveShare, Range, Side, Tokens, Whole, check_numbers
@@ -33,6 +34,8 @@ class AcceptanceLength(pl.Callback):
     Logged are ``val/acceptance_length``, its 95 % interval over prompts ``..._low`` and ``..._high``, and
     ``val/accepted_at_k``, the share of target passes that accepted at least k drafts. Prompts are how the validation
     documents begin; several processes share them. Weights, gradients and random state of the training are left alone.
+    The drafter with the highest acceptance length so far is kept in the run's ``drafter_best/``, averaged where the
+    average is validated.
 
     Decoding takes ``share`` of the training time at most: a validation is passed over, and the log says so, while this
     decoding and the run's last one would take more. The first tells what one takes. The last validation of a run whose
@@ -62,11 +65,19 @@ class AcceptanceLength(pl.Callback):
         share: PositiveShare = 0.05,
     ) -> None:
         check_numbers(AcceptanceLength.__init__, locals(), "acceptance.")
+        self._decoded = {
+            "shape": shape,
+            "max_new_tokens": max_new_tokens,
+            "prompt_tokens": prompt_tokens,
+            "count": count,
+        }
         self.shape, self.max_new_tokens = parse_shape(shape), max_new_tokens
         self.count, self.prompt_tokens, self.every_n_validations = count, prompt_tokens, every_n_validations
         self.share, self.clock = share, time.monotonic
         # of the whole run, resumed or not; seconds
-        self._seen = {"validations": 0, "step": 0, "decodings": 0, "spent": 0.0, "last": 0.0, "trained": 0.0}
+        self._seen: dict[str, Any] = {
+            "validations": 0, "step": 0, "decodings": 0, "spent": 0.0, "last": 0.0, "trained": 0.0, "found": None,
+        }  # fmt: skip
         self._since: float | None = None  # when training went on, in a fit
         self._passed_over = False  # at the validation before
         self._prompts: list[list[int]] = []  # made at the first look
@@ -93,7 +104,9 @@ class AcceptanceLength(pl.Callback):
             if not trainer.strategy.broadcast(due and self._affords(trainer, pl_module)):  # the first process's clock
                 return
         start = self.clock()
-        found = logged_figures(self._answers(trainer, pl_module))
+        found = logged_figures(of_all_processes(self._answers(trainer, pl_module)))
+        if trainer.state.fn == TrainerFn.FITTING and "acceptance_length" in found:
+            self._choose(trainer, pl_module, found)
         seconds = self.clock() - start
         if self._since is not None:
             self._since += seconds  # no part of the training time
@@ -103,8 +116,21 @@ class AcceptanceLength(pl.Callback):
         found["acceptance_seconds"] = self._seen["spent"]
         pl_module.log_dict({f"val/{key}": value for key, value in found.items()}, sync_dist=True, batch_size=1)
 
+    def _choose(self, trainer: pl.Trainer, module: DrafterModule, figures: dict[str, float]) -> None:
+        """Remember the acceptance length, and keep the drafter if it is the best so far of a run of ``specdec fit``."""
+        ends = {end: figures.get(f"acceptance_length_{end}") for end in ("low", "high")}
+        found = {"step": trainer.global_step, "mean": figures["acceptance_length"], **ends, "decoded": self._decoded}
+        self._seen["found"] = found
+        for record in (each for each in trainer.callbacks if isinstance(each, RunRecord)):  # type: ignore[attr-defined]
+            record.keep_best(module, found)
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The last acceptance length of the run, as :meth:`RunRecord.keep_best` takes it; None: nothing was decoded."""
+        return self._seen["found"]
+
     def _answers(self, trainer: pl.Trainer, module: DrafterModule) -> list[Answer]:
-        """Those of all processes; each decodes its share as one batch, of no more tokens than one of the training."""
+        """This process's share, decoded as one batch, of no more tokens than one of the training."""
         assert module.drafter is not None
         self._prepare(trainer, module)
         target, data = module.target, trainer.datamodule  # type: ignore[attr-defined]
@@ -191,6 +217,28 @@ def logged_figures(answers: Sequence[Answer]) -> dict[str, float]:
     if length.low is not None and length.high is not None:
         out |= {"acceptance_length_low": length.low, "acceptance_length_high": length.high}
     return out | {f"accepted_at_{k}": share for k, share in enumerate(joint, start=1)}
+
+
+def best_and_last(best: dict[str, Any], last: dict[str, Any]) -> str:
+    """``2.31 [2.10, 2.50] at step 400; last: 2.25 [2.05, 2.45] at step 600``, and whether that difference says much.
+
+    Args:
+        best: what the kept drafter was chosen by; see :meth:`RunRecord.keep_best`.
+        last: the last one decoded.
+    """
+
+    def figure(found: dict[str, Any]) -> str:
+        ends = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+        return f"{found['mean']:.2f}{ends} at step {found['step']}"
+
+    if best == last:
+        return f"{figure(best)}, the last one decoded"
+    both = f"{figure(best)}; last: {figure(last)}"
+    if best["low"] is None or last["high"] is None:
+        return f"{both}; without intervals, so the choice may be noise"
+    if best["low"] <= last["high"]:
+        return f"{both}; the intervals overlap: the choice is within the noise"
+    return f"{both}; the intervals are apart"
 
 
 def document_prompts(rows: Batch, count: int, prompt_tokens: int, room: int) -> list[list[int]]:

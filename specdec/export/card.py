@@ -71,11 +71,12 @@ def trained(directory: Path) -> Record | None:
     resumed = len([*run.glob("config.*.yaml")])
     mark = f".{resumed}" if resumed else ""
     config, provenance = run / f"config{mark}.yaml", run / f"provenance{mark}.json"
-    if directory.resolve().name != "drafter" or not (config.is_file() and provenance.is_file()):
+    if directory.resolve().name not in ("drafter", "drafter_best") or not (config.is_file() and provenance.is_file()):
         return None
     full, made, done = load_yaml(read_yaml_text(config), config), read_json(provenance), run / "DONE.json"
     data, trainer = full["data"].get("init_args", {}), full["trainer"]
-    steps = read_json(done)["steps"] if done.is_file() else None
+    chosen = read_json(directory / "config.json").get("chosen_by")  # of the best one, beside the last
+    steps = chosen["step"] if chosen else read_json(done)["steps"] if done.is_file() else None
     factors = [steps, data.get("batch_size"), data.get("seq_len"), trainer["accumulate_grad_batches"]]
     factors += [trainer["devices"], trainer["num_nodes"]]
     tokens = 1
@@ -83,7 +84,7 @@ def trained(directory: Path) -> Record | None:
         tokens = tokens * factor if isinstance(factor, int) else 0
     sources = data.get("train") or full["data"]["class_path"].rpartition(".")[2]
     return {
-        "steps": steps, "tokens": tokens or None, "resumed": resumed,
+        "steps": steps, "tokens": tokens or None, "resumed": resumed, "chosen_by": chosen,
         "data": [sources] if isinstance(sources, str) else list(sources),
         "loss": words(canonical(full["model"]["loss"])), "ttt_steps": full["model"]["ttt_steps"],
         **{name: made[name] for name in ("seed", "command", "date", "cpu", "gpus", "git_commit")},
@@ -260,6 +261,11 @@ def _training(training: Record | None) -> Iterator[str]:
         yield "How it was trained is not recorded beside it.\n"
         return
     steps = "an unknown number of steps" if training["steps"] is None else how_many(training["steps"], "step")
+    chosen = training.get("chosen_by")
+    best = "" if chosen is None else (
+        f" It is the one of its run's validations that decoded best: acceptance length {chosen['mean']:.2f}"
+        f"{_brackets(chosen)} on validation prompts, which flatters it, as it was chosen by that figure."
+    )  # fmt: skip
     tokens = f", {training['tokens']:,} tokens with padding" if training["tokens"] else ""
     data = ", ".join(source if HUB_NAME.fullmatch(source) else Path(source).name for source in training["data"])
     resumed = f", resumed {how_many(training['resumed'], 'time')}" if training["resumed"] else ""
@@ -268,5 +274,5 @@ def _training(training: Record | None) -> Iterator[str]:
     yield (
         f"{steps}{tokens}, on {data}; {how_many(training['ttt_steps'], 'unrolled step')}, loss {training['loss']}, "
         f"seed {training['seed']}{resumed}. {training['date'][:10]}, {machine}, {versions}, "
-        f"commit {training['git_commit'] or 'unknown'}.\n\n```bash\n{training['command']}\n```\n"
+        f"commit {training['git_commit'] or 'unknown'}.{best}\n\n```bash\n{training['command']}\n```\n"
     )

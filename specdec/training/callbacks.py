@@ -26,8 +26,10 @@ from specdec.training.ema import EMA
 from specdec.training.memory import MB, Precision, memory_need, precision, report_memory
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import CONFIG, LOSSES, write_run_sums
-from specdec.utils.files import SUMS, check_sums, explained, write_json, write_text
+from specdec.utils.files import SUMS, check_sums, explained, read_json, write_json, write_text
 from specdec.utils.journal import whole_lines
+
+BEST, CHOSEN_BY = "drafter_best", "chosen_by"  # a run's folder, and a key of the config.json in it
 
 
 class RunRecord(pl.Callback):
@@ -40,6 +42,8 @@ class RunRecord(pl.Callback):
       batches of one. Losses stay on the device until the next logged step or checkpoint; a resumed run forgets those
       after its checkpoint.
     * ``drafter/``, when training ends, and when it is interrupted; an older one is replaced whole.
+    * ``drafter_best/``, the drafter that decoded best so far (:meth:`keep_best`). What it was chosen by stands in its
+      ``config.json``, which a resumed run reads again, and in ``DONE.json``.
     * ``DONE.json``, once training has ended by itself.
     * ``SHA256SUMS``: the hashes of config, provenance and ``DONE.json``.
 
@@ -57,12 +61,14 @@ class RunRecord(pl.Callback):
         self.directory, self.seed, self.config, self.provenance = directory, seed, config, provenance or {}
         self._step, self._part = -1, 0  # of the present batch; Lightning's own count of batches is another when resumed
         self._held: list[tuple[int, int, Tensor]] = []  # losses that are not on the disk yet
+        self.best: dict[str, Any] | None = None  # what ``drafter_best/`` was chosen by; None: nothing was decoded
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write config and provenance."""
         first = trainer.strategy.broadcast(trainer.ckpt_path)
         if first != trainer.ckpt_path:
             raise ValueError(f"this process goes on from {trainer.ckpt_path}, the first from {first}: name one for all")
+        self.best = trainer.strategy.broadcast(_chosen_by(self.directory / BEST) if trainer.is_global_zero else None)
         if trainer.is_global_zero:
             (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
             (self.directory / "DONE.json").unlink(missing_ok=True)  # of a run that is made longer
@@ -117,7 +123,8 @@ class RunRecord(pl.Callback):
         if trainer.is_global_zero and not trainer.interrupted and (at_end or not late):
             found = {name: float(value) for name, value in trainer.callback_metrics.items()}
             figures = {name: value if math.isfinite(value) else None for name, value in found.items()}
-            write_json(self.directory / "DONE.json", {"steps": trainer.global_step, "metrics": figures})
+            best = {} if self.best is None else {"best": self.best}
+            write_json(self.directory / "DONE.json", {"steps": trainer.global_step, "metrics": figures, **best})
             write_run_sums(self.directory)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -128,6 +135,18 @@ class RunRecord(pl.Callback):
                 self._save_drafter(trainer, pl_module)
         finally:
             pl_module.teardown("exception")
+
+    def keep_best(self, module: DrafterModule, found: dict[str, Any]) -> None:
+        """Keep the drafter as it stands if none of the run has decoded better in the same way; every process asks.
+
+        Args:
+            found: ``mean`` acceptance length, bonus token included, with the ends ``low`` and ``high`` of its 95 %
+                interval or None, the optimizer ``step``, and what it was ``decoded`` with: lengths of another draft
+                shape or other prompts do not compare, and such a drafter is replaced.
+        """
+        if self.best is None or self.best["decoded"] != found["decoded"] or found["mean"] > self.best["mean"]:
+            module.save_drafter(self.directory / BEST, replace=True, about={CHOSEN_BY: found})
+            self.best = found
 
     def _save_drafter(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, DrafterModule)
@@ -147,6 +166,19 @@ class RunRecord(pl.Callback):
         self._held, path = [], self.directory / LOSSES
         with explained(path), path.open("a", encoding="ascii") as file:
             file.writelines(lines)
+
+
+def _chosen_by(directory: Path) -> dict[str, Any] | None:
+    """What the best drafter of a run was chosen by; None where there is none, ValueError if it is not as written."""
+    if not directory.exists():
+        return None
+    remedy = f"remove {directory}: the best one is chosen anew from here on"
+    check_sums(directory, remedy)
+    stored = read_json(directory / "config.json")
+    found = stored.get(CHOSEN_BY) if isinstance(stored, dict) else None
+    if not isinstance(found, dict) or not isinstance(found.get("mean"), float) or "decoded" not in found:
+        raise ValueError(f"{directory}: its config.json does not say what it was chosen by: {remedy}")
+    return found
 
 
 def checked(line: str) -> str:

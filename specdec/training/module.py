@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -192,8 +193,13 @@ class DrafterModule(pl.LightningModule):
         """What is trained, once it has been built."""
         return None if self.train_step is None else self.train_step.drafter
 
-    def save_drafter(self, directory: Path | str, replace: bool = False) -> Path:
+    def save_drafter(
+        self, directory: Path | str, replace: bool = False, about: Mapping[str, Any] | None = None
+    ) -> Path:
         """Write the trained drafter's directory, whole or not at all; where weights lie in shards every process asks.
+
+        Args:
+            about: JSON-ready, kept in the directory's ``config.json``.
 
         Raises:
             ValueError: nothing has been trained yet, the directory exists and ``replace`` is false, or it cannot be
@@ -202,7 +208,7 @@ class DrafterModule(pl.LightningModule):
         if self.drafter is None:
             raise ValueError("there is no drafter yet: it is built by trainer.fit(module, datamodule=...)")
         kept = unsharded(self.drafter)
-        return save_drafter(kept, directory, replace) if self.global_rank == 0 else Path(directory)
+        return save_drafter(kept, directory, replace, about) if self.global_rank == 0 else Path(directory)
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """None of its own. Lightning asks for them first of all, so a run that cannot be is refused here."""

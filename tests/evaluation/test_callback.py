@@ -19,6 +19,7 @@ from specdec.drafter import load_drafter
 from specdec.evaluation.callback import (
     SHORTEST,
     AcceptanceLength,
+    best_and_last,
     document_prompts,
     logged_figures,
     of_all_processes,
@@ -74,14 +75,16 @@ def column(out: Path, name: str) -> list[float]:
     return [float(row[name]) for row in rows if row.get(name)]
 
 
-def measured(out: Path, target: Path, text: Path, shape: str, dtype: str = "float32") -> dict[str, float]:
+def measured(
+    out: Path, target: Path, text: Path, shape: str, dtype: str = "float32", folder: str = "drafter"
+) -> dict[str, float]:
     """The same figures, of the saved drafter."""
     loaded = Target.load(target, dtype=dtype)
     data = TextData(str(text), str(text), seq_len=32)
     data.prepare(loaded.tokenizer)
     prompts = document_prompts(data.splits.validation, 3, 64, 200)
     assert [len(ids) for ids in prompts] == [16, 16, 16]
-    decoder = SpeculativeDecoder(loaded, load_drafter(out / "drafter", getattr(torch, dtype)), parse_shape(shape))
+    decoder = SpeculativeDecoder(loaded, load_drafter(out / folder, getattr(torch, dtype)), parse_shape(shape))
     accepted = [n for ids in prompts for n in decoder.generate(ids, NEW, loaded.eos_token_ids).accepted]
     mean = 1 + sum(accepted) / len(accepted)
     return {"acceptance_length": mean, "accepted_at_2": sum(n >= 2 for n in accepted) / len(accepted)}
@@ -111,6 +114,88 @@ def test_what_is_logged_is_what_decoding_gives(base: list[str], tmp_path: Path, 
     assert logged["val/acceptance_length_low"] <= wanted["acceptance_length"] <= logged["val/acceptance_length_high"]
     assert 1 + sum(logged[f"val/accepted_at_{k}"] for k in range(1, 6)) == pytest.approx(wanted["acceptance_length"])
     assert len(set(column(out, "val/acceptance_length"))) > 1  # the weights of each validation
+
+
+def chosen_by(out: Path) -> dict[str, Any]:
+    """What the kept drafter was chosen by, once it is sure that it decodes so."""
+    found: dict[str, Any] = json.loads((out / "drafter_best" / "config.json").read_text())["chosen_by"]
+    return found
+
+
+AVERAGE = ["--trainer.callbacks+=specdec.training.callbacks.EMA", "--trainer.callbacks.decay=0.5"]
+WORSE = ["--trainer.max_steps=30", "--trainer.val_check_interval=10", "--trainer.check_val_every_n_epoch=null"]
+WORSE += ["--model.schedule=torch.optim.lr_scheduler.MultiStepLR", "--model.schedule.milestones=[20]"]
+WORSE += ["--model.schedule.gamma=-3", "--checkpoint.every_n_train_steps=5", "--checkpoint.save_top_k=-1"]
+
+
+@pytest.fixture
+def worse(base: list[str]) -> list[str]:
+    """A run of 30 steps, decoded every 5, which goes uphill from step 20 on."""
+    return [*base, *WORSE]
+
+
+@pytest.mark.parametrize("average", [[], pytest.param(AVERAGE, marks=pytest.mark.slow)])
+def test_the_best_drafter_is_kept_beside_the_last(
+    worse: list[str], tmp_path: Path, easy: Path, text_file: Path, caplog: pytest.LogCaptureFixture, average: list[str]
+) -> None:
+    """As it was decoded: averaged, where the average is validated."""
+    caplog.set_level("INFO", "specdec")
+    out = tmp_path / "run"
+    assert run("fit", [*worse, *average, f"--out={out}"]) == 0
+    lengths = dict(zip(decoded_at(out), column(out, "val/acceptance_length"), strict=True))
+    best = max(lengths, key=lambda step: lengths[step])
+    found, done = chosen_by(out), json.loads((out / "DONE.json").read_text())
+    assert 1 < lengths[30] < lengths[best] - 0.1 or lengths[30] == 1 < lengths[best] - 0.1
+    assert found["step"] == best < 30 and found["mean"] == pytest.approx(lengths[best])
+    assert found["low"] <= found["mean"] <= found["high"] and done["best"] == found
+    for folder, length in (("drafter_best", lengths[best]), ("drafter", lengths[30])):
+        assert measured(out, easy, text_file, "chain", folder=folder)["acceptance_length"] == pytest.approx(length)
+    (said,) = (line for line in caplog.messages if line.startswith("trained 30 steps"))
+    assert f"best drafter   {out}/drafter_best\n" in said
+    assert f"best: {lengths[best]:.2f} [{found['low']:.2f}, {found['high']:.2f}] at step {best}; last: " in said
+
+
+def test_the_best_drafter_survives_a_kill(worse: list[str], tmp_path: Path) -> None:
+    """The folder is the run's, though the checkpoint that goes on is older; only what was decoded alike compares."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run("fit", [*worse, f"--out={whole}"]) == 0
+    assert run("fit", [*worse, f"--out={halves}", "--trainer.max_steps=23"]) == 0
+    assert chosen_by(halves) == chosen_by(whole)
+    for path in (halves / "checkpoints").glob("*.ckpt"):
+        if path.name not in ("step-5.ckpt", "step-10.ckpt"):
+            path.unlink()
+    assert run("fit", [*worse, f"--out={halves}", "--ckpt_path=auto"]) == 0
+    assert json.loads((halves / "DONE.json").read_text())["best"] == chosen_by(halves) == chosen_by(whole)
+    one, two = (load_drafter(out / "drafter_best").state_dict() for out in (whole, halves))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    longer = [*worse, "--ckpt_path=auto", "--trainer.max_steps=40", f"--out={halves}"]
+    assert run("fit", [*longer, "--acceptance.shape=chain:depth=2"]) == 0
+    assert chosen_by(halves)["step"] > 30 and chosen_by(halves)["decoded"]["shape"] == "chain:depth=2"
+    weights = halves / "drafter_best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"drafter_best.*remove .*drafter_best") as error:
+        run("fit", [*longer, "--trainer.max_steps=41"])
+    assert "\n" not in str(error.value)
+
+
+def test_no_decoding_no_best_drafter(base: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "specdec")
+    out = tmp_path / "run"
+    assert run("fit", [*base, "--acceptance.every_n_validations=0", f"--out={out}"]) == 0
+    assert not (out / "drafter_best").exists() and "best" not in json.loads((out / "DONE.json").read_text())
+    assert "best drafter" not in caplog.text and "best:" not in caplog.text
+
+
+def test_what_is_said_of_best_and_last() -> None:
+    def found(step: int, mean: float, low: float | None, high: float | None) -> dict[str, Any]:
+        return {"step": step, "mean": mean, "low": low, "high": high}
+
+    best, last, bad = found(400, 2.31, 2.1, 2.5), found(600, 2.25, 2.05, 2.45), found(600, 1.5, 1.4, 1.6)
+    both = "2.31 [2.10, 2.50] at step 400; last: 2.25 [2.05, 2.45] at step 600; the intervals overlap"
+    assert best_and_last(best, last).startswith(both) and "within the noise" in best_and_last(best, last)
+    assert best_and_last(best, bad).endswith("; the intervals are apart")
+    assert best_and_last(best, best) == "2.31 [2.10, 2.50] at step 400, the last one decoded"
+    assert "may be noise" in best_and_last(found(1, 2.0, None, None), last)
 
 
 def test_every_second_validation(base: list[str], tmp_path: Path) -> None:
