@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_accelerate_available, logging
+from transformers.utils import find_adapter_config_file, is_accelerate_available, logging
 
 from specdec.utils.files import check_sum, read_json
 from specdec.utils.text import how_many, printable, tensor_fault
@@ -98,6 +98,8 @@ def load_model(
     if fault := tensor_fault(found, wanted):
         raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
+        for tensor in (*model.parameters(), *model.buffers()) if where.type == "cpu" else ():
+            tensor.data = tensor.detach().clone()  # mapped, they would change with the file, or end the run by SIGBUS
         return model.to(where), tokenizer
     if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
         raise ValueError(
@@ -143,7 +145,9 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
 
 def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedModel:
     with failing_in_one_line(source), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            config, trust_remote_code=trust_remote_code, attn_implementation=None
+        )  # as load_model has it: what config.json names may be code of the Hub
 
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
@@ -173,6 +177,8 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     with failing_in_one_line(source):
         _check_files(source)
         local = is_directory(source)
+        if find_adapter_config_file(source, revision=revision, local_files_only=local):  # it may name any other model
+            raise ValueError("adapter_config.json: it holds a PEFT adapter: merge that into its model, or remove it")
         raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision, local_files_only=local)
         layers, experts = [1.0], [1.0]
         for name, number in _numbers(raw):
