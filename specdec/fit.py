@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -271,6 +272,8 @@ def run(subcommand: str, args: list[str]) -> int:
                 _tell_how_to_go_on(directory)
                 return 128 + signal.SIGINT
             return error.code if isinstance(error.code, int) else 0
+        except OSError as error:  # a logger's names no file
+            raise ValueError(f"{error.filename or directory.path}: {error.strerror or error}") from error
         finally:
             sys.argv = argv
     return 0
@@ -279,15 +282,8 @@ def run(subcommand: str, args: list[str]) -> int:
 def _tell_how_to_go_on(directory: RunDirectory) -> None:
     config = None if directory.path is None else directory.path / "config.yaml"
     if config is not None and config.exists():
-        command = [
-            "specdec",
-            "fit",
-            *flags_for(load_yaml(read_yaml_text(config), config)),
-            "--config",
-            str(config),
-            "--ckpt_path",
-            AUTO,
-        ]
+        given = flags_for(load_yaml(read_yaml_text(config), config))
+        command = ["specdec", "fit", *given, "--config", str(config), "--ckpt_path", AUTO]
         log.info("interrupted; this goes on: %s", shlex.join(command))
 
 
@@ -300,6 +296,7 @@ def quiet_lightning() -> None:
     logging.getLogger("lightning").handlers.clear()  # it would print every line a second time
     for handler in logging.getLogger().handlers:
         handler.addFilter(_once)
+    threading.excepthook = _in_one_line
 
 
 def configured(kind: type[CLI], subcommand: str, args: list[str], directory: RunDirectory) -> CLI:
@@ -334,6 +331,15 @@ def _once(record: logging.LogRecord) -> bool:
     warning may concern one process."""
     least = logging.ERROR if record.name.startswith("specdec") else logging.WARNING
     return rank_zero_only.rank == 0 or record.levelno >= least  # type: ignore[attr-defined]
+
+
+def _in_one_line(failed: threading.ExceptHookArgs, otherwise: Any = threading.excepthook) -> None:
+    """Of a thread that cannot write, as TensorBoard's on a full disk: its logger fails when it is next used, and ends
+    the run. The line may come after that."""
+    if isinstance(failed.exc_value, OSError):
+        log.warning("a logger's thread cannot write: %s", failed.exc_value)
+    else:
+        otherwise(failed)
 
 
 KNOWN_WARNINGS = (

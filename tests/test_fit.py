@@ -306,7 +306,7 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
     environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "specdec", "fit", *args]
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert (out / "DONE.json").exists() and not (out / CLAIM).exists()
@@ -373,3 +373,29 @@ def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -
     assert (out / "losses.txt").read_text() == (whole / "losses.txt").read_text()
     one, two = (load_drafter(path / "drafter").state_dict() for path in (whole, out))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_full_disk_of_tensorboards_ends_the_run(base: list[str], tmp_path: Path) -> None:
+    """Its thread dies with what it was to write; nothing hangs, and the run goes on when there is room."""
+    small, out = tmp_path / "small", tmp_path / "run"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(small)], check=False).returncode:
+        pytest.skip("nobody may mount a file system here")
+    try:
+        args = [*base, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1", f"--out={out}"]
+        args += ["--trainer.logger=TensorBoardLogger", f"--trainer.logger.save_dir={small}", "--allow_keys=save_dir"]
+        command = [sys.executable, "-m", "specdec", "fit", *args, "--trainer.max_steps=5000"]
+        ended = subprocess.run(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+        said = [line for line in ended.stderr.splitlines() if "No space left" in line]
+        assert ended.returncode == 2, ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert sorted(said) == [
+            "a logger's thread cannot write: [Errno 28] No space left on device",
+            f"specdec fit: error: {out}: No space left on device",
+        ]
+        subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
+        steps = torch.load(out / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] + 2
+        assert main(["fit", *args, f"--trainer.max_steps={steps}", "--ckpt_path=auto"]) == 0
+        assert json.loads((out / "DONE.json").read_text())["steps"] == steps > 5
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.data.layouts import TRAINING, ChatConversation, named, parsed, recognise
@@ -234,7 +234,8 @@ def cached(determined_by: list[Any], make: Callable[[], Encoded]) -> Encoded:
             with staged(path) as temporary:
                 save_file(tensors, temporary)
     try:
-        kept = load_file(path)
+        with safe_open(path, framework="pt", backend="pread") as file:  # mapped, a file that is cut off is a SIGBUS
+            kept = file.get_tensors()
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: damaged, remove it: {error}") from error
     sizes = kept["sizes"].tolist()

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -152,7 +151,7 @@ def _bench(
                         "--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "95", "--disable-tqdm",
                         "--save-result", "--save-detailed",
                     ]  # fmt: skip
-                    found[name, users] = _measured(command, folder / f"{name}-{users}.json")
+                    found[name, users] = _measured(command, folder / f"{name}-{users}.json", scratch / "bench.log")
                     advance(1)
         write_json(folder / "provenance.json", provenance())
     rows = []
@@ -169,14 +168,14 @@ def _bench(
     print_report([ReportTable("vllm bench serve", HEADINGS, rows, left=2)], [CAPTION])
 
 
-def _measured(command: Sequence[str], result: Path) -> dict[str, Any]:
-    """The JSON of one ``vllm bench serve``; ValueError with the last that it printed, where a request has no answer."""
+def _measured(command: Sequence[str], result: Path, said: Path) -> dict[str, Any]:
+    """The JSON of one ``vllm bench serve``; ValueError with the last that it ``said``, where a request has no answer."""
     environment = os.environ | ({"OPENAI_API_KEY": os.environ[KEY]} if KEY in os.environ else {})
-    with tempfile.NamedTemporaryFile(suffix=".log") as log:
-        command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
+    command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
+    with said.open("wb") as log:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, check=False)
-        if done.returncode or not result.exists():
-            raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(Path(log.name))}")
+    if done.returncode or not result.exists():
+        raise ValueError(f"vllm bench serve ended with status {done.returncode}: {failure_reason(said)}")
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     if failed := [error for error in found["errors"] if error]:
         raise ValueError(f"{how_many(len(failed), 'request')} without an answer: {' '.join(failed[0].split())[:240]}")

@@ -1,4 +1,4 @@
-"""A cache of features on disk: shards that are mapped into memory, and an index of them with checksums.
+"""A cache of features on disk: shards of whole rows, and an index of them with checksums.
 
 Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
 last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch import Tensor
 from specdec.data import Batch, TokenData
 from specdec.target import Target
 from specdec.utils.config import class_name, pairs, words
-from specdec.utils.files import locked, read_json, sha256, staged, write_json
+from specdec.utils.files import explained, locked, read_json, sha256, staged, write_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
@@ -175,24 +174,27 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def open_shard(path: Path) -> dict[str, Tensor]:
-    """Map a shard into memory: ``aux_PNH``, ``final_PH``, and of each row its ``keys`` (uint8 (E, 16)) and ``sizes_E``.
+def shard_rows(path: Path) -> tuple[dict[bytes, int], list[int]]:
+    """Of a shard, each row's key with its first token, and the bytes of the file before ``aux_PNH`` and ``final_PH``.
 
     Raises:
         ValueError: it is gone or cut off.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in ("aux_PNH", "final_PH", "keys", "sizes_E")}
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="pt", backend="pread") as file, path.open("rb") as stream:
+            keys, sizes_E = file.get_tensor("keys"), file.get_tensor("sizes_E")
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+            begins = [8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH")]
+            starts = (sizes_E.cumsum(0) - sizes_E).tolist()
+            return dict(zip(map(bytes, keys.numpy()), starts, strict=True)), begins
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
-    if found["keys"].dtype != torch.uint8 or found["keys"].shape[:1] != found["sizes_E"].shape:
-        raise ValueError(f"{path}: the shard is damaged: {REMEDY}")
-    return found
 
 
 class FeatureStore:
-    """Features by row. A shard's checksum is compared when it is first read from.
+    """Features by row. A shard's checksum is compared when it is first read from, and when its file has changed since.
+    None is mapped into memory: one that is cut off would be a SIGBUS.
 
     Args:
         data: what reads it, as :func:`described` says; for messages.
@@ -208,16 +210,11 @@ class FeatureStore:
         if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
             raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
         self.contract, self.entries = FeatureIndex.read(directory / INDEX)
-        self._shards = [open_shard(directory / entry.file) for entry in self.entries]
-        self._files = [os.open(directory / entry.file, os.O_RDONLY) for entry in self.entries]  # of what is mapped
-        for file in self._files:
-            weakref.finalize(self, os.close, file)
-        self._sizes = [os.fstat(file).st_size for file in self._files]
-        self._places: dict[bytes, tuple[int, int]] = {}  # of a row its shard, and its first token there
-        for number, shard in enumerate(self._shards):
-            keys, starts = shard["keys"].numpy(), (shard["sizes_E"].cumsum(0) - shard["sizes_E"]).tolist()
-            self._places |= {bytes(key): (number, start) for key, start in zip(keys, starts, strict=True)}
-        self._verified: set[int] = set()
+        self._places: dict[bytes, tuple[ShardEntry, int, list[int]]] = {}  # of a row its shard, and its place there
+        for entry in self.entries:
+            rows, begins = shard_rows(directory / entry.file)
+            self._places |= {key: (entry, start, begins) for key, start in rows.items()}
+        self._verified: dict[ShardEntry, tuple[int, ...]] = {}  # which file that was
         self._verifying = threading.Lock()  # both the reading thread and the training step verify
 
     def holds(self, row: PackedRow) -> bool:
@@ -249,14 +246,8 @@ class FeatureStore:
         Raises:
             ValueError: one is gone or damaged; the message names it.
         """
-        for number in range(len(self.entries)):
-            self._verify(number)
-
-    def _verify(self, number: int) -> None:
-        with self._verifying:
-            if number not in self._verified:
-                self.entries[number].verify(self.directory)
-                self._verified.add(number)
+        for entry in self.entries:
+            entry.verify(self.directory)
 
     def read(self, row: PackedRow, taps: Sequence[int], aux_TNH: Tensor, final_TH: Tensor) -> None:
         """Copy a row's states to ``aux_TNH``, of the stored boundaries numbered ``taps``, and to ``final_TH``.
@@ -267,14 +258,24 @@ class FeatureStore:
         if not row.tokens:
             return
         self.check(row)
-        number, start = self._places[row.key]
-        self._verify(number)
-        if os.fstat(self._files[number]).st_size < self._sizes[number]:  # to read on would be a SIGBUS
-            raise ValueError(f"{self.directory / self.entries[number].file}: it was cut off meanwhile: {REMEDY}")
-        shard, here = self._shards[number], slice(start, start + row.tokens)
-        for n, tap in enumerate(taps):
-            aux_TNH[: row.tokens, n] = shard["aux_PNH"][here, tap]
-        final_TH[: row.tokens] = shard["final_PH"][here]
+        entry, start, begins = self._places[row.key]
+        path, R, N = self.directory / entry.file, row.tokens, len(self.contract.layers)
+        direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]
+        aux_RNH = aux_TNH[:R] if direct else aux_TNH.new_empty(R, N, self.contract.hidden_size)
+        with explained(path), path.open("rb", buffering=0) as file:
+            about = os.fstat(file.fileno())
+            which = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+            with self._verifying:
+                if self._verified.get(entry) != which:
+                    entry.verify(self.directory)
+                    self._verified[entry] = which
+            for begin, out in zip(begins, (aux_RNH, final_TH[:R]), strict=True):
+                raw = out.view(torch.uint8).numpy()
+                file.seek(begin + start * (raw.size // R))
+                if raw.size and file.readinto(raw) != raw.size:
+                    raise ValueError(f"{path}: it was cut off meanwhile: {REMEDY}")
+        for n, tap in enumerate(() if direct else taps):
+            aux_TNH[:R, n] = aux_RNH[:, tap]
 
 
 class CacheWriter:
@@ -317,11 +318,11 @@ class CacheWriter:
         for entry in earlier.shards:
             try:
                 entry.verify(self.directory)
-                keys = open_shard(self.directory / entry.file)["keys"]
+                rows, _ = shard_rows(self.directory / entry.file)
             except ValueError as error:
                 log.warning("made again from here on: %s", error)
                 break
-            self.known.update(bytes(key) for key in keys.numpy())
+            self.known.update(rows)
             self.shards.append(entry)
         if self.shards:
             log.info("%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard"))

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_accelerate_available, is_gguf_available, logging
+from transformers.utils import find_adapter_config_file, is_accelerate_available, is_gguf_available, logging
 
 from specdec.utils.files import check_sum, read_json
 from specdec.utils.text import how_many, printable, tensor_fault
@@ -101,6 +101,8 @@ def load_model(
     if fault := tensor_fault(found, wanted):
         raise ValueError(f"{source}: its weights are not as config.json says: {fault}")
     if device_map is None:
+        for tensor in (*model.parameters(), *model.buffers()) if where.type == "cpu" else ():
+            tensor.data = tensor.detach().clone()  # mapped, they would change with the file, or end the run by SIGBUS
         return model.to(where), tokenizer
     if outside := sorted({str(place) for place in spread(model)} & {"disk", "cpu", "meta"}):
         raise ValueError(
@@ -146,7 +148,9 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
 
 def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedModel:
     with failing_in_one_line(source), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            config, trust_remote_code=trust_remote_code, attn_implementation=None
+        )  # as load_model has it: what config.json names may be code of the Hub
 
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:
@@ -210,8 +214,10 @@ def _read_config(source: str, revision: str | None, trust_remote_code: bool) -> 
     """
     with failing_in_one_line(source):
         _check_files(source)
-        place, named = _place(source)
-        raw, _ = PreTrainedConfig.get_config_dict(place, revision=revision, local_files_only=is_local(source), **named)
+        (place, named), local = _place(source), is_local(source)
+        if find_adapter_config_file(place, revision=revision, local_files_only=local):  # it may name any other model
+            raise ValueError("adapter_config.json: it holds a PEFT adapter: merge that into its model, or remove it")
+        raw, _ = PreTrainedConfig.get_config_dict(place, revision=revision, local_files_only=local, **named)
         layers, experts = [1.0], [1.0]
         for name, number in _numbers(raw):
             most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))

@@ -62,6 +62,14 @@ def test_a_second_start_tokenises_nothing(tmp_path: Path, kept: Path, made: list
     assert second.splits.train.ids_BT.dtype == torch.int64 and second.splits.train.loss_mask_BT.dtype == torch.bool
 
 
+def test_tokens_are_not_mapped(kept: Path) -> None:
+    """Where their file is cut off, what is mapped is a SIGBUS, which no Python can catch."""
+    document = Document(torch.arange(3), torch.ones(3, dtype=torch.bool))
+    found = cached(["any"], lambda: Encoded([document], torch.tensor([3]), torch.tensor([3])))
+    assert str(kept) not in Path("/proc/self/maps").read_text()
+    assert found.documents[0].ids_T.tolist() == [0, 1, 2] and found.documents[0].loss_mask_T.all()
+
+
 def test_whatever_changes_the_tokens_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
     more = write_jsonl(tmp_path / "more.jsonl", ROWS[1:])

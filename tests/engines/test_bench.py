@@ -2,6 +2,8 @@
 
 import json
 import signal
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from transformers import AutoTokenizer
 
 from specdec.cli import main
 from specdec.embedded import embedded_target
-from specdec.engines.serve import as_text
+from specdec.engines.serve import _measured, as_text
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, pieces
 from tests.export.made import names
@@ -101,6 +103,13 @@ def test_nothing_is_left_of_what_failed(
     out.mkdir()
     assert main([*argv, *drafter]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_what_it_says_lies_where_a_kill_is_cleaned_up_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    command = [sys.executable, "-c", f"import os, sys; print(os.listdir({str(tmp_path)!r})); sys.exit(3)"]
+    with pytest.raises(ValueError, match=r"ended with status 3: \['bench.log'\]"):
+        _measured(command, tmp_path / "result.json", tmp_path / "bench.log")
 
 
 def test_stopped_while_its_server_starts(

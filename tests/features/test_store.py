@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from specdec.data import Batch
 from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.store import CacheWriter, FeatureStore, PackedRow, described, packed_rows
+from specdec.features.store import CacheWriter, FeatureStore, PackedRow, ShardEntry, described, packed_rows
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
 from tests.tiny import largest_file
@@ -150,19 +151,68 @@ def test_a_key_is_of_ids_and_borders_alone() -> None:
     assert row([0, 0], [-1, -1]).tokens == 0
 
 
-def test_a_shard_that_is_cut_off_while_it_is_read_is_refused_by_name(copied: Callable[[], Path]) -> None:
-    """To read from what is mapped no more would be a SIGBUS, which no Python can catch."""
+def test_a_shard_that_changes_while_a_cache_is_used_is_refused_by_name(copied: Callable[[], Path]) -> None:
+    """Cut off, gone, or another's: none of it is a SIGBUS, which no Python could catch."""
     cache, data = copied(), Texts()
     data.prepare(None)
     store, rows = FeatureStore(cache, described(data)), packed_rows(data.splits.train)
+    shard = cache / "shard-00000.safetensors"
+    whole = shard.read_bytes()
 
     def read() -> None:
         for row in rows:
             store.read(row, [0], torch.zeros(len(row.ids_R), 1, 32), torch.zeros(len(row.ids_R), 32))
 
     read()
-    (cache / "shard-00001.safetensors").unlink()  # what is mapped stays
-    read()
-    os.truncate(cache / "shard-00000.safetensors", 4096)
-    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: it was cut off meanwhile: run the same"):
+    os.truncate(shard, 4096)
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: .*its SHA-256 is not the one .*: run the same"):
         read()
+    shard.write_bytes(whole)
+    read()
+    shard.write_bytes(whole[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: .*its SHA-256 is not the one .*: run the same"):
+        read()
+    shard.unlink()
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: no such file"):
+        read()
+
+
+def test_a_shard_that_is_cut_off_within_a_read_is_refused(
+    copied: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, data = copied(), Texts()
+    data.prepare(None)
+    store, (row, *_) = FeatureStore(cache, described(data)), packed_rows(data.splits.train)
+    monkeypatch.setattr(ShardEntry, "verify", lambda entry, folder: os.truncate(folder / entry.file, 1024))
+    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: it was cut off meanwhile: run the same"):
+        store.read(row, [0], torch.zeros(len(row.ids_R), 1, 32), torch.zeros(len(row.ids_R), 32))
+
+
+def test_a_cache_holds_no_file_open(copied: Callable[[], Path]) -> None:
+    """Of a thousand shards a process may not have more open."""
+    cache, before = copied(), len(os.listdir("/proc/self/fd"))
+    use(cache)
+    store = FeatureStore(cache, {})
+    assert len(os.listdir("/proc/self/fd")) == before and store.entries
+    assert str(cache) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("taps", [[], [1], [0, 1, 2], [2, 0]])
+@pytest.mark.parametrize("columns", [0, 1])
+def test_rows_are_read_as_they_were_written(copied: Callable[[], Path], taps: list[int], columns: int) -> None:
+    """Into a whole batch's row, or into part of its boundaries."""
+    cache, data = copied(), Texts()
+    data.prepare(None)
+    store = FeatureStore(cache, described(data))
+    stored = [load_file(path) for path in sorted(cache.glob("shard-*"))]
+    aux, final = (torch.cat([one[name] for one in stored]) for name in ("aux_PNH", "final_PH"))
+    keys = [bytes(key) for one in stored for key in one["keys"].numpy()]
+    sizes = torch.cat([one["sizes_E"] for one in stored]).tolist()
+    places = dict(zip(keys, zip(aux.split(sizes), final.split(sizes), strict=True), strict=True))
+    for row in packed_rows(data.splits.train):
+        R, T = row.tokens, row.tokens + 3
+        found, end = torch.zeros(T, len(taps) + columns, 32), torch.zeros(T, 32)
+        store.read(row, taps, found, end)
+        aux_RNH, final_RH = places[row.key]
+        assert torch.equal(found[:R, : len(taps)], aux_RNH[:, taps]) and torch.equal(end[:R], final_RH)
+        assert not found[R:].any() and not found[:, len(taps) :].any() and not end[R:].any()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
 from specdec.data.template import prompt_ids
 from specdec.target import Target, TargetSource, load_config, loading
@@ -75,6 +75,38 @@ def test_a_directory_loads_as_it_was_saved(saved: Path) -> None:
 def test_capped_attention_loads_as_eager(tmp_path: Path) -> None:
     make("gemma2").save_pretrained(tmp_path / "gemma2")
     assert Target.load(tmp_path / "gemma2").config._attn_implementation == OURS_EAGER
+
+
+def test_a_loaded_target_needs_its_files_no_more(copy: Path) -> None:
+    """Mapped, it would change with them, and end in a SIGBUS where one is cut off."""
+    target = Target.load(copy)
+    assert str(copy) not in Path("/proc/self/maps").read_text()
+    os.truncate(copy / "model.safetensors", 100)
+    target.prove()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("named", ["evil/kernels", "kernels-community/flash-attn2", "flash_attention_2", "nonsense"])
+def test_no_config_names_the_attention(copy: Path, key: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would fetch and run a repository of the Hub."""
+    asked: list[str] = []
+    monkeypatch.setattr(modeling_utils, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda name, **more: asked.append(name))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {key: named}))
+    Target.load(copy).prove()
+    loading.skeleton(str(copy), None, False)
+    assert not asked
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_adapter_is_refused(copy: Path, alone: bool) -> None:
+    """It names another model, which transformers would fetch, or is left out silently where there is no PEFT."""
+    about = {"base_model_name_or_path": "evil/repository", "peft_type": "LORA"}
+    (copy / "adapter_config.json").write_text(json.dumps(about))
+    if alone:
+        (copy / "config.json").unlink()
+    assert "adapter_config.json: it holds a PEFT adapter: merge that into its model" in refused(copy)
 
 
 def test_a_directory_without_tokenizer(copy: Path) -> None:
