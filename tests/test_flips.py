@@ -67,7 +67,7 @@ def evaluation(folder: Path, target: Path) -> None:
 
 def measure(folder: Path, target: Path) -> None:
     with staged_directory(folder / "measures" / "d") as out:
-        write_json(out / "drift.json", {"version": 1, "series": {"kl": [0.1, 0.25]}})
+        write_json(out / "drift.json", {"version": 2, "series": {"kl": [0.1, 0.25]}})
         (out / "drift.png").write_bytes(bytes(range(256)))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.decoding import Chain, PlainDecoder, Proposer, Request
 from specdec.drafter import Drafter
 from specdec.nn.view import View
-from specdec.target import Target, TargetOutput
+from specdec.target import Target
 
 ANSWERS_SIDE_BY_SIDE = 16
 CHAINS_SIDE_BY_SIDE = 64
@@ -59,37 +59,27 @@ class Chains(NamedTuple):
 
 
 class AnchoredText:
-    """A text in the target's cache and in the drafter's, with room for chains of ``depth`` drafts that branch off it.
+    """A text that the target read, and in the drafter's cache with room for chains of ``depth`` drafts that leave it.
 
     The drafter runs through decoding's own :class:`Proposer`: the text's rows are its prefill, and a step of all chains
     is one level of a draft tree. A chain sees the rows that it would see if the text had been decoded up to its anchor.
-    No room is made for more than ``chains``, and in the target's cache only with ``verify``. ValueError if the text
-    with a chain is too long for the target.
+    No room is made for more than ``chains``. ValueError if the text is too long for the target.
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter, ids: Sequence[int], depth: int,
-        chains: int = CHAINS_SIDE_BY_SIDE, verify: bool = False,
-    ) -> None:  # fmt: skip
+        self, target: Target, drafter: Drafter, ids: Sequence[int], depth: int, chains: int = CHAINS_SIDE_BY_SIDE
+    ) -> None:
         self.target, self.drafter, self.depth = target, drafter, depth
         self.rows = len(ids) - 1  # the drafter's, of the text: every token but the first has a feature before it
         most = min(chains, CHAINS_SIDE_BY_SIDE, LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size))
-        if verify and target.most_slots is not None:
-            most = min(most, (target.most_slots - len(ids)) // depth)
         self.side_by_side = max(1, most)  # A
-        capacity = len(ids) + self.side_by_side * depth
         self.ids_1T = torch.tensor([list(ids)], device=target.device)
-        zero_1 = torch.zeros_like(self.ids_1T[0, :1])
-        self._slots = capacity if verify else len(ids)
-        self._cache = target.new_cache(self._slots)
+        config = drafter.config
         with torch.no_grad():
-            self.out = self._forward(self.ids_1T, View.chain(zero_1, len(ids), self._slots, self._cache))
-            self._proposer = Proposer(drafter, Chain(depth), capacity)
+            view = View.chain(torch.zeros_like(self.ids_1T[0, :1]), len(ids), len(ids), target.new_cache(len(ids)))
+            self.out = target.forward(self.ids_1T, view, config.aux_layers, config.fusion.final_norm)
+            self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * depth)
             self._proposer.prefill(0, self.ids_1T[:, 1:], self.out.aux_BTNH[:, :-1])
-
-    def _forward(self, ids_1T: Tensor, view: View) -> TargetOutput:
-        config = self.drafter.config
-        return self.target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm)
 
     def groups(self, anchors: Sequence[int]) -> Iterator[list[int]]:
         """The anchors, as many at a time as :meth:`draft` takes."""
@@ -123,25 +113,6 @@ class AnchoredText:
                 ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]
             on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
-
-    @torch.no_grad()
-    def verify(self, anchors: Sequence[int], tokens_AK: Tensor) -> list[TargetOutput]:
-        """The target's states at the anchors, at the chains' first drafts, and so on: K outputs of (1, A, ...).
-
-        The k-th one's logits judge the draft of step k; the last draft is not read. Needs ``verify=True``.
-        """
-        anchor_A, levels = torch.tensor(anchors, device=self.ids_1T.device), self.depth - 1
-        found = [TargetOutput(self.out.aux_BTNH[:, anchor_A], self.out.final_BTH[:, anchor_A])]
-        if levels == 0:
-            return found
-        before = min(anchors)
-        branches = _Branches(self.rows + 1 - before, anchor_A + 1 - before)
-        prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
-        seen, depth_Q = branches.seen(0, levels), branches.depth(levels)
-        view = View.append(prefix_1, seen, depth_Q[None], self._slots, self._cache)
-        out = self._forward(tokens_AK[:, :levels].T.reshape(1, -1), view)
-        pairs = zip(out.aux_BTNH.chunk(levels, 1), out.final_BTH.chunk(levels, 1), strict=True)
-        return found + [TargetOutput(*pair) for pair in pairs]
 
 
 class _Branches(NamedTuple):

@@ -25,14 +25,12 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, Request, SpeculativeDecoder
-from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText, answered_texts
-from specdec.diagnostics.drift_measure import SERIES, drafted
+from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
+from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
-from specdec.evaluation.benchmark import cpu_matmul_backend
 from specdec.evaluation.statistics import Array, Measured, measured, ratio
-from specdec.evaluation.style import GREY, ReportTable, shown, whiskers
+from specdec.evaluation.style import ReportTable, shown, style, whiskers
 from specdec.target import Target
-from specdec.utils.progress import progress
 from specdec.utils.text import how_many
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ class MeasuredText(NamedTuple):
     prompt: list[int]
     accepted: dict[str, list[int]]  # drafts accepted at each place, by level
     sums_FK2: Tensor  # as of :func:`drafted`, of the chains that lie within the answer
+    inputs_FR2: Tensor  # as of :func:`read_inputs`
 
 
 def passes(accepted: Sequence[int]) -> list[int]:
@@ -74,31 +73,26 @@ def passes(accepted: Sequence[int]) -> list[int]:
 
 
 def measure_levels(
-    target: Target, drafter: Drafter, prompts: Sequence[tuple[str, list[int]]], max_new_tokens: int, depths: int
-) -> tuple[Levels, list[MeasuredText]]:
+    target: Target, drafter: Drafter, answers: Sequence[AnsweredText], max_new_tokens: int, depths: int,
+    advance: Callable[[int], object] = lambda done: None,
+) -> tuple[Levels, list[MeasuredText]]:  # fmt: skip
     """Draft at every place of the target's answers, and decode: every level, of the answers that come to a target pass.
 
-    ``prompts`` are ids and tokens, each with room for the answer and ``depths`` tokens behind it. ValueError if no
-    answer comes to a target pass.
+    Answers are of ``max_new_tokens`` and ``depths`` behind them; ``advance`` is told of each that is drafted at, and of
+    each that is decoded. ValueError if no answer comes to a target pass.
     """
     texts = list[MeasuredText]()
-    # every prompt three times: the target's answer, drafts at all of its places, decoding
-    with progress("drift", "part", 3 * len(prompts)) as advance, cpu_matmul_backend(target):
-        advance(0, "the target's answers")
-        for one in answered_texts(target, prompts, max_new_tokens + depths, on_answer=lambda: advance(1)):
-            advance(0, "drafting at every place")
-            if (kept := min(max_new_tokens, len(one.ids) - one.prompt)) > 1:
-                texts.append(measure_text(target, drafter, one, kept, depths))
-            advance(1)
-        if not texts:
-            raise ValueError("no answer comes to a target pass: all end with their first token")
-        # drift is what the passes of true features lose, exposure what the same drafts lose at their own passes
-        of = {PERFECT: PERFECT, VOCABULARY: VOCABULARY, TRUE_FEATURES: TRUE_FEATURES, OWN_FEATURES: TRUE_FEATURES}
-        levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
-        levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
-        asked = [one.prompt for one in texts]
-        advance(0, "decoding")
-        levels[OBSERVED] = observed(target, drafter, asked, max_new_tokens, depths, advance)
+    for one in answers:
+        if (kept := min(max_new_tokens, len(one.ids) - one.prompt)) > 1:
+            texts.append(measure_text(target, drafter, one, kept, depths))
+        advance(1)
+    if not texts:
+        raise ValueError("no answer comes to a target pass: all end with their first token")
+    # drift is what the passes of true features lose, exposure what the same drafts lose at their own passes
+    of = {PERFECT: PERFECT, VOCABULARY: VOCABULARY, TRUE_FEATURES: TRUE_FEATURES, OWN_FEATURES: TRUE_FEATURES}
+    levels = {name: [_at(one.accepted, name, begun) for one in texts] for name, begun in of.items()}
+    levels[OWN_TOKENS] = [_at(one.accepted, OWN_FEATURES, OWN_FEATURES) for one in texts]
+    levels[OBSERVED] = observed(target, drafter, [one.prompt for one in texts], max_new_tokens, depths, advance)
     return levels, texts
 
 
@@ -109,7 +103,7 @@ def measure_text(target: Target, drafter: Drafter, text: AnsweredText, kept: int
     ids = text.ids + [text.ids[-1]] * (kept + depth - made)  # behind an end token, which nothing reads
     anchors = range(text.prompt, text.prompt + kept - 1)
     more = range(anchors.start, anchors.stop + depth - 1)  # where the drafts of the last place can read true states
-    anchored = AnchoredText(target, drafter, ids, depth, len(more), verify=True)
+    anchored = AnchoredText(target, drafter, ids, depth, len(more))
     drafts, sums_FK2 = list[Tensor](), torch.zeros(len(SERIES), depth, 2, dtype=torch.float64)
     for some in anchored.groups(more):
         chains, part_FK2 = drafted(anchored, some, text.prompt, text.prompt + kept - depth)
@@ -128,7 +122,8 @@ def measure_text(target: Target, drafter: Drafter, text: AnsweredText, kept: int
     if text.ids[-1] in target.eos_token_ids:  # nothing is accepted behind an end token, which is a pass's last token
         most_A = most_A.minimum(made - 1 - torch.arange(1, kept, device=device))
     accepted = {name: hit_AK.cumprod(1).sum(1).minimum(most_A).tolist() for name, hit_AK in hits.items()}
-    return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2)
+    inputs_FR2 = read_inputs(target, drafter, ids[: text.prompt + kept], text.prompt)
+    return MeasuredText(text.prompt_id, text.ids[: text.prompt], accepted, sums_FK2, inputs_FR2)
 
 
 def _at(accepted: dict[str, list[int]], name: str, begun: str) -> list[int]:
@@ -215,23 +210,28 @@ def verdict(found: dict[str, Any]) -> str:
     return f"THE BARS DO NOT ADD UP: {total}, but {decoded}: specdec parity says where the two part."
 
 
-def draw_waterfall(found: dict[str, Any], axes: "Axes") -> None:
-    """Draw a bar for each step, hanging from the level above."""
-    lengths = {level["name"]: level["acceptance_length"] for level in found["levels"]}
-    rows = [(PERFECT, 0.0, lengths[PERFECT])]  # name, where it hangs, what
-    rows += [(bar["to"], lengths[bar["from"]]["mean"], bar["loss"]) for bar in found["bars"]]
-    rows.append((OBSERVED, 0.0, lengths[OBSERVED]))
-    for y, (_, upper, one) in enumerate(rows):
-        end = upper - one["mean"] if upper else one["mean"]  # a loss leads down from the level above
-        below, above = whiskers(one)[:: -1 if upper else 1]
-        colour = GREY if not upper else "#D55E00" if one["mean"] >= 0 else "#56B4E9"
-        axes.barh(y, end - upper, left=upper, height=0.6, color=colour, edgecolor="black")
-        axes.errorbar([end], [y], xerr=[[below], [above]], color="black", capsize=4)
-        axes.annotate(_figure(one), (max(end + above, upper), y), (8, 0), textcoords="offset points", va="center")
-    longest = max(1.2, *(length["mean"] for length in lengths.values()))
+def draw_waterfall(measured_by_drafter: Sequence[dict[str, Any]], axes: "Axes") -> None:
+    """Draw a bar for each step, hanging from the level above; a bar for each drafter, in its colour."""
+    count, longest = len(measured_by_drafter), 1.2
+    for number, found in enumerate(measured_by_drafter):
+        lengths = {level["name"]: level["acceptance_length"] for level in found["levels"]}
+        rows = [(0.0, lengths[PERFECT])]  # where it hangs, what
+        rows += [(lengths[bar["from"]]["mean"], bar["loss"]) for bar in found["bars"]]
+        rows.append((0.0, lengths[OBSERVED]))
+        longest = max(longest, *(length["mean"] for length in lengths.values()))
+        for row, (upper, one) in enumerate(rows):
+            y = row + 0.7 * ((number + 0.5) / count - 0.5)
+            end = upper - one["mean"] if upper else one["mean"]  # a loss leads down from the level above
+            below, above = whiskers(one)[:: -1 if upper else 1]
+            gained = "" if not upper or one["mean"] >= 0 else "////"
+            bar = {"height": 0.7 / count, "color": style(number)["color"], "edgecolor": "black", "hatch": gained}
+            axes.barh(y, end - upper, left=upper, linewidth=0.6, **bar)
+            axes.errorbar([end], [y], xerr=[[below], [above]], color="black", capsize=2, elinewidth=1)
+            where: dict[str, Any] = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(_figure(one), (max(end + above, upper), y), fontsize=max(5, 9 - count), **where)
     axes.set(
-        xlim=(1, longest + 0.3 * (longest - 1)), ylim=(len(rows) - 0.4, -0.6), xticks=range(1, int(longest) + 1),
-        xlabel="tokens per target pass, bonus token included (lines: 95 % interval)", title="Where acceptance is lost",
+        xlim=(1, longest + 0.4 * (longest - 1)), ylim=(len(DOWN) + 0.6, -0.6), xticks=range(1, int(longest) + 1),
+        xlabel="tokens per target pass, bonus token included; hatched: gained", title="Where acceptance is lost",
     )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [MEANINGS[name][0] for name, *_ in rows])
+    axes.set_yticks(range(len(DOWN) + 1), [MEANINGS[name][0] for name in (*DOWN, OBSERVED)])
     axes.spines[["top", "right"]].set_visible(False)

@@ -81,10 +81,13 @@ class Pair(NamedTuple):
     weights_sha256: str  # of the saved drafter
 
 
-def load_pair(source: TargetSource, saved: Path | str, device: str = "cpu", other_target: bool = False) -> Pair:
+def load_pair(
+    source: TargetSource | Target, saved: Path | str, device: str = "cpu", other_target: bool = False
+) -> Pair:
     """Load a drafter, and its target, which proves itself.
 
     Args:
+        source: of the target; or one that has been loaded, and has proved itself.
         saved: the drafter's directory, or its name on the Hub.
         other_target: whether the drafter may be one that was trained for another target of the same shape.
 
@@ -92,8 +95,12 @@ def load_pair(source: TargetSource, saved: Path | str, device: str = "cpu", othe
         ValueError: one cannot be loaded, the target is not what it should be, or they do not match.
     """
     directory = located(saved)
-    drafter, target = load_drafter(directory), source.load(device)
-    target.prove()
+    drafter = load_drafter(directory)
+    if isinstance(source, Target):
+        target = source
+    else:
+        target = source.load(device)
+        target.prove()
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and not multiplies_bfloat16():
         log.warning("bfloat16 may take many times as long as float32 here: this processor does not multiply it")
     drafter.to(device=target.device, dtype=target.dtype)

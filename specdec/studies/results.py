@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
 from specdec.diagnostics.drift_measure import DriftFigure, drift_figures, sums_of
 from specdec.evaluation.compare import SavedEvaluation, read_evaluation
 from specdec.evaluation.metrics import Answer, committed, passes
@@ -31,12 +32,8 @@ Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
 
 ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
 FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
-MEASUREMENT = 1  # the version of drift.json and robustness.json
-OF_DRIFT = {  # of specdec.diagnostics.drift_measure.drift_figures, those that compare two depths
-    "state_rms_growth": ("ratio", 1.0, Linear.over),
-    "sink_mass_change": ("difference of shares of weight", 0.0, Linear.minus),
-    "acceptance_change": ("difference of shares of chains", None, Linear.minus),  # later steps are of fewer chains
-}
+MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
+COMBINE = {"ratio": Linear.over, "difference": Linear.minus}  # two means of a figure of drift
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,8 @@ class RecordedRun:
         path = self.folders[kind].last_file
         check_sums(path.parent, "measure again", partial=True)
         found = read_json(path)
-        if not isinstance(found, dict) or found.get("version") != MEASUREMENT:
-            raise ValueError(f"{path}: not of version {MEASUREMENT}: measure again with this version of specdec")
+        if not isinstance(found, dict) or found.get("version") != MEASUREMENT[kind]:
+            raise ValueError(f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec")
         return found
 
     def training(self) -> Json:
@@ -184,7 +181,7 @@ def _quantities(study: RecordedStudy) -> list[Quantity]:
         if run.done("drift"):
             one = run.measured("drift")
             each += [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
-                     if figure.name in OF_DRIFT and figure.series in one["series"]]  # fmt: skip
+                     if figure.series in one["series"]]  # fmt: skip
         if run.done("robustness"):
             one = run.measured("robustness")
             each += [_kept(row["name"], row["title"]) for row in one["conditions"] if row["name"] != one["clean"]]
@@ -212,20 +209,18 @@ def _acceptance(shape: str) -> Quantity:
 
 
 def _of_drift(figure: DriftFigure) -> Quantity:
-    """One that compares two depths; arms are compared at the same steps alone, which depend on the trained depth."""
-    unit, null, combine = OF_DRIFT[figure.name]
-    first, last = (depths.stop for depths in figure.depths)
-    name = figure.title if null is not None else f"{figure.title} ({first} of {last} steps)"
+    """Arms are compared at the same steps alone, which depend on the trained depth."""
+    steps = " of ".join(str(depths.stop) for depths in reversed(figure.depths))
+    name = f"{figure.title} ({steps} steps)" if figure.name.startswith("acceptance_") else figure.title
 
     def table(run: RecordedRun) -> Table | None:
         one = run.measured("drift")
         same = [each for each in drift_figures(one["depths"], one["trained_depth"]) if each.name == figure.name]
         if not same or same[0].depths != figure.depths or figure.series not in one["series"]:
             return None
-        first_then_last_P4 = figure.columns(sums_of(one, figure.series))
-        return dict(zip(map(str, one["prompts"]), first_then_last_P4[:, [2, 3, 0, 1]], strict=True))
+        return dict(zip(map(str, one["prompts"]), figure.columns(sums_of(one, figure.series)), strict=True))
 
-    return Quantity(name, figure.title, DRIFT, unit, null, table, combine)
+    return Quantity(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how))
 
 
 def _kept(condition: str, title: str) -> Quantity:

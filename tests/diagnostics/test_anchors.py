@@ -17,16 +17,13 @@ DEPTH = 4
 def test_drafts_match_where_decoding_accepts_them(name: str) -> None:
     text = texts()[0]
     anchors = places(text, DEPTH)
-    one = AnchoredText(target(), drafter(name), text.ids, DEPTH, verify=True)
+    one = AnchoredText(target(), drafter(name), text.ids, DEPTH)
     chains = one.draft(anchors)
     due_AK = torch.tensor([text.ids[anchor + 1 : anchor + 1 + DEPTH] for anchor in anchors])
     accepted = (chains.tokens_AK == due_AK).cumprod(1).sum(1).tolist()
     decoder = SpeculativeDecoder(target(), drafter(name), Chain(DEPTH), batch=8)
     requests = [Request(text.ids[:anchor], 2) for anchor in anchors]  # the first pass begins at the anchor
     assert len(set(accepted)) > 2  # some are right, some are not
-    outputs = one.verify(anchors, chains.tokens_AK)
-    best_AK = torch.stack([target().logits(out.final_BTH)[0].argmax(-1) for out in outputs], 1)
-    assert (best_AK == chains.tokens_AK).cumprod(1).sum(1).tolist() == accepted
     assert [made.accepted[0] for _, made in sorted(decoder.generate_all(requests))] == accepted
 
 

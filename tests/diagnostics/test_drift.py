@@ -1,12 +1,14 @@
 """``specdec drift`` from its arguments to its files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from specdec.cli import main
 from specdec.diagnostics import waterfall
+from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.drift import depth_of_training
 from specdec.diagnostics.waterfall import DOWN
 from specdec.evaluation.config import load_pair
@@ -33,21 +35,35 @@ def test_the_command(
     out.mkdir()
     assert main([*line, "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "RMS of the state, step 3 over step 1" in said
+    assert "before the norm, step 3 over step 1" in said
     assert {path.name for path in out.iterdir()} == {"drift.json", "report.md", "drift.png", SUMS}
     found = json.loads((out / "drift.json").read_text())
-    assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, 1)
+    assert (found["trained_depth"], found["depths"], found["version"]) == (2, 3, 2)
     assert found["prompts"] == ["line-1", "line-2", "line-3"] and found["skipped"] == []
     assert found["drafter"]["label"] == "drafter" and found["drafter"]["made_for_this_target"]
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
     model, one, *_ = load_pair(TargetSource(str(target_directory)), drafter_directory)
     asked = [(name, model.tokenizer.encode(text)) for name, text in zip(found["prompts"], LINES, strict=True)]
-    for number, text in enumerate(waterfall.measure_levels(model, one, asked, 16, 3)[1]):
+    for number, text in enumerate(waterfall.measure_levels(model, one, answered_texts(model, asked, 19), 16, 3)[1]):
         for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
     assert main([*line, "--out", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) -> None:
+    drafters = [Path(line[line.index("--drafter") + 1]), tmp_path / "other" / "drafter"]
+    shutil.copytree(*drafters)
+    line.insert(line.index("--drafter") + 2, str(drafters[1]))
+    out = tmp_path / "out"
+    assert main([*line, "--out", str(out)]) == 0
+    found = json.loads((out / "drift.json").read_text())
+    (other,) = found["beside"]
+    assert [one["drafter"]["directory"] for one in (found, other)] == list(map(str, drafters))
+    for key in ("series", "inputs", "waterfall", "summary", "prompts"):
+        assert found[key] == other[key]
+    assert (out / "report.md").read_text().count(f"## {drafters[1]}: ") == 4
 
 
 def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
@@ -81,6 +97,7 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
         (["--trained_depth", "0"], "trained_depth must be at least 1"),
         (["--limit", "0"], "--limit must be at least 1, not 0"),
         (["--colour", "red"], "colour"),
+        (["--drafter", "a", "a"], "drafter names 2 drafters: give one or more, each once"),
     ],
 )
 def test_wrong_input_leaves_nothing(

@@ -1,8 +1,10 @@
 """What is measured of drafters whose answers are known, and of others beside what forwards without a cache give."""
 
+import contextlib
 import copy
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from specdec.diagnostics import drift_measure
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
-from specdec.diagnostics.drift_measure import SERIES, drafted, observing
+from specdec.diagnostics.drift_attention import attention_weights, observing
+from specdec.diagnostics.drift_measure import INPUTS, SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
@@ -18,6 +21,7 @@ from specdec.nn.view import View
 from specdec.target import Target
 from tests.diagnostics.made import PROMPTS, SPECS, drafter, measure, places, target, texts
 from tests.perfect import markov_target, perfect_drafter
+from tests.target.zoo import FAMILIES, assert_close, make, tokens
 from tests.tiny import HIDDEN, VOCAB, tiny_drafter
 
 PARTS = ("sink_mass", "prompt_mass", "recent_mass", "own_mass", "rest_mass")
@@ -32,7 +36,7 @@ def means(sums: Tensor) -> dict[str, list[float]]:
 def from_one(anchor: int, of: Drafter, depths: int) -> Tensor:
     """The sums of one chain in the first text, side by side with another that does not count."""
     text = texts()[0]
-    anchored = AnchoredText(target(), of, text.ids, depths, 2, verify=True)
+    anchored = AnchoredText(target(), of, text.ids, depths, 2)
     return drafted(anchored, [anchor, anchor + 1], text.prompt, anchor + 1)[1]
 
 
@@ -54,30 +58,45 @@ def plain_forward(model: Target, of: Drafter, ids: list[int]) -> tuple[Tensor, T
     return of.fuse(out.aux_BTNH)[0], model.logits(out.final_BTH)[0]
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
-def test_states_and_probabilities_are_those_of_the_text_with_its_drafts(name: str) -> None:
-    """Worked out anew for one chain: without caches, the chain's tokens by the drafter's own unrolled steps."""
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1"])
+def test_states_are_those_of_the_chain_and_kl_is_along_the_text(name: str) -> None:
+    """Worked out anew for one chain: without caches, the tokens read by the drafter's own unrolled steps."""
     one, text, depths = drafter(name), texts()[0], 3
     anchor = places(text, depths)[10]
     sums = from_one(anchor, one, depths)
-    found, ids = means(sums), text.ids[: anchor + 1]
-    feature, _ = plain_forward(target(), one, ids)
-    features, state = [feature[:-1]], feature[-2]
+    found, cosine = means(sums), torch.nn.functional.cosine_similarity
+    feature, _ = plain_forward(target(), one, text.ids)
+    true, logits = plain_forward(target(), one, text.ids)
     assert sums[0, 0, 1] == 1
-    for k in range(depths):
-        rows = torch.cat(features)[None]
-        step = one.step(torch.tensor([ids[1:]]), rows, View.packed(torch.zeros(1, rows.shape[1], dtype=torch.int64)))
-        true, logits = plain_forward(target(), one, ids)
-        log_q, new = one.logits(step.normed_BTH)[0, -1].log_softmax(-1), step.h_BTH[0, -1]
-        log_p = logits[-1][one.vocab.target_ids_D].log_softmax(-1)
-        cosine = torch.nn.functional.cosine_similarity
-        assert found["state_rms"][k] == pytest.approx(float(new.square().mean().sqrt()), rel=1e-9)
-        assert found["cosine"][k] == pytest.approx(float(cosine(new, state, dim=0)), abs=1e-9)
-        assert found["feature_cosine"][k] == pytest.approx(float(cosine(new, true[-1], dim=0)), abs=1e-9)
-        assert found["kl"][k] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()), rel=1e-9)
-        ids = [*ids, int(one.vocab.to_target(log_q.argmax()))]
-        features.append(new[None])
-        state = new
+    for given in (False, True):
+        ids, features, state = text.ids[: anchor + 1], [feature[:anchor]], feature[anchor - 1]
+        for k in range(depths):
+            rows = torch.cat(features)[None]
+            view = View.packed(torch.zeros(1, rows.shape[1], dtype=torch.int64))
+            with observing_out(one) as outs:
+                step = one.step(torch.tensor([ids[1:]]), rows, view)
+            log_q, new = one.logits(step.normed_BTH)[0, -1].log_softmax(-1), step.h_BTH[0, -1]
+            if given:
+                log_p = logits[anchor + k][one.vocab.target_ids_D].log_softmax(-1)
+                assert found["kl"][k] == pytest.approx(float((log_p.exp() * (log_p - log_q)).sum()), rel=1e-9)
+                wanted = float(cosine(new, true[anchor + k], dim=0))
+                assert found["feature_cosine"][k] == pytest.approx(wanted, abs=1e-9)
+            else:
+                assert found["state_rms"][k] == pytest.approx(float(new.square().mean().sqrt()), rel=1e-9)
+                assert found["out_rms"][k] == pytest.approx(float(outs[0][0, -1].square().mean().sqrt()), rel=1e-9)
+                assert found["cosine"][k] == pytest.approx(float(cosine(new, state, dim=0)), abs=1e-9)
+            ids = [*ids, text.ids[anchor + 1 + k] if given else int(one.vocab.to_target(log_q.argmax()))]
+            features.append(new[None])
+            state = new
+
+
+@contextlib.contextmanager
+def observing_out(one: Drafter) -> Iterator[list[Tensor]]:
+    """What the last layer gives, before the output norm."""
+    outs: list[Tensor] = []
+    hook = one.layers.register_forward_hook(lambda module, args, output: outs.append(output))
+    yield outs
+    hook.remove()
 
 
 def indifferent(name: str) -> Drafter:
@@ -106,7 +125,10 @@ def test_an_indifferent_drafter_spreads_its_attention_evenly(name: str, monkeypa
         seen = rows - hidden
         assert found["sink_mass"][k] == pytest.approx(max(0, 2 - hidden) / seen)
         assert found["prompt_mass"][k] == pytest.approx(max(0, 2 - max(0, hidden - 2)) / seen)
-        assert found["recent_mass"][k] == pytest.approx(3 / seen) and found["own_mass"][k] == pytest.approx(k / seen)
+        assert found["recent_mass"][k] == pytest.approx(3 / seen)
+        assert found["own_mass"][k] == pytest.approx((k + 1) / seen)  # the anchor's row and what was drafted
+        assert found["drafted_mass"][k] == pytest.approx(k / seen)
+        assert found["sink_own_mass"][k] == pytest.approx(found["sink_mass"][k] + found["own_mass"][k])
         assert found["entropy"][k] == pytest.approx(math.log(seen))
 
 
@@ -156,3 +178,52 @@ def test_observed_weights_times_values_are_the_attentions_output(name: str) -> N
     with pytest.raises(KeyError), observing(one):
         raise KeyError
     assert not any(module._forward_pre_hooks for module in one.modules() if not isinstance(module, torch.nn.Linear))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_targets_weights_are_those_that_transformers_reports(family: str) -> None:
+    """Beyond the windows of families that have some; afterwards the model attends as it did before."""
+    plain, model, ids_1T = make(family), Target(make(family)), tokens(24)
+    before, view = model.config._attn_implementation, View.packed(torch.zeros_like(ids_1T))
+    final = model.forward(ids_1T, view, ()).final_BTH
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        wanted = plain(input_ids=ids_1T, output_attentions=True, use_cache=False).attentions
+    layers = range(model.num_layers)
+    with attention_weights(model, layers) as found:
+        model.forward(ids_1T, view, ())
+    assert sorted(found) == list(layers)
+    for layer in layers:
+        assert_close(found[layer], wanted[layer])
+    assert model.config._attn_implementation == before
+    assert torch.equal(model.forward(ids_1T, view, ()).final_BTH, final)
+    with attention_weights(model, [1]) as found:
+        model.forward(ids_1T, view, ())
+    assert list(found) == [1]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1"])
+def test_what_the_target_gives(name: str) -> None:
+    one, ids, prompt = drafter(name), texts()[0].ids, 4
+    config, places = one.config, len(one.config.aux_layers) + 3
+    found = dict(zip(INPUTS, read_inputs(target(), one, ids, prompt), strict=True))
+    view = View.packed(torch.zeros(1, len(ids), dtype=torch.int64))
+    aux = target().forward(torch.tensor([ids]), view, config.aux_layers, config.fusion.final_norm).aux_BTNH[0]
+    states = [*aux.unbind(1), aux.flatten(1), one.norms.aux(aux[None])[0].flatten(1), one.fuse(aux[None])[0]]
+    for place, state in enumerate(states):
+        sink, *others = (state.square().mean(-1).sqrt()).tolist()
+        middle = sorted(others)[(len(others) - 1) // 2]
+        expected = [sink, middle, sink / middle]
+        assert [float(found[key][place, 0]) for key in list(INPUTS)[2:]] == pytest.approx(expected)
+    plain = copy.deepcopy(target().model)
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = plain(input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
+    for place in range(places):
+        boundary = config.aux_layers[place] if place < len(config.aux_layers) else 0
+        assert found["target_sink_mass"][place, 1] == found["target_own_mass"][place, 1] == (boundary > 0)
+        if boundary:
+            answer = weights[boundary - 1][0, :, prompt:]
+            assert float(found["target_sink_mass"][place, 0]) == pytest.approx(float(answer[..., 0].mean()), rel=1e-5)
+            own = torch.stack([answer[:, q, prompt + q].mean() for q in range(answer.shape[1])]).mean()
+            assert float(found["target_own_mass"][place, 0]) == pytest.approx(float(own), rel=1e-5)

@@ -9,13 +9,13 @@ import torch
 from matplotlib import image
 from torch import Tensor
 
-from specdec.diagnostics.drift import plot_drift, report_tables
-from specdec.diagnostics.drift_measure import SERIES, Document, document, drift_figures, summary, sums_of
+from specdec.diagnostics.drift import names_of, plot_drift, report_tables
+from specdec.diagnostics.drift_measure import INPUTS, SERIES, Document, document, drift_figures, summary, sums_of
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
 from specdec.evaluation.statistics import interval
 from specdec.evaluation.style import write_report
 
-K, CHAINS = 3, 4
+K, CHAINS, AUX = 3, 4, (0, 3)
 NAMES = ["a", "b", "c"]
 
 
@@ -34,7 +34,7 @@ ALL = [sums([1, 2, 4], [4, 3, 2]), sums([2, 2, 2], [4, 1, 0]), sums([3, 5, 6], [
 
 
 def made(all_sums: list[Tensor] = ALL, trained: int | None = 2) -> Document:
-    return document(NAMES, all_sums, trained, K)
+    return document(NAMES, all_sums, [torch.full((len(INPUTS), 5, 2), 1.0 + n) for n in range(3)], AUX, trained, K)
 
 
 def test_every_prompts_values_are_kept() -> None:
@@ -48,6 +48,9 @@ def test_every_prompts_values_are_kept() -> None:
     assert acceptance["mean"] == pytest.approx([9 / 12, 4 / 7, 2 / 4])
     wanted = interval(np.array([[1.0, 1], [2, 1], [3, 1]]) * CHAINS)
     assert wanted is not None and (state["low"][0], state["high"][0]) == (wanted.low, wanted.high)
+    inputs = found["inputs"]
+    assert inputs["places"] == ["embeddings", "layer 3", "states side by side", "the same, normed", "feature"]
+    assert list(inputs["series"]) == list(INPUTS) and len(inputs["series"]["sink_rms"]["mean"]) == 5
     again = sums_of(json.loads(json.dumps(found, allow_nan=False)), "conditional_acceptance")
     assert again[..., 0].tolist() == [[3, 3, 3], [2, 0, 2], [1, 0, 1]]
     empty = torch.zeros(len(SERIES), K, 2, dtype=torch.float64)
@@ -63,6 +66,7 @@ def test_the_summary() -> None:
     assert found["state_rms_growth"]["low"] <= 2 <= found["state_rms_growth"]["high"]
     assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
     assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
+    assert found["acceptance_beyond"]["mean"] == pytest.approx(2 / 4)
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
     assert "acceptance_change" not in summary(made(trained=3))
 
@@ -71,12 +75,17 @@ def test_the_summary() -> None:
 def test_the_report_and_the_picture(trained: int | None, tmp_path: Path) -> None:
     found = made(trained=trained)
     levels = {name: [[2, 1], [0]] for name in (*DOWN, OBSERVED)}
-    found |= {"summary": summary(found), "waterfall": waterfall(levels), "skipped": []}
+    found |= {"summary": summary(found), "waterfall": waterfall(levels)}
+    found["drafter"] = {"label": "drafter", "directory": "runs/a/drafter"}
     tables = report_tables(found)
     write_report(tmp_path / "report.md", "Drift", ["About."], "drift.png", tables, {"a": 1})
     text = (tmp_path / "report.md").read_text()
     assert text.count("![") == 1 and f"trained depth {trained or 'unknown'}" in text and "| a | 1 |" in text
-    assert f"| 1 | 2 | {'3*' if trained else '3'} |" in text and "Left out" not in text
-    assert tables[1].rows[0][0] == "RMS of the state, step 3 over step 1" and tables[1].rows[0][1].startswith("2.00 [")
-    plot_drift(found, tmp_path / "drift.png")
+    assert f"| 1 | 2 | {'3*' if trained else '3'} |" in text and "| layer 3 |" in text
+    rows = dict(tables[1].rows)
+    assert rows["RMS of the state fed back, step 3 over step 1"].startswith("2.00 [")
+    assert names_of([found]) == ["drafter"]
+    other = found | {"drafter": {"label": "drafter", "directory": "runs/b/drafter"}}
+    assert names_of([found, other]) == ["runs/a/drafter", "runs/b/drafter"]  # labels that are alike tell nothing
+    plot_drift([found, other], tmp_path / "drift.png")
     assert image.imread(tmp_path / "drift.png").shape[1] > 1000

@@ -145,7 +145,7 @@ def make_drift(directory: Path, depth: int, chances: np.ndarray) -> None:
     prompts = [f"p{prompt}" for prompt in range(len(chances))]
     write(
         directory / "drift.json",
-        {"version": 1, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series},
+        {"version": 2, "trained_depth": depth, "depths": 6, "prompts": prompts, "series": series},
     )
 
 

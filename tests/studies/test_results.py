@@ -14,7 +14,7 @@ from specdec.studies.results import read_record, results
 from specdec.studies.statistics import distinct, holm
 from tests.studies.made import SHAPES, lose, make_study
 
-LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state, step 6 over step 1"
+LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state fed back, step 6 over step 1"
 TYPOS, SYSTEM = "Acceptance kept, Typos", "Acceptance kept, System prompt"  # the long context was skipped
 
 

@@ -1,0 +1,92 @@
+"""The attention weights of drafter and target, which neither forms as it runs.
+
+Legend: B batch, T nodes, S key slots, H hidden, h query heads, g key heads, r = h / g.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec.drafter import Drafter
+from specdec.nn.cache import StaticCache
+from specdec.nn.layers import Attention
+from specdec.nn.view import View, Visibility
+from specdec.target import Target
+from specdec.target.model_parts import model_parts
+
+
+@dataclass
+class Observed:
+    """What the drafter's last forward did inside, and the cache that it did it on.
+
+    It attends as that cache does, and works out the weights from the same queries, keys and mask.
+    """
+
+    cache: StaticCache = field(init=False)
+    weights_BhTS: dict[int, Tensor] = field(default_factory=dict)  # by layer, float32 at least; 0 for a hidden key
+    out_BTH: Tensor | None = None  # what the last layer gave, before the output norm
+
+    def attend(
+        self, layer: int, q_BhTd: Tensor, k: Tensor, v: Tensor, visibility: Visibility, slots: Tensor | None
+    ) -> Tensor:
+        """See :class:`specdec.nn.cache.KVCache`."""
+        out = self.cache.attend(layer, q_BhTd, k, v, visibility, slots)  # also writes the keys
+        keys_BgSd = self.cache.keys_BgSd[layer].narrow(2, 0, visibility.columns)
+        q_BgrTd = q_BhTd.unflatten(1, (keys_BgSd.shape[1], -1)) * q_BhTd.shape[-1] ** -0.5
+        hidden_B11TS = ~visibility.mask_B1TS[:, :, None]
+        scores = (q_BgrTd @ keys_BgSd[:, :, None].mT).masked_fill(hidden_B11TS, float("-inf"))
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        self.weights_BhTS[layer] = weights.flatten(1, 2)
+        return out
+
+
+@contextlib.contextmanager
+def observing(drafter: Drafter) -> Iterator[Observed]:
+    """Inside, forwards of the drafter on a static cache leave their traces in what is yielded.
+
+    A drafter's attention never forms its weights as such: hooks hand every attention a cache that also does so.
+    The drafter gives what it gives unobserved, to the last bit.
+    """
+    observed = Observed()
+
+    def attention(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        x_BTH, view, *rest = args
+        assert isinstance(view, View) and isinstance(view.cache, StaticCache)
+        observed.cache = view.cache
+        return (x_BTH, view._replace(cache=observed), *rest)
+
+    def recurrence(module: nn.Module, args: tuple[Any, ...]) -> None:
+        observed.out_BTH = args[0]
+
+    with contextlib.ExitStack() as hooks:
+        for module in drafter.modules():
+            if isinstance(module, Attention):
+                hooks.callback(module.register_forward_pre_hook(attention).remove)
+        hooks.callback(drafter.recurrence.register_forward_pre_hook(recurrence).remove)
+        yield observed
+
+
+@contextlib.contextmanager
+def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping[int, Tensor]]:
+    """Inside, forwards of the target leave the attention weights of ``layers`` in what is yielded, (B, h, T, S) each.
+
+    The model attends with its family's own eager code for as long, the only one that forms its weights.
+    """
+    model, found = target.model, dict[int, Tensor]()
+    before = target.config._attn_implementation
+    with contextlib.ExitStack() as undo:
+        for number in {*layers} - {-1}:
+
+            def keep(module: nn.Module, args: Any, output: Any, number: int = number) -> None:
+                if isinstance(output, tuple) and isinstance(output[1], Tensor) and output[1].ndim == 4:
+                    found[number] = output[1]
+
+            for module in model_parts(model).layers[number].modules():
+                undo.callback(module.register_forward_hook(keep).remove)
+        undo.callback(model.set_attn_implementation, before)
+        model.set_attn_implementation("eager")
+        yield found
