@@ -166,6 +166,8 @@ def _results(metrics: Record) -> Iterator[EvalResult]:
 
 
 def _prompts(settings: Record) -> str:
+    if suite := settings.get("suite"):
+        return f"{suite['title']} ({suite['published'] or 'other rows than the published'})"
     return ", ".join(path if HUB_NAME.fullmatch(path) else Path(path).name for path in settings["prompts"])
 
 
@@ -227,6 +229,10 @@ model verifies, so that what is said is the target's own. It is no language mode
         yield "- Tokens outside the draft vocabulary are never proposed."
     if min((each["prompts"] for one in record["evaluations"] for each in one["results"]), default=99) < FEW_PROMPTS:
         yield f"- Measured on fewer than {FEW_PROMPTS} prompts: the intervals are too narrow."
+    if (
+        most := max((each["looping_share"] for one in record["evaluations"] for each in one["results"]), default=0)
+    ) > 0.05:
+        yield f"- Warning: up to {most:.0%} of the answers repeat themselves; quote the acceptance length without loops."
     if identity["source"] == EMBEDDED:
         yield (
             "- The target is the small model that comes with specdec. Its greedy text repeats phrases, which flatters "
@@ -244,13 +250,20 @@ def _measured(metrics: Record) -> Iterator[str]:
         f"{settings['dtype']}, batch size {settings['batch_size']}, {_device(made)}, "
         f"torch {made['versions']['torch']}, {made['date'][:10]}. Acceptance length is tokens committed per target "
         f"pass, the target's own (bonus) token included. Brackets: {settings['intervals']}.\n\n"
-        "| Draft shape | Prompts | Acceptance length | Speed-up | Identical outputs |\n|---|--:|--:|--:|--:|"
+        "| Draft shape | Prompts | Acceptance length | Speed-up | Identical outputs | Loops | Without loops |\n"
+        "|---|--:|--:|--:|--:|--:|--:|"
     )
     for one in metrics["results"]:
         length, speedup, compared = one["acceptance_length"], one["speedup"], one["compared_outputs"]
         faster = "-" if speedup is None else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
         same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        yield f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} |"
+        others = one["acceptance_length_without_looping"]
+        without = f"{others['mean']:.2f}{_brackets(others)}" if others else "-"
+        yield (
+            f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} | "
+            f"{one['looping_share']:.0%} | {without} |"
+        )
+    yield "\nLoops: answers that repeat themselves, which is easy to draft; beside them the acceptance length of all others."
     yield ""
 
 
