@@ -45,15 +45,19 @@ class Answer(NamedTuple):
 METRICS = "metrics.json"
 LOOPING_SHARE = 0.05  # of the answers; from here on there is a warning
 LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
+LOOP_PART = 0.25  # of an answer that goes on after its loop, at least
 
 
 def loops(ids: Sequence[int]) -> bool:
-    """Whether a stretch of the text repeats itself: at least :data:`LOOP_TOKENS` tokens, and at least two periods, each
-    equal to the token one period before. Such text is easy to draft, which flatters acceptance."""
+    """Whether a text has run into a loop: at least :data:`LOOP_TOKENS` tokens and at least two periods, each equal to
+    the token one period before, up to the end of the text or over :data:`LOOP_PART` of it. Such text is easy to draft,
+    which flatters acceptance. A sum of equal terms in the midst of an answer is none."""
     ids_T = np.asarray(ids)
     for period in range(1, len(ids) // 3 + 1):
         new = np.flatnonzero(ids_T[period:] != ids_T[:-period])  # between them run the copies
-        if np.diff(new, prepend=-1, append=len(ids) - period).max() > max(LOOP_TOKENS, 2 * period):
+        copies = np.diff(new, prepend=-1, append=len(ids) - period) - 1
+        least = max(LOOP_TOKENS, 2 * period)
+        if copies[-1] >= least or copies.max() >= max(least, LOOP_PART * len(ids)):
             return True
     return False
 

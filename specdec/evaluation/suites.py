@@ -137,7 +137,7 @@ def find_suites(asked: Sequence[str], directory: Path | None) -> list[FoundSuite
     Raises:
         ValueError: a name is unknown or given twice, or rows are not to be had.
     """
-    places: dict[str, str] = {}
+    files: dict[str, str] = {}
     for one in asked:
         name, given, file = one.partition("=")
         names = GROUPS.get(name, (name,))
@@ -146,9 +146,10 @@ def find_suites(asked: Sequence[str], directory: Path | None) -> list[FoundSuite
         if given and (name in GROUPS or not file):
             raise ValueError(f"suite {one!r}: write NAME=FILE, with the name of one set")
         for each in names:
-            if each in places:
+            if each in files:
                 raise ValueError(f"suite {each} is asked for twice")
-            places[each] = file or _place(each, directory)
+            files[each] = file
+    places = {name: file or _place(name, directory) for name, file in files.items()}  # all, before any is read
     return [_found(name, place) for name, place in places.items()]
 
 

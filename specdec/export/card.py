@@ -30,6 +30,7 @@ Record = Mapping[str, Any]
 README = "README.md"
 MARK = "<!-- made by specdec: without this line specdec push keeps the card as it is -->"
 FEW_PROMPTS = 10
+LOOPING_SHARE = 0.05  # of the answers; from here on the card warns, as an evaluation does
 AXES = ("fusion", "entry", "norms", "recurrence", "head", "aux_layers", "num_layers", "hidden_size", "attention_window")
 EVALUATED = ("results", "settings", "target", "provenance")  # of metrics.json
 
@@ -231,8 +232,8 @@ model verifies, so that what is said is the target's own. It is no language mode
         yield f"- Measured on fewer than {FEW_PROMPTS} prompts: the intervals are too narrow."
     if (
         most := max((each["looping_share"] for one in record["evaluations"] for each in one["results"]), default=0)
-    ) > 0.05:
-        yield f"- Warning: up to {most:.0%} of the answers repeat themselves; quote the acceptance length without loops."
+    ) >= LOOPING_SHARE:
+        yield f"- Warning: up to {most:.0%} of the answers repeat themselves: quote the figures without loops."
     if identity["source"] == EMBEDDED:
         yield (
             "- The target is the small model that comes with specdec. Its greedy text repeats phrases, which flatters "
@@ -263,8 +264,7 @@ def _measured(metrics: Record) -> Iterator[str]:
             f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} | "
             f"{one['looping_share']:.0%} | {without} |"
         )
-    yield "\nLoops: answers that repeat themselves, which is easy to draft; beside them the acceptance length of all others."
-    yield ""
+    yield "\nLoops: answers that repeat themselves, which is easy to draft, and the acceptance length without them.\n"
 
 
 def _training(training: Record | None) -> Iterator[str]:

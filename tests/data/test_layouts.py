@@ -106,7 +106,7 @@ def test_a_program_begins_with_the_code_that_is_given(begin: str | None, code: s
     row = {"question_content": "Sort.", "question_id": "1"} | ({} if begin is None else {"starter_code": begin})
     layout = recognise(row, "x", PROMPTS)
     (turn,) = layout.read(row, "x").turns
-    assert layout.name == "livecodebench" and f"### Question:\nSort.\n\n### Format: " in turn
+    assert layout.name == "livecodebench" and "### Question:\nSort.\n\n### Format: " in turn
     assert f"```python\n{code}" in turn and ("Use the following code" in turn) == bool(begin)
 
 

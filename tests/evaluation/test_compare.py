@@ -123,7 +123,7 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
     assert [f"gsm8k-t{t}, chain, 12 prompts" in told.out for t in (0, 1, 2)] == [True, True, False]
     assert told.out.count(f"p = {found.p_value:.2g}") == 2
     without = acceptance_length([one for one in looping if not one.loops])
-    assert f"B: 25% of the answers repeat themselves" in told.out and "A: " not in told.out
+    assert "B: 25% of the answers repeat themselves" in told.out and "A: " not in told.out
     assert f"acceptance length {found.b:.2f}, without them {without.mean:.2f}" in told.out
     assert "in one of the two alone, and not compared: mbpp-t0" in told.err
 

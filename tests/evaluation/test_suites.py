@@ -12,7 +12,10 @@ from specdec.data.rows import HUB_NAME
 from specdec.evaluation.prompts import load_prompts
 from specdec.evaluation.suites import GROUPS, PUBLISHED, SUITES, Published, find_suites, rows_sha256
 
-OWN = Path("/work/shared/data")
+DATA = next(
+    (place / "shared" / "data" for place in Path(__file__).parents if (place / "shared" / "data").is_dir()), None
+)
+USER = {"role": "user", "content": "a"}
 QUESTIONS = [{"question_id": n, "turns": [f"def add_{n}("], "category": "code"} for n in range(2)]
 
 
@@ -31,12 +34,12 @@ def test_every_row_on_the_hub_is_pinned() -> None:
 
 @pytest.mark.parametrize("name", ["mt_bench", "humaneval", "gsm8k", "alpaca"])
 def test_published_files_are_known(name: str) -> None:
-    if not (OWN / "prompts").is_dir():
+    if DATA is None:
         pytest.skip("the files are not here")
-    (found,) = find_suites([name], OWN / "prompts")
+    (found,) = find_suites([name], DATA / "prompts")
     assert found.published == PUBLISHED[found.rows_sha256].what and found.max_new_tokens == 1024
     if name == "gsm8k":
-        (whole,) = find_suites([f"gsm8k={OWN / 'gsm8k' / 'test.jsonl'}"], None)
+        (whole,) = find_suites([f"gsm8k={DATA / 'gsm8k' / 'test.jsonl'}"], None)
         assert "1,319" in whole.published and whole.layouts == ["gsm8k_boxed"] and whole.max_new_tokens == 2048
 
 
@@ -67,7 +70,7 @@ def test_rows_are_known_by_what_they_ask(tmp_path: Path, monkeypatch: pytest.Mon
         ("gsm8k.jsonl", "gsm8k", [{"question": "1 + 1?", "answer": "2"}], "1 + 1?\nPlease reason step by step"),
         ("alpaca.jsonl", "alpaca", [{"instruction": "Add.", "input": "1", "output": "2"}], "Add.\n\nInput:\n1"),
         ("qualitative.jsonl", "speed_bench",
-         [{"messages": [{"role": "user", "content": "a"}] * 2, "category": "qa", "source": "s", "multiturn": True}], "a"),
+         [{"messages": [USER, USER], "category": "qa", "source": "s", "multiturn": True}], "a"),
     ],
 )  # fmt: skip
 def test_a_folder_may_have_its_files_as_others_name_them(
