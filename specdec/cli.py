@@ -31,6 +31,7 @@ COMMANDS = {
     "cache": ("specdec.engines.extract:main", "store the target's features of a run's data for training"),
     "evaluate": ("specdec.evaluation.run:evaluate_command", "acceptance length and speed of a drafter"),
     "compare": ("specdec.evaluation.compare:compare", "whether two evaluations differ by more than chance"),
+    "table": ("specdec.evaluation.table:suite_table", "evaluations of several drafters as papers print them"),
     "robustness": (
         "specdec.diagnostics.robustness:robustness",
         "what a drafter keeps of its acceptance on unusual input",
@@ -54,7 +55,7 @@ COMMANDS = {
 GROUPS = {
     "train": ("quickstart", "fit", "doctor", "plan", "pretrain"),
     "data": ("regenerate", "cache"),
-    "evaluate": ("evaluate", "compare", "tune"),
+    "evaluate": ("evaluate", "compare", "table", "tune"),
     "diagnose": ("drift", "robustness", "parity"),
     "serve": ("export", "import", "push", "serve"),
     "study": ("sweep",),

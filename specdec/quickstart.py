@@ -12,9 +12,9 @@ from rich.text import Text
 from specdec.decoding import SpeculativeDecoder, parse_shape
 from specdec.embedded import SEED, held_out_prompts
 from specdec.evaluation.config import load_pair
-from specdec.evaluation.metrics import read_answers
+from specdec.evaluation.metrics import METRICS, read_answers
 from specdec.evaluation.prompts import load_prompts
-from specdec.evaluation.run import ANSWERS, METRICS, PLOT, EvaluationConfig, evaluate, print_results
+from specdec.evaluation.run import ANSWERS, PLOT, EvaluationConfig, evaluate, print_results
 from specdec.fit import run as fit
 from specdec.pretrain import RECORD, PretrainConfig, pretrain
 from specdec.target import TargetSource

@@ -4,6 +4,7 @@ A row is read by the first layout whose columns it has: of :data:`TRAINING`, the
 :data:`PROMPTS`, that of prompts. A new layout is a line in one of them.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -201,9 +202,9 @@ def _exchange(row: Values, question: str, answer: str, place: str) -> list[Messa
     return _with_system(row, messages, place)
 
 
-def _instruction(row: Values, place: str) -> str:
+def _instruction(row: Values, place: str, before: str = "\n\n") -> str:
     """An instruction and, after a blank line, its input, if it has one."""
-    more = "\n\n" + _text(row, "input", place) if row.get("input", "") != "" else ""
+    more = before + _text(row, "input", place) if row.get("input", "") != "" else ""
     return _text(row, "instruction", place) + more
 
 
@@ -215,7 +216,21 @@ def _open_messages(row: Values, place: str) -> Question:
             raise ValueError(f"{place}: message {number} must have role and content and nothing else; {more}")
     if messages[-1]["role"] != "user":
         raise ValueError(f"{place}: messages must end with a user turn to be answered, not {messages[-1]['role']}")
+    for number, (one, two) in enumerate(itertools.pairwise(messages), 1):
+        if one["role"] == two["role"] == "user":
+            raise ValueError(
+                f"{place}: messages {number} and {number + 1} are both the user's, and the first is not answered: give "
+                "turns that the target is to answer one after the other as `turns`, a list of strings"
+            )
     return Question(messages=messages)
+
+
+def _speed_bench(row: Values, place: str) -> Question:
+    """The user's turns; a conversation that somebody else answers too is read as any other."""
+    messages = _turns("messages")(row, place)
+    if all(one.keys() == {"role", "content"} and one["role"] == "user" for one in messages):
+        return Question(turns=[one["content"] for one in messages])
+    return _open_messages(row, place)
 
 
 def _raw(row: Values, place: str) -> Question:
@@ -231,8 +246,24 @@ def _user_turn(row: Values, text: str, place: str) -> Question:
     return Question(turns=[text]) if len(messages) == 1 else Question(messages=messages)
 
 
-def _turn_of(key: str, before: str = "") -> Callable[[Values, str], Question]:
-    return lambda row, place: _user_turn(row, before + _text(row, key, place), place)
+def _turn_of(key: str, before: str = "", after: str = "") -> Callable[[Values, str], Question]:
+    return lambda row, place: _user_turn(row, before + _text(row, key, place) + after, place)
+
+
+def _program(row: Values, place: str) -> Question:
+    """A programming problem of LiveCodeBench, with the code to begin with if there is some."""
+    begin = row.get("starter_code", "") and _text(row, "starter_code", place)
+    form = "Use the following code structure" if begin else "Write your code in the following format"
+    text = (
+        "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
+        "correct Python program that matches the specification and passes all tests. You will NOT return anything "
+        f"except for the program\n\n### Question:\n{_text(row, 'question_content', place)}\n\n### Format: {form}:\n"
+        f"```python\n{begin or '# YOUR CODE HERE'}\n```\n\n### Answer: (use the provided format with backticks)"
+    )
+    return _user_turn(row, text, place)
+
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
 PROMPT, RESPONSE = "prompt|question", "response|completion|answer"
@@ -250,10 +281,19 @@ TRAINING: tuple[Layout, ...] = (
 PROMPTS: tuple[Layout, ...] = (
     # MT-bench (https://arxiv.org/abs/2306.05685), Spec-Bench (https://arxiv.org/abs/2401.07851)
     Layout("turns", ("turns",), lambda row, place: Question(turns=_texts(row, "turns", place))),
+    # SPEED-Bench (https://arxiv.org/abs/2604.09557), as its own script writes it: messages of the user alone
+    Layout("speed_bench", ("messages", "category", "source", "multiturn"), _speed_bench),
     Layout("messages", ("messages",), _open_messages),  # a conversation up to the user turn to be answered
     # HumanEval (https://arxiv.org/abs/2107.03374), with EAGLE's instruction right before the code
     Layout("humaneval", ("task_id", "prompt", "entry_point"), _turn_of("prompt", "Complete the code I provided."),
            "humaneval"),
+    Layout("mbpp", ("task_id", "prompt", "test_list"), _turn_of("prompt"), "mbpp"),  # https://arxiv.org/abs/2108.07732
+    # Arena-Hard 2.0 (https://arxiv.org/abs/2406.11939)
+    Layout("arena_hard", ("uid", "prompt", "category"), _turn_of("prompt")),
+    # LiveCodeBench (https://arxiv.org/abs/2403.07974), in its own words
+    Layout("livecodebench", ("question_content",), _program, "livecodebench"),
+    # MATH-500 (https://arxiv.org/abs/2305.20050), AIME
+    Layout("math", ("problem", "answer"), _turn_of("problem", after=BOXED), "math"),
     # text that the target continues, a line of a plain text file; by name: a user turn, as `vllm bench` asks it
     Layout("prompt", ("prompt",), _raw),
     Layout("prompt_turn", ("prompt",), _turn_of("prompt")),
@@ -263,4 +303,11 @@ PROMPTS: tuple[Layout, ...] = (
            lambda row, place: _user_turn(row, _instruction(row, place), place), "alpaca"),
     # CNN/DailyMail (https://arxiv.org/abs/1704.04368), in the words of Spec-Bench
     Layout("cnn_dailymail", ("article", "highlights"), _turn_of("article", "Summarize: "), "cnn_dailymail"),
+    # by name: three of these sets in the words of DFlash (https://arxiv.org/abs/2602.06036) and the papers after it
+    Layout("gsm8k_boxed", ("question", "answer"), _turn_of("question", after=BOXED), "gsm8k"),
+    Layout("humaneval_solution", ("task_id", "prompt", "entry_point"),
+           _turn_of("prompt", "Write a solution to the following problem and make sure that it passes the tests:\n"
+                    "```python\n", "\n```"), "humaneval"),
+    Layout("alpaca_input", ("instruction", "output"),
+           lambda row, place: _user_turn(row, _instruction(row, place, "\n\nInput:\n"), place), "alpaca"),
 )  # fmt: skip

@@ -118,6 +118,9 @@ def read_text(path: Path) -> str:
 def hub_rows(source: str) -> Any:
     """The rows of ``hub:REPOSITORY[@REVISION]:CONFIG:SPLIT``, a ``datasets.Dataset``, from the Hub or its local cache.
 
+    In place of CONFIG may stand files of the repository, as ``data/*.jsonl``, whose only split is ``train``: some
+    repositories have a script, which is not run, or files that do not belong together.
+
     Raises:
         ValueError: the name is malformed, or there are no such rows.
     """
@@ -126,7 +129,11 @@ def hub_rows(source: str) -> Any:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
+    kind = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}.get(Path(config).suffix)
+    place = name if Path(name).is_dir() else f"hf://datasets/{name}" + (f"@{revision}" if revision else "")
     try:
+        if kind:
+            return load_dataset(kind, data_files=f"{place}/{config}", split=split)
         return load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError, KeyError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error).split())[:240]

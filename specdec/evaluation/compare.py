@@ -3,6 +3,7 @@
 Legend: P prompts; R relabellings, in which A and B are swapped on some of the prompts.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +11,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.evaluation.metrics import Answer, committed, passes, per_prompt, read_answers
+from specdec.evaluation.metrics import (
+    METRICS,
+    Answer,
+    committed,
+    looping,
+    looping_warning,
+    passes,
+    per_prompt,
+    read_answers,
+)
 from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
 from specdec.utils.files import check_sums, read_json
 from specdec.utils.text import how_many
 
+log = logging.getLogger(__name__)
+
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
-    "other_target", "intervals", "torch_threads",
+    "other_target", "intervals", "torch_threads", "suite",
 }  # fmt: skip
 
 
@@ -35,33 +47,61 @@ class SavedEvaluation(NamedTuple):
 def compare(a: Path, b: Path) -> None:
     """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
-    Tells their difference and ratio with intervals, and the p-value of a paired permutation test.
+    Tells their difference and ratio with intervals, and the p-value of a paired permutation test. Of two folders of
+    suites every suite and temperature that both have is compared.
 
     Example: specdec compare runs/one runs/other
 
     Args:
-        a: directory of an evaluation.
+        a: directory of an evaluation, or of those of suites.
         b: another of the same prompts and target.
 
     Raises:
         ValueError: an evaluation cannot be read, or the two are not of the same prompts, target and settings.
     """
-    one, two = read_evaluation(a), read_evaluation(b)
+    texts = [f"A  {a}\nB  {b}"]
+    parts_a, parts_b = evaluations_in(a), evaluations_in(b)
+    shared = [name for name in parts_a if name in parts_b]
+    if not shared:
+        raise ValueError(f"{a} and {b} share no suite: {', '.join(parts_a)}; {', '.join(parts_b)}")
+    if left_out := sorted(parts_a.keys() ^ parts_b.keys()):
+        log.warning("in one of the two alone, and not compared: %s", ", ".join(left_out))
+    for part in shared:
+        one, two = read_evaluation(parts_a[part]), read_evaluation(parts_b[part])
+        texts += _compared(one, two, f"{part}, " if part else "")
+    sys.stdout.write("\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n")
+
+
+def evaluations_in(directory: Path) -> dict[str, Path]:
+    """The evaluations of suites in a folder by their names; of one evaluation that alone, under an empty name."""
+    if (directory / METRICS).exists():
+        return {"": directory}
+    found = {path.parent.name: path.parent for path in sorted(directory.glob(f"*/{METRICS}"))}
+    return found or {"": directory}  # whoever reads it says what is missing
+
+
+def _compared(one: SavedEvaluation, two: SavedEvaluation, which: str) -> list[str]:
+    """What is to be said of every draft shape that both have."""
     check_comparable(one, two)
     shapes = [name for name in one.answers if name in two.answers]
     if not shapes:
         has = " and ".join(", ".join(run.answers) for run in (one, two))
         raise ValueError(f"{one.name} and {two.name} share no draft shape ({has})")
-    texts = [f"A  {a}\nB  {b}"]
+    texts = []
     for name in shapes:
-        row = compare_answers(one.answers[name], two.answers[name])
-        texts.append(
-            f"{name}, {how_many(row.prompts, 'prompt')}\n"
+        answers = one.answers[name], two.answers[name]
+        row = compare_answers(*answers)
+        text = (
+            f"{which}{name}, {how_many(row.prompts, 'prompt')}\n"
             f"  acceptance length  A {row.a:.3f}, B {row.b:.3f}\n"
             f"  B - A              {bracketed(*row.difference, '{:+.3f}'.format)}, p = {row.p_value:.2g}\n"
             f"  B / A              {bracketed(*row.ratio, '{:.3f}'.format)}"
         )
-    sys.stdout.write("\n\n".join([*texts, f"Brackets: {HOW}; p: A and B swapped prompt by prompt."]) + "\n")
+        for letter, own in zip("AB", answers, strict=True):
+            facts = {"acceptance_length": {"mean": row.a if letter == "A" else row.b}, **looping(own)}
+            text += "".join(f"\n  {line}" for line in looping_warning(letter, facts))
+        texts.append(text)
+    return texts
 
 
 class Comparison(NamedTuple):
@@ -120,14 +160,14 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
         ValueError: it is none, or it kept no answers.
     """
     check_sums(Path(directory), "evaluate again", partial=True)
-    metrics = read_json(Path(directory) / "metrics.json")
+    metrics = read_json(Path(directory) / METRICS)
     try:
         names = [result["shape"] for result in metrics["results"]]
         target, settings = metrics["target"]["fingerprint"], dict(metrics["settings"])
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{directory}/metrics.json: not of specdec evaluate, for want of {error}") from error
+        raise ValueError(f"{directory}/{METRICS}: not of specdec evaluate, for want of {error}") from error
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"{directory}/metrics.json: it holds no result, or two of one draft shape")
+        raise ValueError(f"{directory}/{METRICS}: it holds no result, or two of one draft shape")
     answers = read_answers(Path(directory) / "answers.jsonl", len(names))
     return SavedEvaluation(str(directory), target, settings, dict(zip(names, answers, strict=True)))
 

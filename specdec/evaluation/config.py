@@ -21,6 +21,8 @@ from specdec.utils.numbers import Count, Tokens
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE = ("drafter", "out", "suite", "suite_dir", "temperatures")  # options that results say in other words
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementConfig:
@@ -63,7 +65,7 @@ class MeasurementConfig:
         options = asdict(self)
         settings = {
             **options.pop("target"),
-            **{name: value for name, value in options.items() if name not in ("drafter", "out")},
+            **{name: value for name, value in options.items() if name not in ELSEWHERE},
             "prompts_sha256": fingerprint(prompts),
             "chat_template_sha256": template_sha256(target.tokenizer, prompts),
             "intervals": HOW,

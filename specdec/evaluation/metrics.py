@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,16 +42,22 @@ class Answer(NamedTuple):
     loops: bool = False  # whether the answer repeats itself, see :func:`loops`
 
 
+METRICS = "metrics.json"
+LOOPING_SHARE = 0.05  # of the answers; from here on there is a warning
 LOOP_TOKENS = 24  # that are copies of what stood a period before, at least
+LOOP_PART = 0.25  # of an answer that goes on after its loop, at least
 
 
 def loops(ids: Sequence[int]) -> bool:
-    """Whether a stretch of the text repeats itself: at least :data:`LOOP_TOKENS` tokens, and at least two periods, each
-    equal to the token one period before. Such text is easy to draft, which flatters acceptance."""
+    """Whether a text has run into a loop: at least :data:`LOOP_TOKENS` tokens and at least two periods, each equal to
+    the token one period before, up to the end of the text or over :data:`LOOP_PART` of it. Such text is easy to draft,
+    which flatters acceptance. A sum of equal terms in the midst of an answer is none."""
     ids_T = np.asarray(ids)
     for period in range(1, len(ids) // 3 + 1):
         new = np.flatnonzero(ids_T[period:] != ids_T[:-period])  # between them run the copies
-        if np.diff(new, prepend=-1, append=len(ids) - period).max() > max(LOOP_TOKENS, 2 * period):
+        copies = np.diff(new, prepend=-1, append=len(ids) - period) - 1
+        least = max(LOOP_TOKENS, 2 * period)
+        if copies[-1] >= least or copies.max() >= max(least, LOOP_PART * len(ids)):
             return True
     return False
 
@@ -107,6 +113,31 @@ def committed(one: Answer) -> int:
 def passes(one: Answer) -> int:
     """Target passes of an answer."""
     return len(one.accepted)
+
+
+def looping(answers: Sequence[Answer]) -> dict[str, Any]:
+    """How many answers repeat themselves and which share that is, with the acceptance lengths of these and of all
+    others, JSON-ready."""
+    flagged, others = ([one for one in answers if one.loops is kind] for kind in (True, False))
+    return {
+        "looping_answers": len(flagged),
+        "looping_share": len(flagged) / len(answers) if answers else None,
+        "acceptance_length_looping": _json(acceptance_length(flagged)),
+        "acceptance_length_without_looping": _json(acceptance_length(others)),
+    }
+
+
+def looping_warning(what: str, found: Mapping[str, Any], least: float = LOOPING_SHARE) -> list[str]:
+    """A line about ``what`` whose figures are ``found``, those of :func:`looping` and ``acceptance_length`` among them,
+    if at least that share of its answers repeats itself."""
+    if not found["looping_answers"] or found["looping_share"] < least:
+        return []
+    names = ("acceptance_length", "acceptance_length_without_looping")
+    length, without = (f"{found[name]['mean']:.2f}" if found[name] else "of no answer" for name in names)
+    return [
+        f"{what}: {found['looping_share']:.0%} of the answers repeat themselves, which is easy to draft: acceptance "
+        f"length {length}, without them {without}"
+    ]
 
 
 def _pooled(
@@ -209,7 +240,7 @@ def summary(name: str, config: dict[str, Any], answers: Sequence[Answer]) -> dic
         **_speed(answers),
         "pass_time": {kind: _json(found) for kind, found in pass_time(answers).items()},
         "by_category": by_category(answers),
-        "looping_answers": sum(one.loops for one in answers),
+        **looping(answers),
         **_identity(answers),
     }
 

@@ -1,7 +1,11 @@
 """``specdec evaluate``: what a saved drafter is worth, by decoding with it."""
 
+import dataclasses
 import functools
+import json
+import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,10 @@ from rich.console import Console
 from specdec.decoding import Sampling, parse_shape
 from specdec.drafter.io import located
 from specdec.evaluation.benchmark import benchmark, cpu_matmul_backend, parse_baseline
-from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
+from specdec.evaluation.config import MeasurementConfig, Pair, drafter_facts, load_pair
 from specdec.evaluation.lossless import certify, write_certificate
-from specdec.evaluation.metrics import baseline_summary, summary, write_answers
-from specdec.evaluation.prompts import PromptConversation, Skipped
+from specdec.evaluation.metrics import METRICS, baseline_summary, looping_warning, summary, write_answers
+from specdec.evaluation.prompts import Prompt, PromptConversation, Skipped
 from specdec.evaluation.style import (
     GREY,
     ReportTable,
@@ -28,13 +32,18 @@ from specdec.evaluation.style import (
     style,
     write_report,
 )
-from specdec.utils.files import staged_directory, write_json
-from specdec.utils.numbers import Side, Whole
+from specdec.evaluation.suites import TEMPERATURES, FoundSuite, find_suites, suite_notes
+from specdec.evaluation.table import write_table
+from specdec.target import Target
+from specdec.utils.config import new_run
+from specdec.utils.files import check_sums, read_json, staged_directory, write_json
+from specdec.utils.numbers import NonNegative, Side, Whole
 from specdec.utils.progress import progress
 
-METRICS, REPORT, PLOT, ANSWERS, CERTIFICATE = (
-    "metrics.json", "report.md", "report.png", "answers.jsonl", "certificate.json",
-)  # fmt: skip
+log = logging.getLogger(__name__)
+
+REPORT, PLOT, ANSWERS, CERTIFICATE = "report.md", "report.png", "answers.jsonl", "certificate.json"
+NEW_TOKENS = 128  # per answer, of prompts that are no suite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,13 @@ class EvaluationConfig(MeasurementConfig):
 
     Args:
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub.
+        prompts: .jsonl, .json or .parquet rows of a known layout, text with one prompt a line, or
+            hub:REPOSITORY:CONFIG:SPLIT.
+        suite: benchmarks by name in place of prompts, as mt_bench, spec_bench or nine, or NAME=FILE; a folder for each
+            and each temperature.
+        suite_dir: where the files of the suites are, as gsm8k.jsonl; the Hub's rows if not given.
+        temperatures: evaluate at each of these; 0 and 1 for suites, else the sampling's own.
+        max_new_tokens: new tokens per answer; 0 for those of the papers where a suite is asked for, else 128.
         shape: draft shapes: chain, tree, static, with parameters as chain:depth=3,
             tree:depth=6,top_k=10,nodes=59.
         system: system prompt of all conversations.
@@ -57,6 +73,11 @@ class EvaluationConfig(MeasurementConfig):
     """
 
     drafter: Path
+    prompts: list[str] = field(default_factory=list)
+    suite: list[str] = field(default_factory=list)
+    suite_dir: Path | None = None
+    temperatures: list[NonNegative] = field(default_factory=list)
+    max_new_tokens: Whole = 0
     shape: list[str] = field(default_factory=lambda: ["chain", "tree"])
     system: str | None = None
     thinking: bool | None = None
@@ -67,6 +88,18 @@ class EvaluationConfig(MeasurementConfig):
     batch_size: Side = 1
     compile: bool = True
 
+    def __post_init__(self) -> None:
+        if bool(self.prompts) == bool(self.suite):
+            raise ValueError("evaluate: give either prompts or suite")
+        if self.suite_dir and not self.suite:
+            raise ValueError("suite_dir: it is where the files of suites are, and no suite is asked for")
+        if (self.temperatures or self.suite) and self.sampling.temperature:
+            raise ValueError("sampling.temperature: give temperatures in its place")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError("temperatures: one is given twice")
+        if self.suite and self.layouts:
+            raise ValueError("layouts: a suite has its own")
+
 
 def evaluate_command(config: EvaluationConfig) -> int:
     """Decode prompts with a saved drafter: acceptance length, acceptance by position, speed-up over plain decoding.
@@ -76,26 +109,100 @@ def evaluate_command(config: EvaluationConfig) -> int:
 
     Example: specdec evaluate --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl
     """
-    metrics = evaluate(config)
-    print_results(metrics)
-    return 0 if metrics.get("certified", True) else 1
+    if config.suite or config.temperatures:
+        found = evaluate_suites(config)
+    else:
+        found = [evaluate(config)]
+        print_results(found[0])
+    return 0 if all(metrics.get("certified", True) for metrics in found) else 1
 
 
-def evaluate(config: EvaluationConfig) -> dict[str, Any]:
+def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
+    """Evaluate on every suite at every temperature, each in a folder of its own in ``out``, and write and show their
+    table; returns what each ``metrics.json`` holds. An evaluation that is there already is kept if it is the same.
+
+    Raises:
+        ValueError: something given is wrong, or what is there is another evaluation.
+    """
+    out = config.out or new_run("evaluate")
+    suites: list[FoundSuite | None] = [*find_suites(config.suite, config.suite_dir)] or [None]
+    asked = []
+    for suite in suites:
+        for line in suite.notes() if suite else []:
+            log.warning("%s", line)
+        of_suite = {} if suite is None else {
+            "prompts": [suite.source], "layouts": suite.layouts, "suite": [], "suite_dir": None,
+            "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
+        }  # fmt: skip
+        for temperature in config.temperatures or TEMPERATURES:
+            own = dataclasses.replace(
+                config, **of_suite, temperatures=[], out=out / f"{suite.name if suite else 'prompts'}-t{temperature:g}",
+                sampling=dataclasses.replace(config.sampling, temperature=temperature),
+            )  # fmt: skip
+            asked.append((suite, own))
+    pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+    found = []
+    for suite, own in asked:
+        found.append(_kept(own, pair, suite) or evaluate(own, pair, suite))
+        for one in found[-1]["results"]:
+            for line in looping_warning(f"{own.out}, {one['shape']}", one):
+                log.warning("%s", line)
+    write_table(out, [own.out for _, own in asked if own.out])
+    return found
+
+
+def _kept(config: EvaluationConfig, pair: Pair, suite: FoundSuite | None) -> dict[str, Any] | None:
+    """An evaluation that was made before; ValueError if it is of other settings."""
+    assert config.out is not None
+    if not (config.out / METRICS).exists():
+        return None
+    check_sums(config.out, "evaluate again", partial=True)
+    metrics = read_json(config.out / METRICS)
+    asked = {"target": dict(pair.target.identity), "drafter": drafter_facts(config.drafter, pair)}
+    asked["settings"] = _context(_resolved(config), pair.target, config.load_prompts(), suite)["settings"]
+    for part, values in json.loads(json.dumps(asked)).items():
+        there = metrics.get(part, {})
+        if other := [name for name in {**values, **there} if values.get(name) != there.get(name)]:
+            raise ValueError(f"{config.out}: is of another {part} ({', '.join(other)}); give another --out")
+    log.warning("%s: is there, and kept", config.out)
+    return metrics
+
+
+def _resolved(config: EvaluationConfig) -> EvaluationConfig:
+    return dataclasses.replace(config, max_new_tokens=config.max_new_tokens or NEW_TOKENS)
+
+
+def _context(
+    config: EvaluationConfig, target: Target, prompts: Sequence[Prompt], suite: FoundSuite | None
+) -> dict[str, Any]:
+    context = config.context(target, prompts)
+    context["settings"]["suite"] = suite.facts() if suite else None
+    return context
+
+
+def evaluate(config: EvaluationConfig, pair: Pair | None = None, suite: FoundSuite | None = None) -> dict[str, Any]:
     """Evaluate a saved drafter and write the files of an evaluation; returns what ``metrics.json`` holds.
+
+    Args:
+        pair: target and drafter, where they are loaded already.
+        suite: which the prompts are.
 
     Raises:
         ValueError: something given is wrong; nothing is written then, but for an evaluation that cannot be certified.
     """
+    if config.suite or config.temperatures:
+        raise ValueError("evaluate: of suites and several temperatures, call evaluate_suites")
+    config = _resolved(config)
     out = config.place("evaluate")
     shapes, others = [parse_shape(text) for text in config.shape], [parse_baseline(text) for text in config.baselines]
     converse = functools.partial(PromptConversation, system=config.system, thinking=config.thinking)
     skipped: list[Skipped] = []
     with staged_directory(out) as folder:
         prompts = config.load_prompts()
-        pair = load_pair(config.target, config.drafter, config.device, config.other_target)
+        pair = pair or load_pair(config.target, config.drafter, config.device, config.other_target)
         target, drafter = pair[:2]
-        with progress("evaluating", "prompt", len(prompts)) as advance:
+        what = f"{suite.title}, temperature {config.sampling.temperature:g}" if suite else "evaluating"
+        with progress(what, "prompt", len(prompts)) as advance:
             answers = benchmark(
                 target, drafter, shapes, prompts, config.max_new_tokens,
                 sampling=config.sampling, converse=converse, plain=config.plain, baselines=others,
@@ -108,7 +215,7 @@ def evaluate(config: EvaluationConfig) -> dict[str, Any]:
             "drafter": drafter_facts(config.drafter, pair),
             "baselines": [baseline_summary(one.name, own) for one, own in zip(others, theirs, strict=True)],
             "skipped": [one._asdict() for one in skipped],
-            **config.context(target, prompts),
+            **_context(config, target, prompts, suite),
         }
         write_answers(folder / ANSWERS, [shape.name for shape in shapes], answers)
         context = {name: metrics[name] for name in ("target", "drafter", "settings")} | metrics["provenance"]
@@ -141,7 +248,10 @@ def notes(metrics: dict[str, Any]) -> list[str]:
     """What is to be said of the table."""
     few = few_prompts(min(result["prompts"] for result in metrics["results"]))
     loops = "Loops: answers that repeat themselves, which flatters acceptance."
-    return [f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}", *few]
+    looping = [line for one in metrics["results"] for line in looping_warning(f"Warning: {one['shape']}", one)]
+    lead = f"Acceptance length counts the bonus token; docs/evaluate.md defines all figures. {loops}"
+    suite = metrics.get("settings", {}).get("suite")
+    return [lead, *looping, *few, *(suite_notes(suite) if suite else [])]
 
 
 def report_tables(metrics: dict[str, Any]) -> list[ReportTable]:

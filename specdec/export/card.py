@@ -30,6 +30,7 @@ Record = Mapping[str, Any]
 README = "README.md"
 MARK = "<!-- made by specdec: without this line specdec push keeps the card as it is -->"
 FEW_PROMPTS = 10
+LOOPING_SHARE = 0.05  # of the answers; from here on the card warns, as an evaluation does
 AXES = ("fusion", "entry", "norms", "recurrence", "head", "aux_layers", "num_layers", "hidden_size", "attention_window")
 EVALUATED = ("results", "settings", "target", "provenance")  # of metrics.json
 
@@ -167,6 +168,8 @@ def _results(metrics: Record) -> Iterator[EvalResult]:
 
 
 def _prompts(settings: Record) -> str:
+    if suite := settings.get("suite"):
+        return f"{suite['title']} ({suite['published'] or 'other rows than the published'})"
     return ", ".join(path if HUB_NAME.fullmatch(path) else Path(path).name for path in settings["prompts"])
 
 
@@ -228,6 +231,10 @@ model verifies, so that what is said is the target's own. It is no language mode
         yield "- Tokens outside the draft vocabulary are never proposed."
     if min((each["prompts"] for one in record["evaluations"] for each in one["results"]), default=99) < FEW_PROMPTS:
         yield f"- Measured on fewer than {FEW_PROMPTS} prompts: the intervals are too narrow."
+    if (
+        most := max((each["looping_share"] for one in record["evaluations"] for each in one["results"]), default=0)
+    ) >= LOOPING_SHARE:
+        yield f"- Warning: up to {most:.0%} of the answers repeat themselves: quote the figures without loops."
     if identity["source"] == EMBEDDED:
         yield (
             "- The target is the small model that comes with specdec. Its greedy text repeats phrases, which flatters "
@@ -245,14 +252,20 @@ def _measured(metrics: Record) -> Iterator[str]:
         f"{settings['dtype']}, batch size {settings['batch_size']}, {_device(made)}, "
         f"torch {made['versions']['torch']}, {made['date'][:10]}. Acceptance length is tokens committed per target "
         f"pass, the target's own (bonus) token included. Brackets: {settings['intervals']}.\n\n"
-        "| Draft shape | Prompts | Acceptance length | Speed-up | Identical outputs |\n|---|--:|--:|--:|--:|"
+        "| Draft shape | Prompts | Acceptance length | Speed-up | Identical outputs | Loops | Without loops |\n"
+        "|---|--:|--:|--:|--:|--:|--:|"
     )
     for one in metrics["results"]:
         length, speedup, compared = one["acceptance_length"], one["speedup"], one["compared_outputs"]
         faster = "-" if speedup is None else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
         same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        yield f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} |"
-    yield ""
+        others = one["acceptance_length_without_looping"]
+        without = f"{others['mean']:.2f}{_brackets(others)}" if others else "-"
+        yield (
+            f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} | "
+            f"{one['looping_share']:.0%} | {without} |"
+        )
+    yield "\nLoops: answers that repeat themselves, which is easy to draft, and the acceptance length without them.\n"
 
 
 def _training(training: Record | None) -> Iterator[str]:

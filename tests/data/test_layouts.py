@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec.data.layouts import PROMPTS, TRAINING, Question, named, recognise
+from specdec.data.layouts import BOXED, PROMPTS, TRAINING, Question, named, recognise
 
 SAID = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -31,6 +31,24 @@ ASKED: list[tuple[str, dict[str, Any], Question]] = [
     ("turns", {"question_id": 241, "category": "rag", "turns": ["Q"], "reference": ["R"]}, Question(turns=["Q"])),
     ("prompt", {"prompt_id": 1, "prompt": ["One", "Two"], "reference": []}, Question(turns=["One", "Two"])),
     ("messages", {"messages": [SYSTEM, SAID[0]]}, Question(messages=[SYSTEM, SAID[0]])),
+    (
+        "speed_bench",
+        {
+            "messages": [SAID[0], {"role": "user", "content": "and?"}],
+            "category": "qa",
+            "source": "s",
+            "multiturn": True,
+        },
+        Question(turns=["hi", "and?"]),
+    ),
+    (
+        "speed_bench",
+        {"messages": [*SAID, SAID[0]], "category": "qa", "source": "s", "multiturn": True},
+        Question(messages=[*SAID, SAID[0]]),
+    ),
+    ("mbpp", {"task_id": 2, "prompt": "Add.", "code": "", "test_list": ["assert"]}, Question(turns=["Add."])),
+    ("arena_hard", {"uid": "a", "category": "hard_prompt", "prompt": "Why?"}, Question(turns=["Why?"])),
+    ("math", {"problem": "1 + 1?", "answer": 2, "problem_idx": 1}, Question(turns=["1 + 1?" + BOXED])),
     ("prompt", {"prompt": " raw \n", "source": "s"}, Question(text=" raw \n")),
     ("humaneval", {"prompt": "\ndef f():\n", **CODE}, Question(turns=["Complete the code I provided.\ndef f():\n"])),
     ("gsm8k", {"question": "How many?", "answer": "Two.\n#### 2"}, Question(turns=["How many?"])),
@@ -43,6 +61,18 @@ ASKED: list[tuple[str, dict[str, Any], Question]] = [
     ),
 ]
 CHOSEN: list[tuple[str, dict[str, Any], Question]] = [
+    ("gsm8k_boxed", {"question": "How many?", "answer": "2"}, Question(turns=["How many?" + BOXED])),
+    (
+        "humaneval_solution",
+        {"prompt": "def f():\n", **CODE},
+        Question(
+            turns=[
+                "Write a solution to the following problem and make sure that it passes the tests:\n"
+                "```python\ndef f():\n\n```"
+            ]
+        ),
+    ),
+    ("alpaca_input", {"instruction": "Add.", "input": "1", "output": "3"}, Question(turns=["Add.\n\nInput:\n1"])),
     ("prompt_turn", {"prompt": "def f():\n", **CODE}, Question(turns=["def f():\n"])),
     ("prompt_turn", {"prompt": "Hi"}, Question(turns=["Hi"])),
 ]
@@ -68,7 +98,23 @@ def test_a_prompt_is_told_by_its_columns_or_chosen(name: str, row: dict[str, Any
 def test_every_layout_is_tried_here() -> None:
     assert {name for name, _, _ in READ} == {layout.name for layout in TRAINING}
     assert [layout.name for layout in PROMPTS] == list(dict.fromkeys(layout.name for layout in PROMPTS))
-    assert {name for name, _, _ in ASKED + CHOSEN} == {layout.name for layout in PROMPTS}
+    assert {name for name, _, _ in ASKED + CHOSEN} | {"livecodebench"} == {layout.name for layout in PROMPTS}
+
+
+@pytest.mark.parametrize(("begin", "code"), [("class A:", "class A:"), ("", "# YOUR CODE HERE"), (None, "# YOUR")])
+def test_a_program_begins_with_the_code_that_is_given(begin: str | None, code: str) -> None:
+    row = {"question_content": "Sort.", "question_id": "1"} | ({} if begin is None else {"starter_code": begin})
+    layout = recognise(row, "x", PROMPTS)
+    (turn,) = layout.read(row, "x").turns
+    assert layout.name == "livecodebench" and "### Question:\nSort.\n\n### Format: " in turn
+    assert f"```python\n{code}" in turn and ("Use the following code" in turn) == bool(begin)
+
+
+@pytest.mark.parametrize("more", [{}, {"category": "qa", "source": "s"}])
+def test_a_question_that_nobody_answers_is_refused_before_the_next(more: dict[str, Any]) -> None:
+    row = {"messages": [*SAID, SAID[0], SAID[0]], **more}
+    with pytest.raises(ValueError, match=r"^x: messages 3 and 4 are both the user's.* as `turns`"):
+        recognise(row, "x", PROMPTS).read(row, "x")
 
 
 def test_what_a_template_may_read_is_kept() -> None:

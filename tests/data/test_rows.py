@@ -181,12 +181,25 @@ def test_repository_config_split_and_revision(
     assert stem(source) == "gsm8k"
 
 
+def test_files_of_a_repository_are_named_at_their_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: seen.append((args, more)) or [])
+    for revision in ("@1a2b", ""):
+        list(read_rows(f"hub:org/code{revision}:data/test*.jsonl:train[:9]"))
+        url = f"hf://datasets/org/code{revision}/data/test*.jsonl"
+        assert seen.pop() == (("json",), {"data_files": url, "split": "train[:9]"})
+
+
 def test_a_directory_of_data_is_read_like_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through ``datasets`` itself, which takes a directory for a repository's name."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "sums").mkdir()
     (tmp_path / "sums" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:default:test")] == SUMS
+    (tmp_path / "sums" / "sums.py").write_text("raise AssertionError")  # a script, as some repositories have
+    (tmp_path / "sums" / "test2.jsonl").write_text(json.dumps(SUMS[0]) + "\n")
+    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test*.jsonl:train")] == [*SUMS, SUMS[0]]
+    assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test2.jsonl:train[:5]")] == SUMS[:1]
     with pytest.raises(ValueError, match=r"sums:default:train: not to be had .*train") as caught:
         list(read_rows(f"hub:{tmp_path / 'sums'}:default:train"))
     assert "\n" not in str(caught.value)

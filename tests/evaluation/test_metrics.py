@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.evaluation import metrics
-from specdec.evaluation.metrics import LOOP_TOKENS, Answer, loops, passes, per_prompt
+from specdec.evaluation.metrics import LOOP_PART, LOOP_TOKENS, Answer, loops, passes, per_prompt
 from tests.evaluation.made import answer, answer_lists
 
 
@@ -141,8 +141,10 @@ def repeats(ids: list[int]) -> bool:
         same = 0
         for before, now in zip(ids, ids[period:], strict=False):
             same = same + 1 if now == before else 0
-            if same >= max(LOOP_TOKENS, 2 * period):
+            if same >= max(LOOP_TOKENS, 2 * period, LOOP_PART * len(ids)):
                 return True
+        if same >= max(LOOP_TOKENS, 2 * period):
+            return True
     return False
 
 
@@ -162,3 +164,6 @@ def test_a_loop_has_two_periods_and_enough_tokens() -> None:
     period = list(range(20))
     assert loops(3 * period) and not loops([*(3 * period)[:-1], 99])
     assert not loops([]) and not loops(list(range(500)))
+    sum_of_fives = [*range(100, 150), *([5, 6] * 13)]  # 24 copies
+    assert loops(sum_of_fives) and loops([*sum_of_fives, *range(200, 220)])  # at the end; a quarter
+    assert not loops([*sum_of_fives, *range(200, 221)])

@@ -31,9 +31,13 @@ def result() -> dict[str, Any]:
 
 
 def test_summary_by_hand(result: dict[str, Any]) -> None:
-    length, rate, pooled = (
-        result.pop(key) for key in ("acceptance_length", "draft_acceptance_rate", "speedup_interval")
-    )
+    length, rate, pooled, without = (
+        result.pop(key)
+        for key in (
+            "acceptance_length", "draft_acceptance_rate", "speedup_interval", "acceptance_length_without_looping",
+        )
+    )  # fmt: skip
+    assert without == length
     assert length["mean"] == 2 and 1 <= length["low"] < length["high"] <= 7 / 3
     assert rate["mean"] == pytest.approx(1 / 3) and 1 <= pooled["low"] < pooled["high"] <= 2
     assert result == {
@@ -49,6 +53,8 @@ def test_summary_by_hand(result: dict[str, Any]) -> None:
         "speedup": pytest.approx(4.0 / (8 / 3.5)),
         "pass_time": {"draft_ms": None, "verify_ms": None},
         "looping_answers": 0,
+        "looping_share": 0.0,
+        "acceptance_length_looping": None,
         "identical_outputs": 1,
         "compared_outputs": 2,
         "by_category": {
@@ -105,3 +111,20 @@ def test_the_picture(tmp_path: Path, result: dict[str, Any]) -> None:
     pixels = matplotlib.image.imread(tmp_path / "report.png")
     for colour in (COLOURS[0], COLOURS[1], GREY):  # both shapes and plain decoding
         assert (abs(pixels[..., :3] - matplotlib.colors.to_rgb(colour)).max(-1) < 0.02).any()
+
+
+def test_answers_that_repeat_themselves_are_warned_of(tmp_path: Path) -> None:
+    """At 2 of 40 answers, with the acceptance length of the other 38."""
+    one, loop = (Answer("a", None, 2, (1,), (3,), 1.0, 2.0, 2, True, loops=loops) for loops in (False, True))
+    most = [one._replace(prompt_id=str(n)) for n in range(38)]
+    two = [loop._replace(prompt_id=f"loop-{n}", accepted=(3,)) for n in range(2)]
+    found = summary("chain", {}, [*most, *two])
+    assert (found["looping_answers"], found["looping_share"]) == (2, 0.05)
+    assert found["acceptance_length_looping"]["mean"] == 4 and found["acceptance_length_without_looping"]["mean"] == 2
+    assert "Warning: chain: 5% of the answers repeat themselves" in reported(tmp_path, {"results": [found]})
+    assert "acceptance length 2.10, without them 2.00" in reported(tmp_path, {"results": [found]})
+    fewer = summary("chain", {}, [*most, most[0]._replace(prompt_id="x"), *two[:1]])
+    assert "Warning" not in reported(tmp_path, {"results": [fewer]})
+    alone = summary("chain", {}, two)
+    assert alone["acceptance_length_without_looping"] is None
+    assert "without them of no answer" in reported(tmp_path, {"results": [alone]})

@@ -63,6 +63,8 @@ def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object, **
         "shape": "chain of 5", "shape_config": {"class": "Chain", "depth": 5}, "prompts": 80, "passes": 1234,
         "acceptance_length": {"mean": 2.34561, "low": 2.1, "high": 2.6},
         "speedup": 1.72, "speedup_interval": {"low": 1.5, "high": 1.9}, "identical_outputs": 79, "compared_outputs": 80,
+        "looping_answers": 8, "looping_share": 0.1, "acceptance_length_looping": {"mean": 5.1, "low": 4.0, "high": 6.0},
+        "acceptance_length_without_looping": {"mean": 2.1, "low": 2.0, "high": 2.2},
     }  # fmt: skip
     bare = {"speedup": None, "speedup_interval": None, "compared_outputs": 0}
     one_prompt = {"mean": 3.0, "low": None, "high": None}

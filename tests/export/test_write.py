@@ -195,7 +195,8 @@ def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, tar
     export_drafter(drafter, target, tmp_path / "out", evaluation=[good])
     card = (tmp_path / "out" / "README.md").read_text()
     assert (
-        "| chain of 5 | 80 | 2.35 [2.10, 2.60] | 1.72x [1.50, 1.90] | 79 of 80 |" in card and "mt_bench.jsonl" in card
+        "| chain of 5 | 80 | 2.35 [2.10, 2.60] | 1.72x [1.50, 1.90] | 79 of 80 | 10% | 2.10 [2.00, 2.20] |" in card
+        and "mt_bench.jsonl" in card
     )
     for name, wrong, message in (
         ("a", evaluation(tmp_path / "a", stored, "other"), "not an evaluation of this target"),
