@@ -43,6 +43,7 @@ SECRET_NAME = re.compile(
 )
 _SECRET_VARIABLE = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+MODES = ("yaml", "omegaconf+")  # of jsonargparse's parsers
 HIDDEN, SUFFIXES = "***", (".yaml", ".yml", ".json", ".jsonl")
 _FUNCTION = re.compile(r"(specdec|torch\.optim|lightning)\.([\w]+\.)+[a-z_]\w*")
 
@@ -219,10 +220,22 @@ def _made(*given: Any) -> Any:
 def guard() -> None:
     """Let jsonargparse read its values through :func:`load_yaml`, refuse in them what only the command line may say,
     and resolve ``${...}`` as a file may; a value of an option's own is no mapping, and free."""
-    for mode in ("yaml", "omegaconf+"):
+    for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
         OmegaConf.register_resolver(name, resolver, replace=True)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """For the length of a block, in which what has been read is written: jsonargparse loads the arguments of parts once
+    more then, those of the command line too, which may say what no file may."""
+    for mode in MODES:
+        set_loader(mode, _loader(mode), (yaml.YAMLError,))
+    try:
+        yield
+    finally:
+        guard()
 
 
 def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:
