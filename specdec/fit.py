@@ -39,7 +39,7 @@ from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
-from specdec.utils.trust import flags_for, load_yaml, read_yaml_text, redacted
+from specdec.utils.trust import flags_for, load_yaml, read_yaml_text, redacted, writing
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -220,7 +220,8 @@ class DrafterCLI(LightningCLI):
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
         given = self.config.fit.clone()
         given.pop("config", None)
-        config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
+        with writing():
+            config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
         return str(yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True))

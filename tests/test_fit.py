@@ -111,6 +111,17 @@ def test_loggers_are_added_replaced_and_switched_off(
         assert not list(out.glob("*/version_1"))
 
 
+def test_what_no_file_may_say_may_be_typed(base: list[str], tmp_path: Path) -> None:
+    """And is saved, as what has to be allowed when that config is given."""
+    out, logs = tmp_path / "run", tmp_path / "elsewhere"
+    typed = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={logs}", "--trainer.max_steps=1"]
+    assert run("fit", [*base, *typed, f"--out={out}"]) == 0
+    assert list(logs.glob("*/version_0/hparams.yaml"))
+    saved = ["--config", str(out / "config.yaml"), f"--out={tmp_path / 'again'}"]
+    with pytest.raises(ValueError, match="--allow_keys save_dir"):
+        run("fit", saved)
+
+
 def test_callbacks_are_added(base: list[str], tmp_path: Path) -> None:
     out, short = tmp_path / "run", ["--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     added = ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.5"]

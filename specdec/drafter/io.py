@@ -118,13 +118,13 @@ def load_drafter(
             built: no config takes more memory than the file has weights.
     """
     directory = located(directory)
-    check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
+    hashes = check_sums(directory, f"copy the drafter again or, if you changed it on purpose, remove {SUMS}")
     where, weights = directory / "config.json", directory / WEIGHTS
     stored = read_json(where)
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
         raise ValueError(f"{where}: not a specdec drafter (its format is not {FORMAT!r}): import a checkpoint first")
     config = DrafterConfig.from_json(stored.get("drafter"), str(where))
-    if sha256(weights) != stored.get("weights_sha256"):
+    if (hashes.get(WEIGHTS) or sha256(weights)) != stored.get("weights_sha256"):
         raise ValueError(f"{weights}: its SHA-256 is not the one in config.json: the file was changed or damaged")
     found, wanted = measure(weights), skeleton_of(config).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in wanted.items()}

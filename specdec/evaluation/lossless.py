@@ -102,7 +102,7 @@ def write_certificate(path: Path, statement: dict[str, Any], drafter_directory: 
     write_json(path, {**statement, "drafter_sha256": weights, **about})
     if not statement["holds"]:
         faults = "; ".join(f"{one['shape']}: {one['fault']}" for one in statement["checks"] if one["fault"])
-        log.error("the certificate does not hold (%s): see %s", faults, path)
+        log.error("the certificate does not hold (%s): see %s", faults, path.name)  # its folder is not in place yet
 
 
 @torch.inference_mode()

@@ -100,9 +100,10 @@ class Checkpoint(NamedTuple):
     layer: str = ""  # what its first layer is called in the file
 
 
-def check_unchanged(directory: Path) -> None:
-    """Compare an export's files with their hashes, where it has any; ValueError names the file that differs."""
-    check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
+def check_unchanged(directory: Path) -> dict[str, str]:
+    """Compare an export's files with their hashes, where it has any, and return these by name; ValueError names the
+    file that differs."""
+    return check_sums(directory, f"export it again or, if you changed it on purpose, remove {SUMS}")
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
@@ -123,9 +124,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 tensors[known] = value
             if known == QUERIES:
                 layer = name.removesuffix(QUERIES.removeprefix("layers.0."))
-    check_unchanged(directory)
+    hashes = check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
-    if ours is not None and ours.get("weights_sha256") != sha256(files[0]):
+    if ours is not None and ours.get("weights_sha256") != (hashes.get(files[0].name) or sha256(files[0])):
         raise ValueError(
             f"{files[0]}: its SHA-256 is not that in {OURS}; if you changed the weights on purpose, remove {OURS}"
         )

@@ -39,6 +39,7 @@ LARGEST = {
     r"num_\w+": 2**20,
     r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2**31,
     r"partial_rotary_factor|rotary_pct": 1,
+    r"time_step_limit|(\w+_)?max_length": math.inf,  # some say "no end" so
     r".*": 2**53,
 }
 EXPERTS = 50_000  # of all layers together

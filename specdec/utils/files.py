@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -183,10 +184,11 @@ def staged_directory(path: Path | str, replace: bool = False) -> Iterator[Path]:
 @contextlib.contextmanager
 def claimed(path: Path) -> Iterator[None]:
     """Hold the claim of a directory that is yet to be made; ValueError if it exists, or another process holds it."""
-    claim, there = claim_of(path), f"{path} exists already: choose another place or remove it first"
+    there = f"{path} exists already: choose another place or remove it first"
     if path.exists():  # nothing is written beside it
         remove_abandoned(path.parent)  # by a kill just after it was made
         raise ValueError(there)
+    claim = claim_of(path)
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = take_claim(claim)
@@ -250,9 +252,10 @@ def check_sum(path: Path | str) -> None:
     place, beside = path.with_name(SUMS), path.with_name(f"{path.name}.sha256")
     if any(line[66:] == f"{path.name}\n" and line[:64] != sha256(path) for line in _listed(place)):
         raise _damaged(path, place)
-    if beside.is_file():
-        digest = sha256(path)  # sha256sum writes a star for --binary
-        if "".join(_listed(beside)) not in (digest, f"{digest}\n", *(f"{digest} {x}{path.name}\n" for x in " *")):
+    if beside.is_file():  # as sha256sum writes it, of a file in any folder; PowerShell writes capitals
+        found = re.fullmatch(r"(\w+)(?: [ *](?:.*/)?(.+))?\n?", "".join(_listed(beside)))
+        digest = sha256(path)
+        if not found or found[1] not in (digest, digest.upper()) or found[2] not in (None, path.name):
             raise _damaged(path, beside)
 
 
@@ -273,7 +276,7 @@ def _listed(place: Path) -> list[str]:
     """The lines of a list of hashes; none where there is none."""
     if not place.is_file():
         return []
-    return place.read_text(encoding="ascii", errors="replace").splitlines(keepends=True)
+    return place.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
 
 
 def _damaged(path: Path, place: Path, remedy: str | None = None) -> ValueError:
@@ -289,8 +292,10 @@ def write_sums(directory: Path, *patterns: str) -> None:
     write_text(directory / SUMS, "".join(_sums(directory, *patterns)))
 
 
-def check_sums(directory: Path, remedy: str | None = None, partial: bool = False) -> None:
+def check_sums(directory: Path, remedy: str | None = None, partial: bool = False) -> dict[str, str]:
     """Compare every file with its hash in the list that :func:`write_sums` has written, where there is one.
+
+    Returns the hashes of the files that are there, by name; none where there is no list.
 
     ValueError, with ``remedy``, if the list cannot be read, or a file is missing, was changed or, unless the list is
     ``partial``, is not in it.
@@ -298,10 +303,11 @@ def check_sums(directory: Path, remedy: str | None = None, partial: bool = False
     with explained(directory / SUMS):
         listed = set(_listed(directory / SUMS))
     if not listed and not (directory / SUMS).exists():
-        return
+        return {}
     found = set(_sums(directory))
     if differing := {line.partition("  ")[2].strip() for line in (listed - found if partial else listed ^ found)}:
         raise _damaged(directory / min(differing), directory / SUMS, remedy)
+    return {line[66:-1]: line[:64] for line in found}
 
 
 def cache_directory() -> Path:

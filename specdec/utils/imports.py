@@ -51,7 +51,7 @@ def allowing(modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str
     The working folder becomes importable, behind whatever is installed: nothing in it can stand in for a library.
     ValueError if one is no module, or cannot be imported.
     """
-    path, before = list(sys.path), trust.allowed[-1]
+    path, before, depth = list(sys.path), trust.allowed[-1], len(trust.allowed)
     try:
         if modules and not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())
@@ -63,7 +63,7 @@ def allowing(modules: Sequence[str], env: Sequence[str] = (), keys: Sequence[str
         guard()
         yield
     finally:
-        if len(trust.allowed) > 1:
+        if len(trust.allowed) > depth:  # else it failed before
             set_parsing_settings(import_path_denylist=sorted(set(trust.allowed.pop().imports) - set(before.imports)))
         sys.path[:] = path
 

@@ -36,9 +36,14 @@ REACH = {
 PLACES = ("save_dir", "dirpath", "default_root_dir", "log_dir")  # where loggers and callbacks write
 REPORTING = ("WandbLogger", "CometLogger", "MLFlowLogger", "NeptuneLogger", "LitLogger")
 REFUSED = r"\S+: \S+ is taken from the command line alone.* --allow_keys \w+|\S+: \S+: \S+ is a function: .* alone"
-SECRET_NAME = re.compile(r"(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+# by its last word; but bos_token is text, and so are a tokenizer's others
+SECRET_NAME = re.compile(
+    r"(?<!bos|eos|unk|sep|pad|cls)(?<!mask)(^|[_-])(api[_-]?key|token|secret|password|passwd|credentials?)$",
+    re.IGNORECASE,
+)
+_SECRET_VARIABLE = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+MODES = ("yaml", "omegaconf+")  # of jsonargparse's parsers
 HIDDEN, SUFFIXES = "***", (".yaml", ".yml", ".json", ".jsonl")
 _FUNCTION = re.compile(r"(specdec|torch\.optim|lightning)\.([\w]+\.)+[a-z_]\w*")
 
@@ -197,14 +202,13 @@ def redacted_words(words: Sequence[str]) -> list[str]:
     return out
 
 
-def _environment(*given: str) -> str:
+def _environment(name: str, *default: Any) -> Any:
     """``${oc.env:NAME}`` and ``${oc.env:NAME,default}``, whose name may itself be made of references."""
-    name, *default = given
     if _SECRET_VARIABLE.search(name):
         raise ValueError(f"${{oc.env:{name}}} would write a secret of the environment into the saved config: remove it")
     if name not in allowed[-1].env:
         raise ValueError(f"${{oc.env:{name}}} is not read: if you trust this config, add --allow_env {name}")
-    if (value := os.environ.get(name, *default)) is None:
+    if (value := os.environ.get(name, *default)) is None and not default:  # null is a default too
         raise ValueError(f"${{oc.env:{name}}}: the environment has no {name}")
     return value
 
@@ -216,10 +220,22 @@ def _made(*given: Any) -> Any:
 def guard() -> None:
     """Let jsonargparse read its values through :func:`load_yaml`, refuse in them what only the command line may say,
     and resolve ``${...}`` as a file may; a value of an option's own is no mapping, and free."""
-    for mode in ("yaml", "omegaconf+"):
+    for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
         OmegaConf.register_resolver(name, resolver, replace=True)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """For the length of a block, in which what has been read is written: jsonargparse loads the arguments of parts once
+    more then, those of the command line too, which may say what no file may."""
+    for mode in MODES:
+        set_loader(mode, _loader(mode), (yaml.YAMLError,))
+    try:
+        yield
+    finally:
+        guard()
 
 
 def _checked(load: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import specdec.drafter.io as io
 from specdec.drafter import Drafter, DrafterSpec, load_drafter, save_drafter
 from specdec.nn.view import View
+from specdec.utils import files
 from specdec.utils.files import sha256, write_sums
 from tests.tiny import HIDDEN, presets, tiny_drafter
 
@@ -90,6 +91,21 @@ def test_a_failed_write_leaves_what_was_there(
     monkeypatch.undo()
     assert [path.name for path in directory.parent.iterdir()] == ["drafter"]
     assert torch.equal(run(load_drafter(made[1])), run(drafter))
+
+
+def test_weights_are_hashed_once(made: tuple[Drafter, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256(path)
+
+    monkeypatch.setattr(files, "sha256", counted)
+    monkeypatch.setattr(io, "sha256", counted)
+    load_drafter(made[1])
+    (made[1] / files.SUMS).unlink()
+    load_drafter(made[1])
+    assert hashed.count("model.safetensors") == 2
 
 
 def cut(path: Path, size: int) -> None:

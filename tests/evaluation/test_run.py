@@ -191,12 +191,14 @@ def test_compiled_by_default_and_certified_so(
 
 
 def test_a_certificate_that_does_not_hold_ends_the_command_with_one(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr("specdec.evaluation.run.certify", lambda *_, **__: {"holds": False, "checks": []})
     out = tmp_path / "refuted"
     assert main([*arguments, "--out", str(out), "--certify", "1"]) == 1
     assert json.loads((out / "certificate.json").read_text())["holds"] is False
+    assert "see certificate.json" in caplog.text and ".tmp-" not in caplog.text
 
     def interrupted(*_: object, **__: object) -> None:
         raise ValueError("no prompt leaves room")

@@ -222,6 +222,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
+def test_a_number_may_say_no_end(copy: Path) -> None:
+    change(copy, time_step_limit=[0.0, float("inf")], model_max_length=10**30)
+    load_config(str(copy), None, False)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_named_in_one_line(copy: Path, damage: str) -> None:
     do, words = DAMAGE[damage]

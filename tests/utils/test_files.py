@@ -128,6 +128,12 @@ def test_what_exists_is_never_overwritten_silently(tmp_path: Path, make: Any) ->
     assert names(tmp_path) == ["run"]
 
 
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_folder_without_a_name_is_there_already(path: str) -> None:
+    with pytest.raises(ValueError, match="exists already"), files.claimed(Path(path)):
+        pass
+
+
 def test_a_directory_is_replaced_whole_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()

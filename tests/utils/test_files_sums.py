@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.utils.files import SUMS, check_sums, write_sums
+from specdec.utils.files import SUMS, check_sum, check_sums, sha256, write_sums
 
 
 @pytest.fixture
@@ -27,6 +27,32 @@ def test_it_is_what_sha256sum_reads(directory: Path) -> None:
     (directory / "LICENSE").touch()
     write_sums(directory)  # it does not list itself
     assert len((directory / SUMS).read_text().splitlines()) == 2
+
+
+def test_hashes_are_returned_by_any_name(directory: Path) -> None:
+    (directory / "für.jsonl").touch()
+    write_sums(directory)
+    assert check_sums(directory) == {
+        name: sha256(directory / name) for name in ("config.json", "für.jsonl", "model.safetensors")
+    }
+    (directory / SUMS).unlink()
+    assert check_sums(directory) == {}
+
+
+def test_a_hash_beside_a_file_is_read_as_tools_write_it(tmp_path: Path) -> None:
+    file, beside = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.sha256"
+    file.write_text("{}\n")
+    digest = sha256(file)
+    for text in ("{}", "{}  rows.jsonl\n", "{} *rows.jsonl\r\n", "{}  data/rows.jsonl\n", "{}  ./rows.jsonl"):
+        beside.write_bytes(text.format(digest).encode())
+        check_sum(file)
+    beside.write_text(digest.upper())
+    check_sum(file)
+    wrong = f"{digest}  other.jsonl\n", digest[:-1], digest.capitalize().swapcase(), f"{digest}  r/ws.jsonl"
+    for text in wrong:
+        beside.write_text(text)
+        with pytest.raises(ValueError, match="damaged"):
+            check_sum(file)
 
 
 def test_every_flipped_bit_is_found_and_its_file_named(directory: Path) -> None:

@@ -190,6 +190,10 @@ def test_a_module_that_cannot_be_allowed_says_why(mark: Path, module: str, messa
     with pytest.raises(ValueError, match=message), imports.allowing([module]):
         pass
     assert imports.flags() == []
+    with imports.allowing(["users"]):
+        with pytest.raises(ValueError, match=message), imports.allowing([module]):
+            pass
+        assert imports.flags() == ["--allow_imports", "users"]
 
 
 def test_the_flag_is_taken_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,8 +161,17 @@ def test_a_variable_may_be_missing_or_have_a_default(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("PLAIN_NAME", raising=False)
     with imports.allowing((), env=["PLAIN_NAME"]):
         assert resolved("a: ${oc.env:PLAIN_NAME,there}") == {"a": "there"}
+        assert resolved("a: ${oc.env:PLAIN_NAME,null}") == {"a": None}
         with pytest.raises(ValueError, match="has no PLAIN_NAME"):
             resolved("a: ${oc.env:PLAIN_NAME}")
+
+
+def test_a_tokenizer_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZER_DIR", "/there")
+    with imports.allowing((), env=["TOKENIZER_DIR"]):
+        assert resolved("a: ${oc.env:TOKENIZER_DIR}") == {"a": "/there"}
+    kept = {"eos_token": "</s>", "mask_token": "<m>"}
+    assert redacted({**kept, "hf_token": "hide", "my.token": "hide"}) == {**kept, "hf_token": "***", "my.token": "***"}
 
 
 def test_the_command_line_allows_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
