@@ -169,7 +169,7 @@ def _bench(
 
 
 def _measured(command: Sequence[str], result: Path, said: Path) -> dict[str, Any]:
-    """The JSON of one ``vllm bench serve``; ValueError with the last that it ``said``, where a request has no answer."""
+    """The JSON of one ``vllm bench serve``; ValueError with the last it ``said``, where a request has no answer."""
     environment = os.environ | ({"OPENAI_API_KEY": os.environ[KEY]} if KEY in os.environ else {})
     command = [*command, "--result-dir", str(result.parent), "--result-filename", result.name]
     with said.open("wb") as log:

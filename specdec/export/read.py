@@ -26,7 +26,7 @@ from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
 from specdec.target import Target, TargetSource
 from specdec.utils import hub
-from specdec.utils.files import SUMS, check_sums, read_json, regular, sha256
+from specdec.utils.files import SUMS, check_sums, claimed, read_json, regular, sha256
 from specdec.utils.spelling import likely
 from specdec.utils.text import how_many, tensor_fault
 
@@ -63,9 +63,8 @@ def import_command(
     Raises:
         ValueError: an argument is wrong, or the checkpoint is no drafter of this target.
     """
-    if Path(out).exists():  # before anything is fetched
-        raise ValueError(f"{out} exists already: choose another place or remove it first")
-    save_drafter(import_drafter(checkpoint, target, revision, aux_layers), out)
+    with claimed(Path(out)):  # before anything is fetched
+        save_drafter(import_drafter(checkpoint, target, revision, aux_layers), out, replace=True)
     log.info("wrote the drafter; measure it with: specdec evaluate --target %s --drafter %s", target.source, out)
     sys.stdout.write(f"{out}\n")
 

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
 from specdec.utils import machine
 from specdec.utils.numbers import Count, NonNegative, Side, Whole, check_numbers
 
+LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
 RETRIES = 3  # how often a sweep starts a job again after attempts that were lost
 
 
@@ -135,7 +137,7 @@ class Ray(Engine):
         super().open(study)
         os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
         if not self.address:  # Ray's switch for machines that are in no cluster: all its servers listen on loopback
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            os.environ[LOCAL] = "0"
         try:
             import ray
         except ImportError as error:
@@ -145,6 +147,12 @@ class Ray(Engine):
             ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:
             raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {_last_line(error)}") from error
+        if not self.address and not ip_address(ip := ray.util.get_node_ip_address()).is_loopback:
+            ray.shutdown()
+            raise ValueError(
+                f"Ray was imported before the sweep, and its servers would listen on {ip}, for everyone: set {LOCAL}=0 "
+                "before it is imported"
+            )
         self._ray: Any = ray
         self._work = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
 

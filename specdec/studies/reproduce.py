@@ -119,8 +119,6 @@ def jobs_again(recorded: Json, directory: Path) -> list[Job]:
 
     Versions and machine that differ from the run's are logged: with other ones the last bits need not agree.
     """
-    if directory.exists():
-        raise ValueError(f"{directory} exists already and is never overwritten: choose another --out")
     then, now = recorded["fit"]["provenance"], provenance()
     known = [name for name in MACHINE if name in then]
     for what, one, two in pairs({name: then[name] for name in known}, {name: now[name] for name in known}):

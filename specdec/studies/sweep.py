@@ -18,6 +18,7 @@ from specdec.studies.reproduce import compare_again, jobs_again, recorded_run
 from specdec.studies.study import read_study
 from specdec.studies.worker import Ended, Job, JobFolder
 from specdec.utils.config import new_run, runs_folder
+from specdec.utils.files import claimed
 from specdec.utils.numbers import Seed, Side
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
@@ -72,8 +73,9 @@ def sweep(
     """
     if reproduce is not None:
         recorded, directory = recorded_run(study, reproduce, seed or 0), out or new_run("reproduce")
-        status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
-        return status or compare_again(recorded, directory)
+        with claimed(directory):
+            status, _ = run(directory, jobs_again(recorded, directory), engine, f"{reproduce} again")
+            return status or compare_again(recorded, directory)
     if seed is not None:
         raise ValueError("--seed is of the arm that --reproduce names: a study lists its seeds")
     if study.is_dir():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonargparse
 import yaml
 from jsonargparse import ArgumentParser, get_loader, set_loader
 from omegaconf import OmegaConf
@@ -31,6 +32,9 @@ REACH = {
     "vllm_args": "they make vLLM run code and reach files",
     "url": "it is contacted, with the key of the environment",
     "address": "it is contacted",
+    "host": "others can connect there",
+    "repo": "files are sent there",
+    "push": "files are sent there",
     "more": "options of sbatch can run commands",
 }
 PLACES = ("save_dir", "dirpath", "default_root_dir", "log_dir")  # where loggers and callbacks write
@@ -156,7 +160,7 @@ def _reaching(value: Any, key: str = "") -> Iterator[tuple[str, str | None, str]
     elif isinstance(value, list | tuple):
         for child in value:
             yield from _reaching(child, key)
-    elif last in REACH and value not in (False, None, ""):
+    elif last in REACH and value not in (False, None, "", "127.0.0.1"):
         yield key, last, REACH[last]
     elif last in PLACES and isinstance(value, str) and (Path(value).is_absolute() or ".." in Path(value).parts):
         yield key, last, "it lies outside the run's directory"
@@ -218,8 +222,10 @@ def _made(*given: Any) -> Any:
 
 
 def guard() -> None:
-    """Let jsonargparse read its values through :func:`load_yaml`, refuse in them what only the command line may say,
-    and resolve ``${...}`` as a file may; a value of an option's own is no mapping, and free."""
+    """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
+    in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
+    mapping, and free."""
+    jsonargparse.Path.read_text = lambda path: read_yaml_text(path.absolute)  # type: ignore[method-assign]
     for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():

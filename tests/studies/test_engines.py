@@ -125,3 +125,15 @@ print(*found)
     done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=True)
     found = done.stdout.split()
     assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_a_ray_that_would_listen_everywhere_is_refused(study: Path) -> None:
+    pytest.importorskip("ray")
+    code = "import sys, ray; from pathlib import Path; from specdec.studies.engines import Ray; "
+    code += "engine = Ray(); engine.open(Path(sys.argv[1])); engine.close()"
+    done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: Ray was imported before") and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0" in last

@@ -12,6 +12,7 @@ from specdec.cli import main
 from specdec.studies.card import write_card
 from specdec.studies.reproduce import unpacked
 from specdec.training.callbacks import checked
+from specdec.utils.files import claimed
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,15 @@ def test_the_same_arm_is_equal_to_the_last_bit(study: Path, tmp_path: Path, caps
         ("losses", True), ("weights", True), ("prompts", True), ("accepted drafts, chain of 3", True),
     ]  # fmt: skip
     assert reproduce(study / "card", tmp_path / "again") == 2
-    assert "never overwritten" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_two_reproductions_do_not_share_a_directory(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with claimed(tmp_path / "again"):
+        assert reproduce(study / "card", tmp_path / "again") == 2
+    assert "is claimed by another run" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
 
 @pytest.mark.slow

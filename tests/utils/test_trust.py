@@ -97,8 +97,24 @@ def test_a_part_of_a_config_is_measured_too(tmp_path: Path) -> None:
         compose(["--model.drafter", str(tmp_path / "part.yaml")])
 
 
+@pytest.mark.parametrize("name", ["part.txt", "part", "part.yaml"])
+@pytest.mark.parametrize("place", ["word", "config"])
+def test_a_part_of_any_name_is_measured(
+    name: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """jsonargparse would read all of it."""
+    part = tmp_path / name
+    part.touch()
+    os.truncate(part, 2**40)
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"model": {"target": str(part)}}))
+    given = ["--model.target", str(part)] if place == "word" else ["--config", str(tmp_path / "c.yaml")]
+    assert main(["doctor", *given, "--data", "TextData"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert str(part) in last and "and no YAML of over" in last
+
+
 def test_what_is_off_reaches_nothing() -> None:
-    check_reach({"target": {"trust_remote_code": False}, "vllm": None, "vllm_args": [], "url": ""}, "x")
+    check_reach({"target": {"trust_remote_code": False}, "vllm": None, "vllm_args": [], "host": "127.0.0.1"}, "x")
     check_reach({"data": {"train": "hub:me/data:train", "engine": "vllm"}, "logger": ["CSVLogger"]}, "x")
 
 
@@ -106,6 +122,9 @@ def test_what_is_off_reaches_nothing() -> None:
     ("given", "key"),
     [
         ({"vllm": "./evil.sh"}, "vllm"),
+        ({"host": "0.0.0.0"}, "host"),
+        ({"repo": "evil/repository"}, "repo"),
+        ({"push": "evil/repository"}, "push"),
         ({"a": [{"b.vllm_args": ["--plugin"]}]}, "vllm_args"),
         ({"trust_remote_code": "no"}, "trust_remote_code"),
         ({"trust_remote_code": 1}, "trust_remote_code"),
