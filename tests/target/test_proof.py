@@ -213,8 +213,8 @@ def test_a_real_model(dtype: str) -> None:
 def test_a_message_says_what_was_allowed_and_why(monkeypatch: Patch) -> None:
     nothing_committed(monkeypatch, target := sound("llama", torch.bfloat16))
     told = (
-        r"\(median over tokens\), allowed 0\.\d+: 0\.3 at most, or 4 times what the model differs from itself by \(with "
-        r"eager attention, padded in a batch, in pieces with its cache\) in bfloat16; specdec cannot use Llama"
+        r"\(median over tokens\), allowed 0\.\d+: 0\.3 at most, or 4 times what the model differs from itself by "
+        r"\(with eager attention, padded in a batch, in pieces with its cache\) in bfloat16; specdec cannot use Llama"
     )
     with pytest.raises(ValueError, match=told):
         target.prove()
