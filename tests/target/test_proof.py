@@ -165,14 +165,14 @@ FAULTS: dict[str, tuple[Callable[[Patch, Target], None], str]] = {
     "not normed": (forwarded(not_normed), "the final state is not the model's own"),
     "normed twice": (forwarded(normed_twice), "the final state is not the model's own"),
     "norm left out": (norm_left_out, "the final norm of the state at boundary"),
-    "packing leaks": (leaking, "packing, the second document: its state at boundary 1 is not"),
-    "sibling seen": (appended(sibling_seen), "verifying a tree: its state at boundary 1 is not"),
+    "packing leaks": (leaking, "packing, the second document: its state at boundary"),
+    "sibling seen": (appended(sibling_seen), "verifying a tree: its state"),
     "tree in order": (appended(in_order), "verifying a tree: its state"),
     "late positions": (late_chains, "going on after a commit: its state"),
     "no positions": (no_positions, "a plain text: its state"),
     "other rows": (other_rows, "the logits of some rows is not the model's own"),
     "other head": (other_head, "the logits is not the model's own"),
-    "nothing committed": (nothing_committed, "going on after a commit: its state at boundary 1 is not"),
+    "nothing committed": (nothing_committed, "going on after a commit: its state"),
 }
 
 
