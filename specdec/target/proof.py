@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specdec.target.target import Target
 
 DEPTH, WINDOW = 6, 4
-TOGETHER = 2.5  # allowed over all boundaries, by geometric mean, in what the model differs from itself by
+TOGETHER = 2  # allowed over all boundaries, by geometric mean, in what the model differs from itself by
 
 
 @torch.no_grad()
