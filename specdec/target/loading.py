@@ -86,7 +86,7 @@ def load_model(
             ignore_mismatched_sizes=True,
             attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
             device_map=device_map,
-            quantization_config=None if gguf is None else GgufConfig(dequantize=True),
+            **({} if gguf is None else {"quantization_config": GgufConfig(dequantize=True)}),
         )
     finally:
         logging.set_verbosity(verbosity)

@@ -7,18 +7,21 @@ token that sees too much, too little or from elsewhere shows after the first lay
 Legend: T tokens, L layers, V vocabulary, D some rows of it, Q tree nodes, P path nodes; states as in ``rounding``.
 """
 
+import math
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from specdec.nn.view import View
-from specdec.target.rounding import FAILURES, LENGTH, PREFIX, Own, apart, own_states, run_itself, short_text
+from specdec.target.rounding import FAILURES, LENGTH, PREFIX, TIMES, Own, apart, own_states, run_itself, short_text
 
 if TYPE_CHECKING:
     from specdec.target.target import Target
 
 DEPTH, WINDOW = 6, 4
+TOGETHER = 2  # allowed over all boundaries, by geometric mean, in what the model differs from itself by
 
 
 @torch.no_grad()
@@ -101,11 +104,11 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
     """Prefill, verify a tree whose true path is its even nodes, commit that path, go on."""
     cache, device = target.new_cache(LENGTH + 2 * DEPTH), target.device
 
-    def chain(what: str, first: int, last: int) -> None:
+    def chain(first: int, last: int) -> list[Tensor]:
         view = View.chain(torch.tensor(first, device=device), last - first, cache.capacity, cache)
-        _same(target, what, _ours(target, ids_1T[:, first:last], view), own, slice(first, last))
+        return _ours(target, ids_1T[:, first:last], view)
 
-    chain("prefill in the cache", 0, PREFIX)
+    _same(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
     # the root has two children, the second of them has two, and so on: each true node has a decoy for a sibling
     depths = [(node + 1) // 2 for node in range(2 * DEPTH - 1)]
     seen_QQ = torch.eye(len(depths), dtype=torch.bool)
@@ -120,8 +123,8 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
     on_path = [x[:, path_P] for x in _ours(target, nodes_1Q, view)]
     _same(target, "verifying a tree", on_path, own, slice(PREFIX, accepted))
     cache.commit(start[None], path_P[None])
-    chain("going on after a commit", accepted, accepted + 1)
-    chain("and further", accepted + 1, LENGTH)
+    further = [torch.cat(x, 1) for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)]
+    _same(target, "going on after a commit", further, own, slice(accepted, None))
 
 
 def _names(target: "Target") -> list[str]:
@@ -151,19 +154,27 @@ def _equal(target: "Target", what: str, ours: Tensor, own: Tensor) -> None:
 
 def _same(target: "Target", where: str, ours: list[Tensor], own: Own, at: slice) -> None:
     """The same text through the same layers by other kernels."""
-    L, theirs, kind = target.num_layers, [x[:, at] for x in own.states], type(target.model).__name__
+    L, theirs = target.num_layers, [x[:, at] for x in own.states]
+    use = f"{own.why}; specdec cannot use {type(target.model).__name__} as it is"
+    times = []  # what the model differs from itself by
     for n, (name, x, allowed) in enumerate(zip(_names(target), ours, own.allowed, strict=True)):
         gaps = {b: float(apart(x, theirs[b]).median()) for b in ({n - 1, n, n + 1} & set(range(L + 1)) | {n})}
+        times.append(gaps[n] / own.spread[n])
         nearest = min(gaps, key=gaps.__getitem__)
         if not gaps[n] <= allowed or gaps[nearest] < gaps[n] / 2:
             rather = f" but that of boundary {nearest}" if gaps[nearest] < gaps[n] / 2 else ""
             raise ValueError(
                 f"{target.source}: {where}: {name} is not the model's own{rather}: relative difference {gaps[n]:.2g} "
-                f"(median over tokens), allowed {allowed:.2g}: {own.why}; specdec cannot use {kind} as it is"
+                f"(median over tokens), allowed {allowed:.2g}: {own.most:g} at most, or {TIMES} times {use}"
             )
+    if (mean := math.exp(fmean(math.log(max(one, 1e-3)) for one in times[1:]))) > TOGETHER:
+        raise ValueError(
+            f"{target.source}: {where}: its states are not the model's own: over all boundaries {mean:.2g} times off, "
+            f"allowed {TOGETHER:g} times, {use}"
+        )
     differ = own.sure_T[at] & (ours[-1].argmax(-1) != theirs[-1].argmax(-1))[0]
     if differ.any():
         raise ValueError(
             f"{target.source}: {where}: at {int(differ.sum())} of {len(differ)} places the most likely token is not "
-            f"the model's own, which leads by more than its rounding ({own.why}); specdec cannot use {kind} as it is"
+            f"the model's own, which leads by more than {use}"
         )

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LENGTH, PREFIX = 32, 17  # tokens of a short text, and of its first part
 TIMES = 4  # what is allowed, in what the model differs from itself by
+SUMS = 2e-5  # of float32, in which norms and softmax run in most families, whatever the model's dtype
 # a model that differs more from itself proves nothing in that dtype, or is broken in one of its own ways
 MOST = {torch.float64: 1e-3, torch.float32: 1e-2, torch.float16: 0.3, torch.bfloat16: 0.3}
 FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError)  # of other people's models
@@ -33,9 +34,15 @@ class Own(NamedTuple):
     """The model's own states on a short text, and what may differ from them."""
 
     states: list[Tensor]
-    allowed: list[float]  # for each state, of the median over tokens of :func:`apart`
+    spread: list[float]  # for each state, what the model differs from itself by: median over tokens of :func:`apart`
+    most: float
     sure_T: Tensor  # bool, where its most likely token leads by more than rounding takes
-    why: str  # where ``allowed`` comes from
+    why: str  # where ``spread`` comes from
+
+    @property
+    def allowed(self) -> list[float]:
+        """Of what should equal the states."""
+        return [min(TIMES * s, self.most) for s in self.spread]
 
 
 def short_text(target: "Target") -> Tensor:
@@ -68,8 +75,7 @@ def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
     """
     ids_1T, dtypes = short_text(target), (target.dtype, kept or target.dtype)
     states, _ = run_itself(target, ids_1T)
-    # at least rounding itself; sums, norms and softmax run in float32 in most families, whatever the model's dtype
-    unit = max(16 * torch.finfo(torch.float32).eps, *(torch.finfo(dtype).eps for dtype in dtypes))
+    unit = max(SUMS, *(torch.finfo(dtype).eps for dtype in dtypes))
     spread, logits_TV, ways = [unit] * len(states), states[-1][0].double(), []
     jitter_T = unit * logits_TV.abs().amax(-1)
     for way, others in _other_ways(target, ids_1T):
@@ -80,8 +86,7 @@ def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
     first_T2 = logits_TV.topk(2).values
     sure_T = first_T2[:, 0] - first_T2[:, 1] > 2 * TIMES * jitter_T
     by = f"what the model differs from itself by ({', '.join(ways)})" if ways else "rounding: it runs in no other way"
-    why = f"{TIMES} times {by} in {str(target.dtype).removeprefix('torch.')}, {most:g} at most"
-    return Own(states, [min(TIMES * s, most) for s in spread], sure_T, why)
+    return Own(states, spread, most, sure_T, f"{by} in {str(target.dtype).removeprefix('torch.')}")
 
 
 def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
