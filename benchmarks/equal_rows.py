@@ -1,8 +1,8 @@
 """One EAGLE-3 training step in float64: specdec beside the official code, specforge and speculators, on the same rows.
 
-Which rows are trained differs: the official code trains slot t of step k where token t + k, its feature's, is an
-answer's; speculators where token t + 1 + k, which it reads, is; specdec where that and t + 2 + k, which it predicts,
-are. Here each gets the mask that means specdec's rows by its own rule, the same weights and the same target states. What is
+Which rows are trained differs. The official code trains slot t of step k where token t + k, its feature's, is an
+answer's; speculators where token t + 1 + k is, which it reads; specdec where that and t + 2 + k are, which it predicts.
+Here each gets the mask that means specdec's rows by its own rule, the same weights and the same target states. What is
 left is how a loss is reduced, which says what a copied clip of the gradient's norm would do. Linux only.
 
 ``python benchmarks/equal_rows.py --peers PYTHON --eagle EAGLE/eagle/traineagle3/cnets.py --out FILE.md``
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what is compiled would keep float32
 
 import torch
 from torch import Tensor
@@ -75,6 +74,7 @@ def asked_for_float32(kind: torch.dtype, convert: Callable[[Tensor], Tensor]) ->
 
 def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str, Any]]]:
     """What builds a system with the options asked for, takes its step and writes its gradients to a file."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # what is compiled would keep float32
     torch.set_num_threads(job["threads"])
     build = importlib.import_module(f"benchmarks.training.{job['module']}").build
     narrow_rope()
