@@ -52,8 +52,8 @@ def peers(eagle: Path | None) -> list[Peer]:
     official = [Peer("official EAGLE-3", "of_eagle", [str(eagle)], False, over_tokens, lambda n, T: 1 / T)]
     return (official if eagle else []) + [
         Peer("specforge", "of_specforge", [], False, over_tokens, lambda n, T: 1 / T),
-        Peer("speculators", "of_speculators", ["sdpa"], True, "sum over steps of the mean over rows",
-             lambda n, T: 1 / n),
+        Peer("speculators", "of_speculators", ["sdpa"], True, "sum over steps of the sum over rows / (rows + 1e-5)",
+             lambda n, T: 1 / (n + 1e-5)),
     ]  # fmt: skip
 
 
