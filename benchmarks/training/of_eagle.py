@@ -1,5 +1,5 @@
-"""EAGLE-3's official step: the model of SafeAILab/EAGLE's ``eagle/traineagle3/cnets.py`` (Apache-2.0), which is not part
-of this repository. Its target, data preparation and DeepSpeed are left out: states and logits are given.
+"""EAGLE-3's official step: the model of SafeAILab/EAGLE's ``eagle/traineagle3/cnets.py``, which is no part of this
+repository. Its target, draft vocabulary scan and DeepSpeed are left out: states and logits are given.
 """
 
 import importlib.util

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import decode, harness, train_step
+from benchmarks import decode, equal_rows, harness, train_step
 from benchmarks.training import recipe
 
 ECHO = """
@@ -70,3 +70,22 @@ def test_decoding_ratio_has_its_interval_and_texts_are_compared() -> None:
     text = "\n".join(lines)
     assert "| specdec-chain3 | chain:depth=3, compiled | 6 | 2.00 | 2.00 | 4 of 4 |" in text
     assert "0 of 4" in text
+
+
+def test_sums_of_steps_come_back_from_means_over_them() -> None:
+    """And, reduced otherwise, are what that reduction of them is."""
+    rows, decay = [7.0, 5.0, 3.0], equal_rows.DECAY
+    losses = torch.tensor([11.0, 13.0, 17.0], dtype=torch.float64, requires_grad=True)  # summed over each step's rows
+    weights = torch.tensor([decay**k for k in range(3)], dtype=torch.float64)
+    means: list[equal_rows.Step] = []
+    for k in range(1, 4):
+        loss = (losses * weights)[:k].sum() / sum(decay**j * n for j, n in enumerate(rows[:k]))
+        means.append((loss.item(), {"w": torch.autograd.grad(loss, losses)[0]}))
+    found = equal_rows.sums(means, rows)
+    assert [value for value, _ in found] == pytest.approx([11.0, 13.0, 17.0])
+    assert torch.allclose(torch.stack([gradient["w"] for _, gradient in found]), torch.eye(3, dtype=torch.float64))
+    by_step, gradient = equal_rows.reduced(found, [1 / n for n in rows])
+    assert by_step == pytest.approx(11 / 7 + 0.8 * 13 / 5 + 0.64 * 17 / 3)
+    same = equal_rows.compare((by_step, gradient), (by_step, gradient), means[-1])
+    assert same["loss_difference"] == same["gradient_difference"] == 0
+    assert same["loss_scale"] == pytest.approx(by_step / means[-1][0]) and same["equal_clip"] < 0.5

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,13 @@ def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytes
     assert re.search(r"loss SoftCrossEntropy\S*, seed 5\. 20", card.text) and "\nspecdec fit --model" in card.text
     (run / "DONE.json").unlink()  # a run that was interrupted
     assert "an unknown number of steps, on functions.txt" in pushed(run / "drafter", capsys).text
+    best = shutil.copytree(run / "drafter", run / "drafter_best")
+    stored = json.loads((best / "config.json").read_text())
+    chosen = {"step": 2, "mean": 2.3123, "low": 2.1, "high": 2.5, "decoded": {}}
+    (best / "config.json").write_text(json.dumps(stored | {"chosen_by": chosen}))
+    (best / "SHA256SUMS").unlink()
+    text = pushed(best, capsys).text
+    assert f"2 steps, {TOKENS * 2 // 3} tokens" in text and "acceptance length 2.31 [2.10, 2.50]" in text
     moved = (run / "drafter").rename(tmp_path / "elsewhere")
     assert "not recorded beside it" in pushed(moved, capsys).text
 
