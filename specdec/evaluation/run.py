@@ -130,7 +130,7 @@ def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
     for suite in suites:
         for line in suite.notes() if suite else []:
             log.warning("%s", line)
-        of_suite = {} if suite is None else {
+        of_suite: dict[str, Any] = {} if suite is None else {
             "prompts": [suite.source], "layouts": suite.layouts, "suite": [], "suite_dir": None,
             "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
         }  # fmt: skip

@@ -150,8 +150,8 @@ def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]
 def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean over sets of prompts, each of one weight; none where a set is missing."""
     speedups, lengths = ([getattr(cell, name) for cell in cells] for name in ("speedup", "length"))
-    means = [None if None in values else fmean(values) for values in (speedups, lengths)]
-    return Cell(*means, any(cell.looping for cell in cells))
+    speedup, length = (None if None in values else fmean(values) for values in (speedups, lengths))
+    return Cell(speedup, length, any(cell.looping for cell in cells))
 
 
 def _number(value: float | None, unit: str) -> str:
