@@ -162,7 +162,7 @@ def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
     assert "is there, and kept" in caplog.text
     capsys.readouterr()
     assert main([*arguments, "--limit", "1", "--out", str(out)]) == 2
-    assert "humaneval-t0: there is one already, of another limit; give another --out" in capsys.readouterr().err
+    assert "humaneval-t0: there is one already, of another limit, prompts_sha256; give" in capsys.readouterr().err
 
     # the table of several, and their comparison
     assert main(["table", "--runs", str(out), "--out", str(tmp_path / "both")]) == 0
