@@ -130,7 +130,7 @@ def evaluate_suites(config: EvaluationConfig) -> list[dict[str, Any]]:
     for suite in suites:
         for line in suite.notes() if suite else []:
             log.warning("%s", line)
-        of_suite = {} if suite is None else {
+        of_suite: dict[str, Any] = {} if suite is None else {
             "prompts": [suite.source], "layouts": suite.layouts, "suite": [], "suite_dir": None,
             "max_new_tokens": config.max_new_tokens or suite.max_new_tokens,
         }  # fmt: skip
@@ -163,7 +163,7 @@ def _kept(config: EvaluationConfig, pair: Pair, suite: FoundSuite | None) -> dic
     for part, values in json.loads(json.dumps(asked)).items():
         there = metrics.get(part, {})
         if other := [name for name in {**values, **there} if values.get(name) != there.get(name)]:
-            raise ValueError(f"{config.out}: is of another {part} ({', '.join(other)}); give another --out")
+            raise ValueError(f"{config.out}: there is one already, of another {', '.join(other)}; give another --out")
     log.warning("%s: is there, and kept", config.out)
     return metrics
 

@@ -15,6 +15,7 @@ from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
 from specdec.evaluation.style import ReportTable, print_report, table
 from specdec.evaluation.suites import SUITES, suite_notes
 from specdec.utils.files import check_sums, read_json, write_sums, write_text
+from specdec.utils.text import how_many
 
 MARKDOWN, LATEX = "table.md", "table.tex"
 TITLE = "Speed-up and acceptance length"
@@ -149,8 +150,8 @@ def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]
 def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean over sets of prompts, each of one weight; none where a set is missing."""
     speedups, lengths = ([getattr(cell, name) for cell in cells] for name in ("speedup", "length"))
-    means = [None if None in values else fmean(values) for values in (speedups, lengths)]
-    return Cell(*means, any(cell.looping for cell in cells))
+    speedup, length = (None if None in values else fmean(values) for values in (speedups, lengths))
+    return Cell(speedup, length, any(cell.looping for cell in cells))
 
 
 def _number(value: float | None, unit: str) -> str:
@@ -162,10 +163,9 @@ def _notes(found: Sequence[dict[str, Any]]) -> list[str]:
     columns: dict[str, str] = {}
     for metrics in found:
         settings = metrics["settings"]
-        about = suite_notes(settings["suite"]) if settings.get("suite") else []
-        prompts, tokens = metrics["results"][0]["prompts"], settings["max_new_tokens"]
-        text = f"{_column(settings)}: {prompts} prompts, at most {tokens} new tokens."
-        columns.setdefault(_column(settings), " ".join([text, *(line.partition(": ")[2] for line in about)]))
+        about = suite_notes(settings["suite"]) if settings.get("suite") else [f"{_column(settings)}."]
+        prompts = how_many(metrics["results"][0]["prompts"], "prompt")
+        columns.setdefault(_column(settings), f"{about[0]} {prompts}, at most {settings['max_new_tokens']} new tokens.")
     machines = dict.fromkeys(
         f"{' and '.join(one['gpus']) if one['gpus'] else one['cpu']}, torch {one['versions']['torch']}"
         for one in (metrics["provenance"] for metrics in found)

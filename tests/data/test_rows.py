@@ -196,13 +196,13 @@ def test_a_directory_of_data_is_read_like_the_hub(tmp_path: Path, monkeypatch: p
     (tmp_path / "sums").mkdir()
     (tmp_path / "sums" / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:default:test")] == SUMS
+    with pytest.raises(ValueError, match=r"sums:default:train: not to be had .*train") as caught:
+        list(read_rows(f"hub:{tmp_path / 'sums'}:default:train"))
+    assert "\n" not in str(caught.value)
     (tmp_path / "sums" / "sums.py").write_text("raise AssertionError")  # a script, as some repositories have
     (tmp_path / "sums" / "test2.jsonl").write_text(json.dumps(SUMS[0]) + "\n")
     assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test*.jsonl:train")] == [*SUMS, SUMS[0]]
     assert [row.values for row in read_rows(f"hub:{tmp_path / 'sums'}:test2.jsonl:train[:5]")] == SUMS[:1]
-    with pytest.raises(ValueError, match=r"sums:default:train: not to be had .*train") as caught:
-        list(read_rows(f"hub:{tmp_path / 'sums'}:default:train"))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["hub:", "hub:openai/gsm8k:test", "hub:a/b@:c:d"])

@@ -110,7 +110,7 @@ def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_suites_are_compared_one_by_one_and_loops_are_told(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     looping = [one._replace(loops=n < 3) for n, one in enumerate(TWO)]
     for name, answers in (("a", ONE), ("b", looping)):
@@ -118,14 +118,14 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
         for part in ("gsm8k-t0", "gsm8k-t1", *(["mbpp-t0"] if name == "a" else [])):
             make(f"{name}/{part}", {"chain": answers})
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    told = capsys.readouterr()
+    told = capsys.readouterr().out
     found = compare_answers(ONE, TWO)
-    assert [f"gsm8k-t{t}, chain, 12 prompts" in told.out for t in (0, 1, 2)] == [True, True, False]
-    assert told.out.count(f"p = {found.p_value:.2g}") == 2
+    assert [f"gsm8k-t{t}, chain, 12 prompts" in told for t in (0, 1, 2)] == [True, True, False]
+    assert told.count(f"p = {found.p_value:.2g}") == 2
     without = acceptance_length([one for one in looping if not one.loops])
-    assert "B: 25% of the answers repeat themselves" in told.out and "A: " not in told.out
-    assert f"acceptance length {found.b:.2f}, without them {without.mean:.2f}" in told.out
-    assert "in one of the two alone, and not compared: mbpp-t0" in told.err
+    assert "B: 25% of the answers repeat themselves" in told and "A: " not in told
+    assert f"acceptance length {found.b:.2f}, without them {without.mean:.2f}" in told
+    assert "in one of the two alone, and not compared: mbpp-t0" in caplog.text
 
 
 @pytest.mark.parametrize(
