@@ -196,7 +196,7 @@ def _by_step(found: Sequence[Document], name: str, axes: Axes) -> None:
             axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
                           color="#606060")  # fmt: skip
     one = found[0]["series"][name]
-    axes.set(ylabel=one["unit"], xlabel="draft step")
+    axes.set(ylabel=one["unit"], xlabel="draft step", xlim=(0.5, max(own["depths"] for own in found) + 0.5))
     axes.set_title(one["title"], fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
