@@ -172,7 +172,7 @@ def plot_drift(found: Sequence[Document], path: Path) -> None:
         _by_place(found, name, figure.add_subplot(grid[0, column]))
     for number, name in enumerate(BY_STEP):
         _by_step(found, name, figure.add_subplot(grid[1 + number // 4, number % 4]))
-    hollow = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+    hollow: dict[str, Any] = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
     handles = [Line2D([], [], label=short(name, 70), **style(number)) for number, name in enumerate(names_of(found))]
     handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
     handles.append(Line2D([], [], label="the target's, where its states are fused", color=GREY, linestyle="--"))
@@ -187,7 +187,7 @@ def _by_step(found: Sequence[Document], name: str, axes: Axes) -> None:
         shift = 0.08 * (number - (len(found) - 1) / 2)
         _points([(k + shift, each, k > trained) for k, each in _each(own["series"][name])], number, axes, "-")
     if name in OF_TARGET:
-        masses = {}
+        masses: dict[str, float] = {}
         for own in found:
             at = own["inputs"]["places"]
             masses |= {at[row - 1]: each["mean"] for row, each in _each(own["inputs"]["series"][OF_TARGET[name]])}
@@ -196,7 +196,7 @@ def _by_step(found: Sequence[Document], name: str, axes: Axes) -> None:
             axes.annotate(place, (0.99, mass), xycoords=("axes fraction", "data"), fontsize=7, ha="right", va="bottom",
                           color="#606060")  # fmt: skip
     one = found[0]["series"][name]
-    axes.set(ylabel=one["unit"], xlabel="draft step")
+    axes.set(ylabel=one["unit"], xlabel="draft step", xlim=(0.5, max(own["depths"] for own in found) + 0.5))
     axes.set_title(one["title"], fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)

@@ -75,6 +75,9 @@ def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping
     """Inside, forwards of the target leave the attention weights of ``layers`` in what is yielded, (B, h, T, S) each.
 
     The model attends with its family's own eager code for as long, the only one that forms its weights.
+
+    Raises:
+        ValueError: a layer left none.
     """
     model, found = target.model, dict[int, Tensor]()
     before = target.config._attn_implementation
@@ -82,7 +85,7 @@ def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping
         for number in {*layers} - {-1}:
 
             def keep(module: nn.Module, args: Any, output: Any, number: int = number) -> None:
-                if isinstance(output, tuple) and isinstance(output[1], Tensor) and output[1].ndim == 4:
+                if isinstance(output, tuple) and len(output) > 1 and getattr(output[1], "ndim", 0) == 4:
                     found[number] = output[1]
 
             for module in model_parts(model).layers[number].modules():
@@ -90,3 +93,7 @@ def attention_weights(target: Target, layers: Sequence[int]) -> Iterator[Mapping
         undo.callback(model.set_attn_implementation, before)
         model.set_attn_implementation("eager")
         yield found
+        if missing := {*layers} - {-1, *found}:
+            raise ValueError(
+                f"{target.source}: the eager attention of layer {min(missing)} gives no weights to measure"
+            )

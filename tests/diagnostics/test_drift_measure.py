@@ -227,3 +227,9 @@ def test_what_the_target_gives(name: str) -> None:
             assert float(found["target_sink_mass"][place, 0]) == pytest.approx(float(answer[..., 0].mean()), rel=1e-5)
             own = torch.stack([answer[:, q, prompt + q].mean() for q in range(answer.shape[1])]).mean()
             assert float(found["target_own_mass"][place, 0]) == pytest.approx(float(own), rel=1e-5)
+
+
+def test_a_target_without_weights_is_refused() -> None:
+    refused = pytest.raises(ValueError, match="in memory: the eager attention of layer 1 gives no weights")
+    with refused, attention_weights(target(), [-1, 1]):
+        pass  # no layer has run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
-from specdec.diagnostics.anchors import AnsweredText
+from specdec.diagnostics.anchors import AnsweredText, answered_texts
 from specdec.diagnostics.waterfall import DOWN, Levels, MeasuredText, measure_levels, passes, waterfall
 from specdec.drafter import Drafter
 from specdec.target import Target
@@ -49,7 +49,7 @@ def explained(
     target: Target, drafter: Drafter, prompts: list[list[int]] = PROMPTS, new: int = NEW
 ) -> tuple[Levels, list[MeasuredText]]:
     named = [(str(number), ids) for number, ids in enumerate(prompts)]
-    return measure_levels(target, drafter, named, new, DEPTH)
+    return measure_levels(target, drafter, answered_texts(target, named, new + DEPTH), new, DEPTH)
 
 
 def figures(levels: Levels) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
