@@ -139,9 +139,10 @@ def test_a_run_ends_with_what_to_do_next(
     caplog.set_level("INFO", "specdec")
     out = tmp_path / "run"
     assert run("fit", [*base, "--data.init_args.seq_len=64", f"--out={out}"]) == 0
-    first, place, drafter, evaluate, export = caplog.messages[-1].splitlines()
+    first, place, drafter, best, accepted, evaluate, export = caplog.messages[-1].splitlines()
     assert first.startswith("trained 6 steps, train/loss ") and "val/acceptance_length 1." in first
     assert place.split() == ["run", "directory", str(out)] and drafter.split() == ["drafter", str(out / "drafter")]
+    assert best.split() == ["best", "drafter", str(out / "drafter_best")] and "at step 6" in accepted
     prompts = [json.loads(line) for line in (out / "validation_prompts.jsonl").read_text().splitlines()]
     assert prompts[0]["prompt"].startswith("def add_0(a, b):")
     command = shlex.split(evaluate)[3:]
