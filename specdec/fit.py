@@ -256,7 +256,6 @@ def run(subcommand: str, args: list[str]) -> int:
     Raises:
         ValueError: the configuration or the data is wrong; the message says where.
     """
-
     # Lightning starts its further processes with the command line that it finds here
     argv, sys.argv = sys.argv, [sys.argv[0], subcommand, *flags(), *args]
     directory = RunDirectory()

@@ -185,8 +185,8 @@ def _edit(path: Path, **changes: Any) -> None:
 def targets(a: World, place: Path) -> dict[str, Path]:
     """Targets by what is hostile of them."""
     found = {}
-    for name in ("auto_map", "auto_map of a repository", "pickle", "template", "kernels", "index", "quantization",
-                 "adapter", "unknown class"):  # fmt: skip
+    for name in ("auto_map", "auto_map of a repository", "pickle", "template", "kernels", "flash attention", "index",
+                 "quantization", "adapter", "adapter alone", "unknown class"):  # fmt: skip
         folder = found[name] = planted(world.copied(a.target, place / name.replace(" ", "-")))
         config = folder / "config.json"
         if name.startswith("auto_map"):
@@ -206,6 +206,8 @@ def targets(a: World, place: Path) -> dict[str, Path]:
             )
         elif name == "kernels":
             _edit(config, _attn_implementation="evil/kernels", attn_implementation="evil/kernels")
+        elif name == "flash attention":
+            _edit(config, _attn_implementation="flash_attention_2")
         elif name == "index":
             (folder / "model.safetensors").unlink()
             (folder / "model.safetensors.index.json").write_text(json.dumps({
@@ -213,7 +215,9 @@ def targets(a: World, place: Path) -> dict[str, Path]:
             }))  # fmt: skip
         elif name == "quantization":
             _edit(config, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-        elif name == "adapter":
+        elif name.startswith("adapter"):
+            if "alone" in name:
+                config.unlink()
             (folder / "adapter_config.json").write_text(
                 json.dumps({"base_model_name_or_path": "evil/repository", "peft_type": "LORA", "auto_mapping": {
                     "base_model_class": "Evil", "parent_library": "evil"}})
@@ -266,6 +270,8 @@ def config_files(a: World, place: Path, target: Path) -> dict[str, tuple[str, Pa
         "trusts it, to cache": ("cache", {"model": {"target": {"source": str(given), "trust_remote_code": True}}}),
         "trusts it, to check": ("doctor", {"model": {"target": {"source": str(given), "trust_remote_code": True}}}),
         "an executable, to serve": ("serve", {"vllm": evil}),
+        "a host": ("serve", {"host": "0.0.0.0"}),
+        "a repository": ("export", {"push": "evil/repository"}),
         "an executable, to check": ("parity", {"engine": "vllm", "vllm": evil, "vllm_args": [f"--x={evil}"]}),
         "a callback": ("fit", {"trainer": {"callbacks": [{"class_path": "evil.Evil"}]}}),
         "a process as callback": ("fit", {"trainer": {"callbacks": [
@@ -367,6 +373,7 @@ def attempts(a: World, place: Path) -> list[tuple[str, list[str], Path]]:
         base = {
             "fit": a.fit(out, "--trainer.max_steps", "1"), "evaluate": a.evaluate(out),
             "regenerate": a.regenerate(out / "own.jsonl"), "serve": ["serve", *a.pair()],
+            "export": ["export", *a.pair(), "--out", str(out)],
             "cache": ["cache", *a.model_and_data(), "--out", str(out)],
             "doctor": ["doctor", *a.model_and_data(), "--only", "masks"], "parity": ["parity", *a.pair()],
         }[command]  # fmt: skip
@@ -407,9 +414,16 @@ def _watched(a: World, what: str, argv: list[str], folder: Path, place: Path) ->
     mark.unlink(missing_ok=True)
 
     def inside() -> Callable[[], Any]:
+        from transformers import modeling_utils
+
         os.environ.update(CANARY=SECRET, TMPDIR=str(cache), XDG_CACHE_HOME=str(cache))
         tempfile.tempdir = str(cache)
         watch = Watch(folder, [room, cache, hugging_face_cache(), *own])
+        kernels = {  # as where that package is installed, by which transformers fetches code of the Hub
+            "is_kernels_available": lambda: True,
+            "lazy_import_flash_attention": lambda name, **_: watch.seen.append(("contacted", f"kernel {name}")),
+        }
+        vars(modeling_utils).update(kernels)
         sys.addaudithook(watch)
         return watch.found
 

@@ -50,6 +50,11 @@ class Writer:
     goes_on: bool = False
 
 
+def beside(out: Path) -> Path:
+    """Of a run whose logger alone writes into ``out``, its own folder, on another disk."""
+    return Path(f"{out.parent}-{out.name}")
+
+
 def writers(a: World) -> dict[str, Writer]:
     """All of them."""
     files = world.of_files("config.json", "model.safetensors")
@@ -62,6 +67,9 @@ def writers(a: World) -> dict[str, Writer]:
         "cache": Writer(lambda out: ["cache", *a.model_and_data(), "--out", str(out)],
                         world.of_files("index.json", "*.safetensors"), True),
         "fit": Writer(a.fit, world.of_fit, True),
+        "TensorBoard": Writer(lambda out: a.fit(beside(out), "--trainer.logger", "TensorBoardLogger",
+                                                "--trainer.logger.save_dir", str(out), "--allow_keys", "save_dir"),
+                              lambda out: world.of_fit(beside(out)), True),
     }  # fmt: skip
 
 

@@ -260,19 +260,18 @@ class FeatureStore:
         self.check(row)
         entry, start, begins = self._places[row.key]
         path, R, N = self.directory / entry.file, row.tokens, len(self.contract.layers)
-        direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]
+        direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]  # no copy
         aux_RNH = aux_TNH[:R] if direct else aux_TNH.new_empty(R, N, self.contract.hidden_size)
         with explained(path), path.open("rb", buffering=0) as file:
-            about = os.fstat(file.fileno())
-            which = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+            which = (about := os.fstat(file.fileno())).st_dev, about.st_ino, about.st_size, about.st_mtime_ns
             with self._verifying:
                 if self._verified.get(entry) != which:
                     entry.verify(self.directory)
                     self._verified[entry] = which
             for begin, out in zip(begins, (aux_RNH, final_TH[:R]), strict=True):
-                raw = out.view(torch.uint8).numpy()
-                file.seek(begin + start * (raw.size // R))
-                if raw.size and file.readinto(raw) != raw.size:
+                raw = out.view(torch.uint8).numpy().data
+                file.seek(begin + start * (raw.nbytes // R))
+                if raw.nbytes and file.readinto(raw) != raw.nbytes:
                     raise ValueError(f"{path}: it was cut off meanwhile: {REMEDY}")
         for n, tap in enumerate(() if direct else taps):
             aux_TNH[:R, n] = aux_RNH[:, tap]

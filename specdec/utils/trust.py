@@ -225,7 +225,7 @@ def guard() -> None:
     """Let jsonargparse read its files through :func:`read_yaml_text` and its values through :func:`load_yaml`, refuse
     in them what only the command line may say, and resolve ``${...}`` as a file may; a value of an option's own is no
     mapping, and free."""
-    jsonargparse.Path.read_text = lambda path: read_yaml_text(path.absolute)  # type: ignore[method-assign]
+    jsonargparse.Path.read_text = lambda self: read_yaml_text(self.absolute)  # type: ignore[method-assign]
     for mode in MODES:
         set_loader(mode, _checked(_loader(mode)), (yaml.YAMLError,))
     for name, resolver in {"oc.env": _environment, "oc.create": _made, "oc.decode": _made}.items():
