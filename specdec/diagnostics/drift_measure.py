@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import Array, Statistic, measured, ratio
+from specdec.evaluation.statistics import Array, Statistic, measured, possible, ratio
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility
@@ -189,7 +189,7 @@ def document(prompts: Sequence[str], sums: Sequence[Tensor], trained_depth: int 
     sums_FKP2 = torch.stack([sums[number] for number in kept], 2).numpy()
     for (name, (title, unit)), sums_KP2 in zip(SERIES.items(), sums_FKP2, strict=True):
         values = [[float(total / weight) if weight else None for total, weight in row] for row in sums_KP2]
-        told = [measured(sums_P2) for sums_P2 in sums_KP2]
+        told = [measured(sums_P2, bounds=possible(unit)) for sums_P2 in sums_KP2]
         means = {key: [one[key] for one in told] for key in ("mean", "low", "high")}
         weights = sums_KP2[..., 1].astype(int).tolist()
         series[name] = {"title": title, "unit": unit, "values": values, "weights": weights, **means}

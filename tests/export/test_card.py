@@ -55,7 +55,7 @@ def test_figures_come_back_as_they_were_measured(
     length, speed, single = card.data.eval_results
     conditions = {
         "max_new_tokens": 128, "temperature": 0.0, "batch_size": 1, "dtype": "float32", "device": "Xeon, 2 cores",
-        "prompts_sha256": "0" * 64, "interval": "95 % BCa bootstrap",
+        "prompts_sha256": "0" * 64, "interval": "95 % Student's t",
     }  # fmt: skip
     assert length == EvalResult(
         task_type="text-generation", task_name="Speculative decoding", dataset_type="mt_bench",
@@ -67,7 +67,7 @@ def test_figures_come_back_as_they_were_measured(
     assert single.metric_value == 3.0 and "low" not in single.metric_args and "[" not in single.metric_name
     front = card.data.to_dict()
     assert model_index_to_eval_results(front["model-index"]) == ("small", card.data.eval_results)
-    assert "intervals are too narrow" in card.text and "| tree | 1 | 3.00 | - | not compared |" in card.text
+    assert "intervals are wide" in card.text and "| tree | 1 | 3.00 | - | not compared |" in card.text
     both = pushed(directory, capsys, "--evaluation", str(tmp_path / "a"), str(drawn))
     assert both.data.eval_results[:3] == card.data.eval_results and len(both.data.eval_results) == 6
     one = both.data.eval_results[3]
