@@ -23,8 +23,9 @@ from specdec.evaluation.metrics import write_answers
 from specdec.export import export_drafter
 from specdec.export.read import read_checkpoint
 from specdec.features.store import FeatureStore, open_shard
+from specdec.studies.outcomes import RecordedRun
 from specdec.studies.reproduce import VERSION, recorded_run
-from specdec.studies.results import RecordedRun, read_record
+from specdec.studies.results import read_record
 from specdec.studies.worker import Job, JobFolder, write_config
 from specdec.target import Target
 from specdec.training.callbacks import check_run, checked

@@ -93,7 +93,9 @@ def few_prompts(prompts: int) -> list[str]:
     if prompts == 1:
         return ["No interval: that over prompts takes at least 2, and there was 1."]
     if 1 < prompts < FEW_PROMPTS:
-        return [f"Intervals from {prompts} prompts are wide, and hold a little less than 95 %: take at least {FEW_PROMPTS}."]
+        return [
+            f"Intervals from {prompts} prompts are wide, and hold a little less than 95 %: take at least {FEW_PROMPTS}."
+        ]
     return []
 
 

@@ -118,7 +118,7 @@ def test_times_are_means_over_the_passes_that_have_them() -> None:
         answer("c", (1,)),
     ]
     times = computed("pass_time", found)
-    assert times["draft_ms"].mean == 3.0 and 1.5 <= times["draft_ms"].low < times["draft_ms"].high <= 6.0
+    assert times["draft_ms"].mean == 3.0 and 0 <= times["draft_ms"].low < 3 < times["draft_ms"].high
     assert times["verify_ms"] == (5.5, None, None)
 
 
