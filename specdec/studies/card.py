@@ -21,9 +21,9 @@ from specdec.utils.files import staged_directory, write_json, write_text
 from specdec.utils.text import how_many
 
 HOW = (
-    f"{METHOD}. They hold for this target, these prompts and this training. Primary contrasts were declared in the study "
-    "file; their verdicts go by Holm's p-values over all of them and over nothing else. All else is exploratory: p-values "
-    "as they are, for new questions, not for answers. Detectable is the true difference that four of five such studies "
+    f"{METHOD}. They hold for this target, these prompts and this training. Primary contrasts were declared in the "
+    "study file; their verdicts go by Holm's p-values over all of them and over nothing else. All else is exploratory: "
+    "p-values as they are, for new questions, not for answers. Detectable is the true difference that four of five such studies "
     "find, from the noncentral t, with its 95 % range; of a primary contrast at 0.05 over their number, else at 0.05."
 )
 STYLE = """
@@ -111,12 +111,12 @@ def _primary(found: Json) -> Iterator[str]:
     if found["study"]["primary_changed"]:
         yield from ("**These contrasts were changed after something had been measured: they are not beforehand.**", "")
     finds = sum(row["verdict"] in ("higher", "lower") for row in rows)
-    yield f"Declared in the study file: {how_many(len(rows), 'contrast')}, of which {finds} told apart (Holm's p < 0.05)."
+    yield f"Declared in the study file: {how_many(len(rows), 'contrast')}; told apart (Holm's p < 0.05): {finds}."
     yield ""
     heads = ["Outcome", "Contrast", "Difference", "Detectable", "p", "p (Holm)", "Expected", "Found"]
     yield from _table(heads, [
-        [row["quantity"], label_of(row, found), _difference(row), _detectable(row), _p(row["p_value"]), _p(row["p_holm"]),
-         row["expect"] or "-", row["verdict"] + _expected(row)] for row in rows], left=2)  # fmt: skip
+        [row["quantity"], label_of(row, found), _difference(row), _detectable(row), _p(row["p_value"]),
+         _p(row["p_holm"]), row["expect"] or "-", row["verdict"] + _expected(row)] for row in rows], left=2)  # fmt: skip
 
 
 def _expected(row: Json) -> str:
@@ -209,8 +209,8 @@ def _cautions(found: Json) -> Iterator[str]:
         if arm["name"] not in measured:
             yield f"{arm['name']} is not compared: it has no evaluation."
     if uneven := list(dict.fromkeys(row["quantity"] for row in rows if row["spreads_differ"])):
-        yield ("Arms differ in how much their trainings vary (Bartlett's p < 0.1), so that the error of each contrast is "
-               f"its own, with fewer degrees of freedom: {'; '.join(uneven)}.")  # fmt: skip
+        yield ("Arms differ in how much their trainings vary (Bartlett's p < 0.1): the error of each contrast is its "
+               f"own, with fewer degrees of freedom: {'; '.join(uneven)}.")  # fmt: skip
     if rows and min(row["seeds"] for row in rows) < FEWEST_SEEDS:
         yield ("Some comparisons are of one or two seeds: of one, intervals are over prompts alone and say nothing of "
                "another training; of two, a t-interval of one degree of freedom is very wide.")  # fmt: skip

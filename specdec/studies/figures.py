@@ -1,8 +1,8 @@
 """The card's figures: numbers of ``card.json`` as PNG files.
 
-A colour is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms go
-by their levels. An interval that says nothing is pale: a contrast's that holds no difference, an arm's that is wider than
-all arms lie apart.
+A colour is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms
+go by their levels. An interval that says nothing is pale: a contrast's that holds no difference, an arm's that is
+wider than all arms lie apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,8 +55,10 @@ class _Style:
         marker = next((axis for axis in ordered[1:] if axis != line), line)
         self.of = {"color": (first, COLOURS), "linestyle": (line, LINES), "marker": (marker, MARKERS)}
         self.axes, self.names = axes, short_names(card["arms"])
-        self.looks: Looks = {arm["name"]: {key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()}
-                             for arm in card["arms"]}  # fmt: skip
+        self.looks: Looks = {
+            arm["name"]: {key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()}
+            for arm in card["arms"]
+        }
 
     def _look(self, key: str, level: str) -> str:
         axis, known = self.of[key]
@@ -71,7 +73,7 @@ class _Style:
                 plain: Json = {"color": INK, "linestyle": "-" if lines else "", "marker": "" if lines else "o"}
                 look = plain | {key: self._look(key, level) for key in keys}
                 if "color" in keys and len(keys) == 1 and not lines:
-                    look["marker"] = "s"
+                    look |= {"marker": "", "linestyle": "-", "linewidth": 6}
                 out.append(Line2D([], [], label=label(f"{axis}={level}", 40, 1), markersize=6, **look))
         return out
 
@@ -94,8 +96,8 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
         if panels:
             file, more = f"{family.partition(' ')[0]}.png", "" if family == ACCEPTANCE else " Dashed: none."
             _dots([*panels.values()], style, folder / file)
-            caption = ("with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell none "
-                       "apart; the small strokes are the seeds' own.")  # fmt: skip
+            caption = ("with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell "
+                       "none apart; the small strokes are the seeds' own.")  # fmt: skip
             out[family.capitalize()] = [(file, f"{family.capitalize()} {caption}{more}")]
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
@@ -120,7 +122,7 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
                           color=INK, alpha=1.0 if told else PALE)  # fmt: skip
         axes.axvline(0.0, color=GREY, linestyle="--", linewidth=1, zorder=0)
-        axes.set_title(label(name, 44, 2), fontsize=10)
+        axes.set_title(label(name, 48, 2), fontsize=10)
         axes.set_xlabel("difference")
         axes.margins(x=0.12)
         axes.locator_params(axis="x", nbins=6)
@@ -161,7 +163,7 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
             axes.set_xlim(
                 *(end + sign * 0.12 * (reach[1] - reach[0]) for end, sign in zip(reach, (-1, 1), strict=True))
             )
-        axes.set_title(label(panel["title"], 44, 2), fontsize=10)
+        axes.set_title(label(panel["title"], 48, 2), fontsize=10)
         axes.set_xlabel(label(panel["unit"], 40, 2))
         axes.locator_params(axis="x", nbins=6)
         axes.set_yticks(range(len(names)), names if number % 3 == 0 else [""] * len(names))
@@ -205,7 +207,7 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
                 colour = "white" if at > depths[name] else look["color"]
                 axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
                               **look | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
-        axes.set_title(label(panel["title"], 44, 2), fontsize=9)
+        axes.set_title(label(panel["title"], 48, 2), fontsize=9)
         axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
         axes.set_xlabel(panel["axis"], fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

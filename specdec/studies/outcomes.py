@@ -121,6 +121,8 @@ def check_outcome(name: str, arm: Arm) -> None:
         known, asked = shapes, [_shape(parts["shape"])] if parts["shape"] else []
     elif family == DRIFT:
         known, asked, depths = [*SERIES], parts["series"].split("+"), measure.config["depths"]
+        if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:
+            raise ValueError(f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit")
         if parts["step"] and _steps(parts["step"]).stop > depths:
             raise ValueError(f"{where}: drift has {depths} steps: give drift.depths, or an earlier step")
     else:
