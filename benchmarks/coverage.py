@@ -1,8 +1,8 @@
 """How often the intervals of an evaluation and of a study hold the truth, and whether `detectable` promises too much.
 
 ``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymmdd>.md`` simulates decoding under a known model
-and counts the 95 % intervals that hold the truth: over prompts, of one evaluation (``specdec/evaluation/statistics.py``,
-beside the BCa bootstrap), and over seeds and prompts, of the contrast of two arms of a study
+and counts the 95 % intervals that hold the truth: over prompts, of one evaluation
+(``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two arms of a study
 (``specdec/studies/statistics.py``, beside that of a study's own seeds alone). Then it gives one arm the true difference
 that is said to be detectable, and counts how often it is found.
 
@@ -142,7 +142,7 @@ def of_prompts(kind: str, prompts: int, times: int, resampled: int, draw: np.ran
 def of_study(model: Model, arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator) -> dict:
     """Shares of studies whose intervals hold the truth, and their median widths."""
     length, _ = truth(model) if model.noisy == 1 else (math.nan, 0.0)
-    held, wide = {name: 0 for name in METHODS}, {name: list[float]() for name in METHODS}
+    held, wide = dict.fromkeys(METHODS, 0), {name: list[float]() for name in METHODS}
     for _ in range(times):
         each = figures(*study(model, arms, seeds, prompts, 0.0, draw))
         for name, found, value in (
@@ -221,23 +221,24 @@ def markdown(about: dict, rows: dict) -> list[str]:
              *harness.table(["acceptance over prompts", "prompts", "Student's t", "BCa bootstrap"], [
                  [row["kind"], str(row["prompts"]), percent(100 * row["ours"]), percent(100 * row["bca"])]
                  for row in rows["prompts"]])]  # fmt: skip
-    lines += ["", f"Two arms of one kind in a study, {times:,} simulated a row (95 stands for 95 within {margin:.1f}); in "
-              "brackets the median width:", "",
+    lines += ["", f"Two arms of one kind in a study, {times:,} simulated a row (95 stands for 95 within {margin:.1f}); "
+              "in brackets the median width:", "",
               *harness.table(["arms", "of", "seeds", "prompts", *METHODS.values()], [
                   [row["model"], str(row["arms"]), str(row["seeds"]), str(row["prompts"]),
                    *("-" if name == "length" and not row[name] else
                      f"{percent(100 * row[name])} ({row[f'{name}_width']:.2f})" for name in METHODS)]
                   for row in rows["studies"]])]  # fmt: skip
+    heads = ["arms", "seeds", "prompts", "detectable", "true difference", "found", "range holds it", "interval held"]
     lines += ["", "An arm that is better by what is detectable (`trainings differ`, 80 % power asked for):", "",
               *harness.table(
-                  ["arms", "seeds", "prompts", "detectable", "true difference", "found", "range holds it", "interval held"],
+                  heads,
                   [[str(row["arms"]), str(row["seeds"]), str(row["prompts"]), f"{row['detectable']:.2f}",
                     f"{row['difference']:.2f}", *(percent(100 * row[name]) for name in ("found", "ranged", "held"))]
                    for row in rows["power"]])]  # fmt: skip
     lines += ["", f"Standard deviations in log-odds of a draft's acceptance: prompts {PROMPTS}; of the arms' "
               "difference, trainings, arm by prompt, the rest: "
               + "; ".join(f"{m.name} {m.trainings:g}, {m.prompts:g}, {m.answers:g}" for m in MODELS)
-              + f". Chains of {DEPTH}, {TOKENS} new tokens. Long tail: chances of acceptance are 0.98 of Beta(1.2, 2.5). "
+              + f". Chains of {DEPTH}, {TOKENS} new tokens. Long tail: chances are 0.98 of Beta(1.2, 2.5). "
               "Of noisy arms two of the noisy half are compared.", "",
               f"`{about['command']}`, {about['date']}, {about['seconds']} s."]  # fmt: skip
     return lines

@@ -23,8 +23,9 @@ from specdec.utils.text import how_many
 HOW = (
     f"{METHOD}. They hold for this target, these prompts and this training. Primary contrasts were declared in the "
     "study file; their verdicts go by Holm's p-values over all of them and over nothing else. All else is exploratory: "
-    "p-values as they are, for new questions, not for answers. Detectable is the true difference that four of five such studies "
-    "find, from the noncentral t, with its 95 % range; of a primary contrast at 0.05 over their number, else at 0.05."
+    "p-values as they are, for new questions, not for answers. Detectable is the true difference that four of five "
+    "such studies find, from the noncentral t, with its 95 % range; of a primary contrast at 0.05 over their number, else "
+    "at 0.05."
 )
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 72rem; margin: 0 auto; padding: 1rem; }
@@ -114,9 +115,11 @@ def _primary(found: Json) -> Iterator[str]:
     yield f"Declared in the study file: {how_many(len(rows), 'contrast')}; told apart (Holm's p < 0.05): {finds}."
     yield ""
     heads = ["Outcome", "Contrast", "Difference", "Detectable", "p", "p (Holm)", "Expected", "Found"]
-    yield from _table(heads, [
-        [row["quantity"], label_of(row, found), _difference(row), _detectable(row), _p(row["p_value"]),
-         _p(row["p_holm"]), row["expect"] or "-", row["verdict"] + _expected(row)] for row in rows], left=2)  # fmt: skip
+    table_rows = []
+    for row in rows:
+        tested = [_p(row["p_value"]), _p(row["p_holm"]), row["expect"] or "-", row["verdict"] + _expected(row)]
+        table_rows.append([row["quantity"], label_of(row, found), _difference(row), _detectable(row), *tested])
+    yield from _table(heads, table_rows, left=2)
 
 
 def _expected(row: Json) -> str:

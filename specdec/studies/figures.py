@@ -136,7 +136,9 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows."""
     names = [label(style.names[name], 34, 3) for name in style.looks]
     tall, handles = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names), style.legend(lines=False)
-    figure, grid = _grid(len(panels), 3.4, tall, 0.5 + 0.08 * max(map(len, names)), _below(handles, len(panels)))
+    left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))
+    columns, below = _below(handles, left + 3.4 * min(3, len(panels)))
+    figure, grid = _grid(len(panels), 3.4, tall, left, below)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         values = [row["value"] for row in panel["rows"].values() if row]
         reach = [min(values), max(values)]
@@ -168,23 +170,18 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
         axes.locator_params(axis="x", nbins=6)
         axes.set_yticks(range(len(names)), names if number % 3 == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.4, -0.6)
-    _legend(figure, handles, len(panels))
+    _legend(figure, handles, columns)
     _save(figure, path)
 
 
-def _columns(panels: int) -> int:
-    """Of a legend below so many panels."""
-    return 2 * min(3, panels)
+def _below(handles: Sequence[Line2D], wide: float) -> tuple[int, float]:
+    """Columns of a legend in so many inches, and the inches that it takes below."""
+    columns = max(1, int(wide / (0.75 + 0.08 * max(len(str(one.get_label())) for one in handles))))
+    return columns, 0.35 + 0.22 * -(-len(handles) // columns)
 
 
-def _below(handles: Sequence[Line2D], panels: int) -> float:
-    """Inches that a legend takes."""
-    return 0.35 + 0.22 * -(-len(handles) // _columns(panels))
-
-
-def _legend(figure: Figure, handles: list[Line2D], panels: int) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=_columns(panels), frameon=False, fontsize=9,
-                  handlelength=3)  # fmt: skip
+def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3)
 
 
 def _ends(row: Json) -> list[list[float]] | None:
@@ -196,7 +193,9 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
     """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
     hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
     handles = [*style.legend(lines=True), Line2D([], [], label="beyond the trained depth", **hollow)]
-    figure, grid = _grid(len(panels), 3.9 if len(panels) > 1 else 7.0, 2.9, 0.4, _below(handles, len(panels)))
+    wide = 3.9 if len(panels) > 1 else 7.0
+    columns, below = _below(handles, 0.4 + wide * min(3, len(panels)))
+    figure, grid = _grid(len(panels), wide, 2.9, 0.4, below)
     for axes, panel in zip(grid, panels, strict=True):
         bars = len(panel["arms"]) <= MOST_TOGETHER
         for number, (name, points) in enumerate(panel["arms"].items()):
@@ -211,7 +210,7 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
         axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
         axes.set_xlabel(panel["axis"], fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure, handles, len(panels))
+    _legend(figure, handles, columns)
     _save(figure, path)
 
 
