@@ -126,7 +126,10 @@ def check_outcome(name: str, arm: Arm) -> None:
         if parts["step"] and _steps(parts["step"]).stop > depths:
             raise ValueError(f"{where}: drift has {depths} steps: give drift.depths, or an earlier step")
     else:
-        known, asked = [one.name for one in parse_conditions(measure.config["conditions"])], [parts["condition"]]
+        known, asked = (
+            [one.name for one in parse_conditions(measure.config["conditions"])],
+            [_condition(parts["condition"])],
+        )
     if wrong := next((one for one in asked if one not in known), None):
         raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
 
@@ -154,6 +157,14 @@ def _shape(text: str) -> str:
         return text  # the name itself
 
 
+def _condition(text: str) -> str:
+    try:
+        (one,) = parse_conditions([text])
+        return one.name
+    except ValueError:
+        return text  # the name itself, or of several
+
+
 def named(name: str, run: RecordedRun) -> Quantity | None:
     """The quantity of a name, of the shape and steps that a run was measured with; None if it was not."""
     parts = _parts(name)
@@ -173,7 +184,8 @@ def named(name: str, run: RecordedRun) -> Quantity | None:
         return _of_drift(DriftFigure(name, title, parts["series"], depths), unit, float(growth), how)
     if parts["kept"]:
         rows = {row["name"]: row for row in run.measured("robustness")["conditions"]} if run.done("robustness") else {}
-        return _kept(parts["condition"], rows[parts["condition"]]["title"]) if parts["condition"] in rows else None
+        condition = _condition(parts["condition"])
+        return _kept(condition, rows[condition]["title"]) if condition in rows else None
     shapes = [*run.evaluation.answers] if run.done("evaluate") else []
     shape = _shape(parts["shape"]) if parts["shape"] else shapes[0] if len(shapes) == 1 else None
     if shape not in shapes or shape is None:
