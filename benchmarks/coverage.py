@@ -2,9 +2,9 @@
 
 ``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymmdd>.md`` simulates decoding under a known model
 and counts the 95 % intervals that hold the truth: over prompts, of one evaluation
-(``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two arms of a study
-(``specdec/studies/statistics.py``, beside that of a study's own seeds alone). Then it gives one arm the true difference
-that is said to be detectable, and counts how often it is found.
+(``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two
+arms of a study (``specdec/studies/statistics.py``, beside that of a study's own seeds alone). Then it gives two arms the
+true difference that is said to be detectable, and counts how often it is found.
 
 Legend: A arms, S seeds, P prompts, Q target passes.
 """
@@ -58,11 +58,13 @@ NOISY = (Model("half of the arms 3 times as noisy", 0.1, 0.1, 0.2, 3.0), Model("
 
 
 def odds(model: Model, arms: int, seeds: int, prompts: int, better: float, draw: np.random.Generator) -> Array:
-    """Chance of acceptance of every draft, (A, S, P); the second arm's log-odds are higher by ``better``."""
+    """Chance of acceptance of every draft, (A, S, P); the second arm's log-odds are higher by ``better`` than the
+    first's, and the others' lie between."""
+    apart_A = np.select([np.arange(arms) == 0, np.arange(arms) == 1], [-0.5, 0.5], 0.0)
     normal, noise_A = draw.standard_normal, np.where(np.arange(arms) < arms / 2, model.noisy, 1.0)[:, None, None]
     own = model.trainings * noise_A * normal((arms, seeds, 1)) + model.prompts * normal((arms, 1, prompts))
     own = (own + model.answers * normal((arms, seeds, prompts))) / math.sqrt(2)  # two arms' difference has that spread
-    logit_ASP = COMMON + PROMPTS * normal((1, 1, prompts)) + own + better * (np.arange(arms) == 1)[:, None, None]
+    logit_ASP = COMMON + PROMPTS * normal((1, 1, prompts)) + own + better * apart_A[:, None, None]
     return 1 / (1 + np.exp(-logit_ASP))
 
 
@@ -156,18 +158,20 @@ def of_study(model: Model, arms: int, seeds: int, prompts: int, times: int, draw
 
 
 def of_power(arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator) -> dict:
-    """A true difference of the size that is detectable on average is found so often; the range holds it so often.
-
-    The size in log-odds that makes the difference is found by a chord.
-    """
-    model = MODELS[3]
-    sizes = []
+    """A true difference of the size that is detectable with the errors of all studies together is found so often; the
+    range of each study holds it so often."""
+    model, told = MODELS[3], []
     for _ in range(times):
-        size = detectable(difference(figures(*study(model, arms, seeds, prompts, 0.0, draw))))
-        assert size is not None
-        sizes.append(size)
-    wanted = math.sqrt(float(np.mean([size[0] ** 2 for size in sizes])))  # variances are unbiased, their roots are not
-    better = 0.4 * wanted / truth(model, 0.4)[1]
+        told.append(difference(figures(*study(model, arms, seeds, prompts, 0.0, draw))))
+    error, df = (
+        math.sqrt(np.mean([each.error**2 for each in told if each.error])),
+        np.median([each.df for each in told]),
+    )
+    size = detectable(told[0]._replace(error=error, df=float(df)))
+    assert size is not None
+    (wanted, *_), sizes, better = size, [detectable(each) or (0.0, 0.0, 0.0) for each in told], 0.4
+    for _ in range(3):
+        better *= wanted / truth(model, better)[1]
     real = truth(model, better)[1]
     found = [difference(figures(*study(model, arms, seeds, prompts, better, draw))) for _ in range(times)]
     return {

@@ -104,7 +104,7 @@ def rows(folder: Path, target: Path) -> None:
 
 def study(folder: Path, target: Path) -> None:
     arm = {"name": "a", "is_baseline": True, "runs": [{"seed": 0, "fit": "f"} | dict.fromkeys(MEASURED)]}
-    write_json(folder / "plan.json", {"version": 2, "arms": [arm]})
+    write_json(folder / "plan.json", {"version": 3, "arms": [arm]})
     write_text(folder / "study.yaml", "name: made\n")
     write_sums(folder, "study.yaml", "plan.json")
     write_config(folder, Job(key="f", kind="fit", label="", command=(), config={"seed_everything": 0}))

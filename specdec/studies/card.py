@@ -239,7 +239,10 @@ def _difference(row: Json) -> str:
 def _detectable(row: Json) -> str:
     """The size with its range."""
     size = row.get("detectable")
-    return "-" if not size else bracketed(*size, f"{{:.{_digits(row['family'])}f}}".format)
+    if not size:
+        return "-"
+    value, low, high = size
+    return bracketed(value, low, high, f"{{:.{_digits(row['family'])}f}}".format)
 
 
 def _p(value: float | None) -> str:
