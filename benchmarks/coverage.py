@@ -1,14 +1,16 @@
-"""How often the intervals of a study hold the truth, with few seeds and few prompts, and how often its tests err.
+"""How often the intervals of an evaluation and of a study hold the truth, and whether `detectable` promises too much.
 
-``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymm>.md`` simulates studies of two arms under a
-known model and prints, for each, how many of the 95 % intervals hold the truth: the study card's
-(``specdec/studies/statistics.py``), the percentile bootstrap that draws seeds and prompts anew, variance components
-with Satterthwaite's degrees of freedom, and the bootstrap over prompts that leaves seeds as they are.
+``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymmdd>.md`` simulates decoding under a known model
+and counts the 95 % intervals that hold the truth: over prompts, of one evaluation
+(``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two
+arms of a study (``specdec/studies/statistics.py``, beside that of a study's own seeds alone). Then it gives two arms the
+true difference that is said to be detectable, and counts how often it is found.
 
-Legend: A 2 arms, S seeds, P prompts, Q target passes.
+Legend: A arms, S seeds, P prompts, Q target passes.
 """
 
 import argparse
+import functools
 import math
 import sys
 import time
@@ -17,12 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student
+from scipy.stats import bootstrap
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
 from benchmarks import harness
-from specdec.studies.statistics import Linear, Spread, detectable, estimate, pooled, spread
+from specdec.evaluation.statistics import interval, ratio
+from specdec.studies.statistics import Estimate, Linear, detectable, estimate, pooled, seed_error
 
 DEPTH, TOKENS = 5, 96  # drafts of a pass; new tokens of an answer
 COMMON, PROMPTS = 0.5, 0.6  # log-odds of acceptance: of all, and how much prompts differ (standard deviation)
@@ -39,25 +42,29 @@ class Model(NamedTuple):
     """Arm by prompt: an arm is better at some prompts."""
     answers: float
     """Arm by seed by prompt."""
+    noisy: float = 1.0
+    """How many times as much the trainings of the first half of the arms differ."""
 
 
 MODELS = (
     Model("copies", 0.0, 0.0, 0.0),
-    Model("answers differ", 0.0, 0.0, 0.4),
     Model("prompts differ", 0.0, 0.4, 0.2),
     Model("trainings differ a little", 0.05, 0.1, 0.2),
     Model("trainings differ", 0.1, 0.1, 0.2),
     Model("trainings and prompts differ", 0.1, 0.4, 0.2),
     Model("trainings differ much", 0.2, 0.1, 0.2),
 )
+NOISY = (Model("half of the arms 3 times as noisy", 0.1, 0.1, 0.2, 3.0), Model("10 times", 0.1, 0.1, 0.2, 10.0))
 
 
-def odds(model: Model, seeds: int, prompts: int, better: float, draw: np.random.Generator) -> Array:
-    """Chance of acceptance of every draft, (A, S, P); the second arm's log-odds are higher by ``better``."""
-    normal = draw.standard_normal
-    own = model.trainings * normal((2, seeds, 1)) + model.prompts * normal((2, 1, prompts))
-    own = (own + model.answers * normal((2, seeds, prompts))) / math.sqrt(2)  # so much is the difference's spread
-    logit_ASP = COMMON + PROMPTS * normal((1, 1, prompts)) + own + better * np.array([0.0, 1.0])[:, None, None]
+def odds(model: Model, arms: int, seeds: int, prompts: int, better: float, draw: np.random.Generator) -> Array:
+    """Chance of acceptance of every draft, (A, S, P); the second arm's log-odds are higher by ``better`` than the
+    first's, and the others' lie between."""
+    apart_A = np.select([np.arange(arms) == 0, np.arange(arms) == 1], [-0.5, 0.5], 0.0)
+    normal, noise_A = draw.standard_normal, np.where(np.arange(arms) < arms / 2, model.noisy, 1.0)[:, None, None]
+    own = model.trainings * noise_A * normal((arms, seeds, 1)) + model.prompts * normal((arms, 1, prompts))
+    own = (own + model.answers * normal((arms, seeds, prompts))) / math.sqrt(2)  # two arms' difference has that spread
+    logit_ASP = COMMON + PROMPTS * normal((1, 1, prompts)) + own + better * apart_A[:, None, None]
     return 1 / (1 + np.exp(-logit_ASP))
 
 
@@ -71,81 +78,111 @@ def decode(chance_ASP: Array, draw: np.random.Generator) -> tuple[Array, Array]:
     return committed_ASP, passes_ASP.astype(np.float64)
 
 
-def study(model: Model, seeds: int, prompts: int, better: float, draw: np.random.Generator) -> tuple[Array, Array]:
-    """Committed tokens and passes of two arms, (A, S, P) each."""
-    return decode(odds(model, seeds, prompts, better, draw), draw)
+def study(
+    model: Model, arms: int, seeds: int, prompts: int, better: float, draw: np.random.Generator
+) -> tuple[Array, Array]:
+    """Committed tokens and passes, (A, S, P) each."""
+    return decode(odds(model, arms, seeds, prompts, better, draw), draw)
 
 
-def figures(committed_ASP: Array, passes_ASP: Array) -> tuple[Linear, Linear]:
-    """The first arm's acceptance length, and the second's less it."""
-    one, two = (pooled(t_SP, n_SP) for t_SP, n_SP in zip(committed_ASP, passes_ASP, strict=True))
-    assert one is not None and two is not None
-    return one, two.minus(one)
+def figures(committed_ASP: Array, passes_ASP: Array) -> list[Linear]:
+    """The acceptance length of every arm."""
+    found = [pooled(t_SP, n_SP) for t_SP, n_SP in zip(committed_ASP, passes_ASP, strict=True)]
+    return [each for each in found if each is not None]
 
 
-def truth(model: Model, better: float, draw: np.random.Generator) -> tuple[float, float]:
-    """The figures of endlessly many seeds and prompts, nearly: 200,000 prompts, each with a training of its own."""
-    alone = model._replace(trainings=0.0, answers=math.hypot(model.trainings, model.answers))
-    drawn = [study(alone, 1, 10_000, better, draw) for _ in range(20)]
-    committed_ASP, passes_ASP = (np.concatenate(each, axis=-1) for each in zip(*drawn, strict=True))
-    one, difference = figures(committed_ASP, passes_ASP)
-    return one.value, difference.value if better else 0.0
+def difference(arms: list[Linear]) -> Estimate:
+    """The second arm less the first, as a study's card has it."""
+    return estimate(arms[1].minus(arms[0]), 0.0, seeds=seed_error(arms), squares=2.0)
 
 
-def bootstrap(committed_ASP: Array, passes_ASP: Array, draw: np.random.Generator, times: int) -> tuple[Array, Array]:
-    """Differences of resamples: of seeds and prompts, and of prompts alone."""
-    _, S, P = passes_ASP.shape
-    seeds_RS = draw.multinomial(S, np.full(S, 1 / S), size=times).astype(np.float64)
-    prompts_RP = draw.multinomial(P, np.full(P, 1 / P), size=times).astype(np.float64)
-    out = []
-    for weights_RS in (seeds_RS, np.ones_like(seeds_RS)):
-        sums = [[((weights_RS @ x_SP) * prompts_RP).sum(1) for x_SP in x_ASP] for x_ASP in (committed_ASP, passes_ASP)]
-        out.append(sums[0][1] / sums[1][1] - sums[0][0] / sums[1][0])
-    return out[0], out[1]
+def alone(arms: list[Linear]) -> Estimate:
+    """The same with an error of its own."""
+    return estimate(arms[1].minus(arms[0]), 0.0)
 
 
-def satterthwaite(found: Spread) -> float:
-    """Half of an interval from variance components, none below zero, with Satterthwaite's degrees of freedom."""
-    s, p, e = max(found.of_seeds, found.of_rest), max(found.of_prompts, found.of_rest), found.of_rest
-    S, P = found.seeds, found.prompts
-    variance = s + p - e
-    if not variance:
-        return 0.0
-    df = variance**2 / (s**2 / (S - 1) + p**2 / (P - 1) + e**2 / ((S - 1) * (P - 1)))
-    return float(student.ppf(0.975, df)) * math.sqrt(variance / (S * P))
+@functools.cache
+def truth(model: Model, better: float = 0.0) -> tuple[float, float]:
+    """An arm's figure, and what the second has more, of endlessly many seeds and prompts, nearly: 100,000 prompts, each
+    with a training of its own."""
+    draw = np.random.default_rng(0)
+    own = model._replace(trainings=0.0, answers=math.hypot(model.trainings, model.answers))
+    drawn = [study(own, 2, 1, 10_000, better, draw) for _ in range(10)]
+    one, two = figures(*(np.concatenate(each, axis=-1) for each in zip(*drawn, strict=True)))
+    return one.value, two.value - one.value if better else 0.0
 
 
-def simulate(
-    model: Model, seeds: int, prompts: int, better: float, studies: int, resampled: int, draw: np.random.Generator
-) -> dict[str, float]:
-    """Shares of studies whose intervals hold the truth, by method, and the card's median width and power."""
-    lengths, differences = truth(model, better, draw)
-    held: dict[str, list[bool]] = {name: [] for name in METHODS}
-    widths, found_it, least = [], [], []
-    for number in range(studies):
-        counts = study(model, seeds, prompts, better, draw)
-        own, paired = figures(*counts)
-        one, two = estimate(own), estimate(paired)
-        assert one.low is not None and one.high is not None and two.low is not None and two.high is not None
-        held["length"].append(one.low <= lengths <= one.high)
-        held["card"].append(two.low <= differences <= two.high)
-        held["satterthwaite"].append(abs(paired.value - differences) <= satterthwaite(spread(paired.added_SP)))
-        widths.append(two.high - two.low)
-        found_it.append(not two.low <= 0 <= two.high)
-        least.append(detectable(two.spread) or math.nan)
+def holds(found: Estimate, value: float) -> bool:
+    """Whether the interval does."""
+    return found.low is not None and found.high is not None and found.low <= value <= found.high
+
+
+def of_prompts(kind: str, prompts: int, times: int, resampled: int, draw: np.random.Generator) -> dict:
+    """Shares of evaluations whose interval holds the truth: ours, and BCa in some of them."""
+
+    def drawn(count: int) -> Array:
+        chance_P = (
+            draw.beta(1.2, 2.5, size=count) * 0.98 if kind == "long tail" else odds(MODELS[0], 1, 1, count, 0, draw)
+        )
+        return np.stack(decode(chance_P.reshape(1, 1, count), draw), axis=-1)[0, 0]
+
+    sums = np.zeros(2)
+    for _ in range(10):
+        sums += drawn(20_000).sum(0)
+    value, ours, bca = float(ratio(sums)), 0, 0
+    for number in range(times):
+        sums_P2 = drawn(prompts)
+        found = interval(sums_P2)
+        ours += found is not None and found.low <= value <= found.high
         if number < resampled:
-            for name, drawn_R in zip(("both", "alone"), bootstrap(*counts, draw, 400), strict=True):
-                low, high = np.quantile(drawn_R, [0.025, 0.975])
-                held[name].append(bool(low <= differences <= high))
-    shares = {name: sum(each) / len(each) for name, each in held.items()}
-    more = {"width": float(np.median(widths)), "found": sum(found_it) / studies, "least": float(np.median(least))}
-    return shares | more | {"difference": differences}
+            made = bootstrap((np.arange(prompts),), lambda at, axis: ratio(sums_P2[at].sum(-2)), vectorized=True,  # noqa: B023
+                             n_resamples=1000, method="BCa", rng=draw).confidence_interval  # fmt: skip
+            bca += made.low <= value <= made.high
+    return {"kind": kind, "prompts": prompts, "ours": ours / times, "bca": bca / resampled}
 
 
-METHODS = {
-    "card": "difference, the card's", "satterthwaite": "components, Satterthwaite", "both": "bootstrap of both",
-    "alone": "bootstrap of prompts", "length": "length, the card's",
-}  # fmt: skip
+def of_study(model: Model, arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator) -> dict:
+    """Shares of studies whose intervals hold the truth, and their median widths."""
+    length, _ = truth(model) if model.noisy == 1 else (math.nan, 0.0)
+    held, wide = dict.fromkeys(METHODS, 0), {name: list[float]() for name in METHODS}
+    for _ in range(times):
+        each = figures(*study(model, arms, seeds, prompts, 0.0, draw))
+        for name, found, value in (
+            ("pooled", difference(each), 0.0), ("alone", alone(each), 0.0), ("length", estimate(each[-1]), length)
+        ):  # fmt: skip
+            held[name] += holds(found, value)
+            wide[name].append((found.high or 0) - (found.low or 0))
+    shares = {name: count / times for name, count in held.items()}
+    widths = {f"{name}_width": float(np.median(each)) for name, each in wide.items()}
+    return {"model": model.name, "arms": arms, "seeds": seeds, "prompts": prompts} | shares | widths
+
+
+def of_power(arms: int, seeds: int, prompts: int, times: int, draw: np.random.Generator) -> dict:
+    """A true difference of the size that is detectable with the errors of all studies together is found so often; the
+    range of each study holds it so often."""
+    model, told = MODELS[3], []
+    for _ in range(times):
+        told.append(difference(figures(*study(model, arms, seeds, prompts, 0.0, draw))))
+    error, df = (
+        math.sqrt(np.mean([each.error**2 for each in told if each.error])),
+        np.median([each.df for each in told]),
+    )
+    size = detectable(told[0]._replace(error=error, df=float(df)))
+    assert size is not None
+    (wanted, *_), sizes, better = size, [detectable(each) or (0.0, 0.0, 0.0) for each in told], 0.4
+    for _ in range(3):
+        better *= wanted / truth(model, better)[1]
+    real = truth(model, better)[1]
+    found = [difference(figures(*study(model, arms, seeds, prompts, better, draw))) for _ in range(times)]
+    return {
+        "arms": arms, "seeds": seeds, "prompts": prompts, "detectable": wanted, "difference": real,
+        "found": sum((each.p_value or 0) < 0.05 for each in found) / times,
+        "ranged": sum(low <= wanted <= high for _, low, high in sizes) / times,
+        "held": sum(holds(each, real) for each in found) / times,
+    }  # fmt: skip
+
+
+METHODS = {"pooled": "pooled over arms", "alone": "of two arms alone", "length": "one arm's own length"}
 
 
 def main() -> None:
@@ -154,49 +191,59 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
     parser.add_argument("--force", action="store_true", help="overwrite what --out names")
     parser.add_argument("--studies", type=int, default=1000, help="of each kind")
-    parser.add_argument("--resampled", type=int, default=300, help="of them, bootstrapped too")
+    parser.add_argument("--resampled", type=int, default=300, help="evaluations bootstrapped too")
     args = parser.parse_args()
     harness.check_out(args.out, args.force)
-    begin, rows = time.monotonic(), []
-    sizes = [(3, 20), (3, 40), (3, 80), (5, 20), (5, 40)]
-    for kind, model in enumerate(MODELS):
-        for seeds, prompts in sizes:
-            draw = np.random.default_rng([kind, seeds, prompts])
-            rows.append({"model": model.name, "seeds": seeds, "prompts": prompts}
-                        | simulate(model, seeds, prompts, 0.0, args.studies, args.resampled, draw))  # fmt: skip
-            print(rows[-1], flush=True)
-    for better in (0.1, 0.2, 0.4):
-        draw = np.random.default_rng([99, round(10 * better)])
-        found = simulate(MODELS[3], 3, 40, better, args.studies, 1, draw)
-        rows.append({"model": f"better by {better} in log-odds", "seeds": 3, "prompts": 40} | found)
-    about = harness.machine(1) | {"studies": args.studies, "resampled": args.resampled}
+    begin, times = time.monotonic(), args.studies
+    prompts, studies, power = [], [], []
+    for kind in ("spread of a study", "long tail"):
+        for count in (6, 18, 40):
+            draw = np.random.default_rng([1, count, len(kind)])
+            prompts.append(of_prompts(kind, count, 4 * times, args.resampled, draw))
+    for at, model in enumerate((*MODELS, *NOISY)):
+        sizes = [(8, 3, 6), (8, 3, 18), (8, 3, 40), (8, 5, 18)]
+        sizes += [(2, 3, 6), (2, 3, 18), (2, 3, 40)] if model.noisy == 1 else []
+        for arms, seeds, count in sizes:
+            draw = np.random.default_rng([2, at, arms, seeds, count])
+            studies.append(of_study(model, arms, seeds, count, times, draw))
+            print(studies[-1], flush=True)
+    for arms, seeds in ((2, 3), (8, 3), (2, 5), (8, 5)):
+        power.append(of_power(arms, seeds, 40, times, np.random.default_rng([3, arms, seeds])))
+        print(power[-1], flush=True)
+    about = harness.machine(1) | {"studies": times, "resampled": args.resampled}
     about["seconds"] = round(time.monotonic() - begin)
-    harness.keep(args.out, markdown(about, rows), {"about": about, "rows": rows})
+    rows = {"prompts": prompts, "studies": studies, "power": power}
+    harness.keep(args.out, markdown(about, rows), {"about": about, **rows})
 
 
-def markdown(about: dict, rows: list[dict]) -> list[str]:
+def markdown(about: dict, rows: dict) -> list[str]:
     """The tables."""
-    null, better = [row for row in rows if not row["difference"]], [row for row in rows if row["difference"]]
-    margin = 196 * math.sqrt(0.05 * 0.95 / about["studies"])
-    headings = ["two arms of one kind", "seeds", "prompts", *METHODS.values(), "median width"]
-    cells = [
-        [row["model"], str(row["seeds"]), str(row["prompts"]), *(f"{100 * row[name]:.1f}" for name in METHODS),
-         f"{row['width']:.2f}"] for row in null
-    ]  # fmt: skip
-    lines = ["# Coverage of a study's 95 % intervals", "",
-             f"Of 100 studies, so many intervals held the truth; {about['studies']:,} studies a row (bootstraps: "
-             f"{about['resampled']:,} of them), so that 95 stands for 95 within {margin:.1f}.", "",
-             *harness.table(headings, cells)]  # fmt: skip
-    headings = ["the second arm is", "true difference", "median detectable difference", "found (p < 0.05)", "held"]
-    cells = [
-        [row["model"], f"{row['difference']:.2f}", f"{row['least']:.2f}", f"{100 * row['found']:.1f} %",
-         f"{100 * row['card']:.1f}"] for row in better
-    ]  # fmt: skip
-    lines += ["", *harness.table(headings, cells)]
+    percent, times = "{:.1f}".format, about["studies"]
+    margin = 196 * math.sqrt(0.05 * 0.95 / times)
+    lines = ["# Coverage of 95 % intervals, and power", "", "Of 100 intervals, so many held the truth.", "",
+             f"One evaluation, {4 * times:,} simulated a row (BCa: {about['resampled']:,}):", "",
+             *harness.table(["acceptance over prompts", "prompts", "Student's t", "BCa bootstrap"], [
+                 [row["kind"], str(row["prompts"]), percent(100 * row["ours"]), percent(100 * row["bca"])]
+                 for row in rows["prompts"]])]  # fmt: skip
+    lines += ["", f"Two arms of one kind in a study, {times:,} simulated a row (95 stands for 95 within {margin:.1f}); "
+              "in brackets the median width:", "",
+              *harness.table(["arms", "of", "seeds", "prompts", *METHODS.values()], [
+                  [row["model"], str(row["arms"]), str(row["seeds"]), str(row["prompts"]),
+                   *("-" if name == "length" and not row[name] else
+                     f"{percent(100 * row[name])} ({row[f'{name}_width']:.2f})" for name in METHODS)]
+                  for row in rows["studies"]])]  # fmt: skip
+    heads = ["arms", "seeds", "prompts", "detectable", "true difference", "found", "range holds it", "interval held"]
+    lines += ["", "An arm that is better by what is detectable (`trainings differ`, 80 % power asked for):", "",
+              *harness.table(
+                  heads,
+                  [[str(row["arms"]), str(row["seeds"]), str(row["prompts"]), f"{row['detectable']:.2f}",
+                    f"{row['difference']:.2f}", *(percent(100 * row[name]) for name in ("found", "ranged", "held"))]
+                   for row in rows["power"]])]  # fmt: skip
     lines += ["", f"Standard deviations in log-odds of a draft's acceptance: prompts {PROMPTS}; of the arms' "
               "difference, trainings, arm by prompt, the rest: "
               + "; ".join(f"{m.name} {m.trainings:g}, {m.prompts:g}, {m.answers:g}" for m in MODELS)
-              + f". Chains of {DEPTH}, {TOKENS} new tokens. The second table has the model «{MODELS[3].name}».", "",
+              + f". Chains of {DEPTH}, {TOKENS} new tokens. Long tail: chances are 0.98 of Beta(1.2, 2.5). "
+              "Of noisy arms two of the noisy half are compared.", "",
               f"`{about['command']}`, {about['date']}, {about['seconds']} s."]  # fmt: skip
     return lines
 

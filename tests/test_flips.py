@@ -23,8 +23,9 @@ from specdec.evaluation.metrics import write_answers
 from specdec.export import export_drafter
 from specdec.export.read import read_checkpoint
 from specdec.features.store import FeatureStore, shard_rows
+from specdec.studies.outcomes import RecordedRun
 from specdec.studies.reproduce import VERSION, recorded_run
-from specdec.studies.results import RecordedRun, read_record
+from specdec.studies.results import read_record
 from specdec.studies.worker import Job, JobFolder, write_config
 from specdec.target import Target
 from specdec.training.callbacks import check_run, checked
@@ -103,7 +104,7 @@ def rows(folder: Path, target: Path) -> None:
 
 def study(folder: Path, target: Path) -> None:
     arm = {"name": "a", "is_baseline": True, "runs": [{"seed": 0, "fit": "f"} | dict.fromkeys(MEASURED)]}
-    write_json(folder / "plan.json", {"version": 2, "arms": [arm]})
+    write_json(folder / "plan.json", {"version": 3, "arms": [arm]})
     write_text(folder / "study.yaml", "name: made\n")
     write_sums(folder, "study.yaml", "plan.json")
     write_config(folder, Job(key="f", kind="fit", label="", command=(), config={"seed_everything": 0}))

@@ -155,7 +155,7 @@ def test_configs_studies_cards_and_checkpoints_run_nothing(folder: Path) -> None
         hostile(f"sweep {name}", "trust_remote_code", whole, "sweep", "FILE", "--plan_only")
     (folder / "part_of_model.yaml").write_text(yaml.safe_dump({"model": trust}))
     entry = {"fit": {"config": {"model": trust}, "provenance": {}, "losses": "eNoDAAAAAAE=", "weights_sha256": "0"}}
-    card = {"version": 3, "manifest": {"runs": {"a": {"0": entry}}}}
+    card = {"version": 4, "manifest": {"runs": {"a": {"0": entry}}}}
     hostile("reproduce", "trust_remote_code", card, "sweep", str(folder / "card.json"), "--reproduce", "a", "--out",
             "r")  # fmt: skip
     (folder / "card.json").write_text(json.dumps(card))

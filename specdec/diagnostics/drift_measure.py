@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import Array, Statistic, measured, ratio
+from specdec.evaluation.statistics import Array, Statistic, measured, possible, ratio
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -213,7 +213,7 @@ def _told(titles: Mapping[str, tuple[str, str]], sums: Sequence[Tensor]) -> dict
     found: dict[str, Document] = {}
     for (name, (title, unit)), sums_RP2 in zip(titles.items(), torch.stack([*sums], 2).numpy(), strict=True):
         values = [[float(total / weight) if weight else None for total, weight in row] for row in sums_RP2]
-        told = [measured(sums_P2) for sums_P2 in sums_RP2]
+        told = [measured(sums_P2, bounds=possible(unit)) for sums_P2 in sums_RP2]
         means = {key: [one[key] for one in told] for key in ("mean", "low", "high")}
         weights = sums_RP2[..., 1].astype(int).tolist()
         found[name] = {"title": title, "unit": unit, "values": values, "weights": weights, **means}

@@ -22,7 +22,7 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.metrics import Answer, committed, passes
 from specdec.evaluation.prompts import Prompt, Skipped
-from specdec.evaluation.statistics import Array, measured, ratio
+from specdec.evaluation.statistics import LENGTH, POSITIVE, Array, measured, ratio
 from specdec.evaluation.style import (
     ReportTable,
     few_prompts,
@@ -165,7 +165,8 @@ def kept(under: Counts, clean: Counts) -> dict[str, Any]:
     """What is kept under a condition, with intervals over the prompts that have a target pass in both runs."""
     names = [name for name, (_, passes) in under.items() if passes and clean.get(name, (0, 0))[1]]
     rows_P4 = np.array([[*under[name], *clean[name]] for name in names], dtype=np.float64).reshape(-1, 4)
-    found = {name: measured(rows_P4, of) for name, of in {"acceptance_length": ratio, **SHARES}.items()}
+    found = {"acceptance_length": measured(rows_P4, bounds=LENGTH)}
+    found |= {name: measured(rows_P4, of, POSITIVE) for name, of in SHARES.items()}
     return {"measured_prompts": len(names)} | {
         name: None if one["mean"] is None else one for name, one in found.items()
     }

@@ -28,7 +28,7 @@ from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
 from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import Array, Measured, measured, ratio
+from specdec.evaluation.statistics import LENGTH, Array, Measured, measured, ratio
 from specdec.evaluation.style import ReportTable, shown, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -161,7 +161,8 @@ def waterfall(levels: Levels) -> dict[str, Any]:
     for name, accepted in levels.items():
         sums_P2 = _sums(accepted)
         committed, begun = sums_P2.astype(int).T.tolist()
-        told.append({"name": name, "acceptance_length": measured(sums_P2), "committed": committed, "passes": begun})
+        length = measured(sums_P2, bounds=LENGTH)
+        told.append({"name": name, "acceptance_length": length, "committed": committed, "passes": begun})
     pairs = itertools.pairwise(DOWN)
     bars = [{"from": one, "to": two, "loss": _less(levels[one], levels[two])} for one, two in pairs]
     return {"levels": told, "bars": bars, "check": check}
@@ -173,7 +174,7 @@ def _sums(accepted: Sequence[Sequence[int]]) -> Array:
 
 
 def _less(upper: list[list[int]], lower: list[list[int]]) -> Measured:
-    """One level's acceptance length less another's; prompts with a pass on both are drawn for both alike."""
+    """One level's acceptance length less another's; of the prompts with a pass on both."""
     sums_P4 = np.concatenate([_sums(upper), _sums(lower)], axis=1)
     both_P4 = sums_P4[(sums_P4[:, 1::2] > 0).all(1)]
     found = measured(both_P4, lambda sums: ratio(sums[..., :2]) - ratio(sums[..., 2:]))

@@ -21,13 +21,13 @@ from specdec.evaluation.metrics import (
     per_prompt,
     read_answers,
 )
-from specdec.evaluation.statistics import HOW, RESAMPLES, SEED, Array, Interval, interval, ratio
+from specdec.evaluation.statistics import HOW, POSITIVE, Array, Interval, interval, ratio
 from specdec.evaluation.style import bracketed
 from specdec.utils.files import check_sums, read_json
 from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
-
+RELABELLINGS, SEED = 10_000, 0  # of the permutation test: drawn where there are more of them
 # where or how fast, not what was decoded: neither acceptance nor the prompts hang on them
 MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
@@ -116,7 +116,7 @@ class Comparison(NamedTuple):
 
 
 def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
-    """Paired comparison of answers to the same prompts; intervals draw prompts, the same for A and B.
+    """Paired comparison of answers to the same prompts; intervals are over prompts, the same for A and B.
 
     Raises:
         ValueError: fewer than two prompts came to a target pass in both.
@@ -128,7 +128,7 @@ def compare_answers(a: Sequence[Answer], b: Sequence[Answer]) -> Comparison:
     if prompts < 2:
         raise ValueError(f"{how_many(prompts, 'prompt')} came to a target pass in both: a comparison takes at least 2")
     difference = interval(sums_P4, _difference)
-    relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]))
+    relative = interval(sums_P4, lambda sums: ratio(sums[..., 2:]) / ratio(sums[..., :2]), POSITIVE)
     assert difference is not None and relative is not None
     of_a, of_b = float(ratio(total_4[:2])), float(ratio(total_4[2:]))
     return Comparison(prompts, of_a, of_b, difference, relative, _p_value(sums_P4))
@@ -141,11 +141,11 @@ def _difference(sums: Array) -> Array:
 def _p_value(sums_P4: Array) -> float:
     """Of the permutation test over all 2**P relabellings where these are few, else over drawn ones and the given."""
     prompts = len(sums_P4)
-    exact = 2**prompts <= RESAMPLES
+    exact = 2**prompts <= RELABELLINGS
     if exact:
         swaps_RP = np.arange(2**prompts)[:, None] >> np.arange(prompts) & 1
     else:
-        swaps_RP = np.random.default_rng(SEED).integers(2, size=(RESAMPLES, prompts))
+        swaps_RP = np.random.default_rng(SEED).integers(2, size=(RELABELLINGS, prompts))
     swapped_P4 = sums_P4[:, [2, 3, 0, 1]]
     relabelled_R = _difference(sums_P4.sum(0) + swaps_RP.astype(np.float64) @ (swapped_P4 - sums_P4))
     found = abs(float(_difference(sums_P4.sum(0))))

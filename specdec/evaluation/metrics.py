@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specdec.data.rows import read_text
-from specdec.evaluation.statistics import Array, Interval, interval
+from specdec.evaluation.statistics import LENGTH, POSITIVE, SHARE, Array, Interval, Range, interval
 from specdec.utils.files import write_text
 
 
@@ -141,21 +141,22 @@ def looping_warning(what: str, found: Mapping[str, Any], least: float = LOOPING_
 
 
 def _pooled(
-    answers: Sequence[Answer], part: Callable[[Answer], float], of: Callable[[Answer], float], scale: float = 1
-) -> Interval | None:
+    answers: Sequence[Answer], part: Callable[[Answer], float], of: Callable[[Answer], float], bounds: Range,
+    scale: float = 1,
+) -> Interval | None:  # fmt: skip
     """The sum of one over the sum of the other; prompts that have none of the other do not enter."""
     sums_P2 = per_prompt(answers, part, of)
-    return interval(sums_P2[sums_P2[:, 1] > 0] / (scale, 1))
+    return interval(sums_P2[sums_P2[:, 1] > 0] / (scale, 1), bounds=bounds)
 
 
 def acceptance_length(answers: Sequence[Answer]) -> Interval | None:
     """Tokens committed per target pass, bonus token included, pooled over passes."""
-    return _pooled(answers, committed, passes)
+    return _pooled(answers, committed, passes, LENGTH)
 
 
 def draft_acceptance_rate(answers: Sequence[Answer]) -> Interval | None:
     """Drafts accepted over those of every pass's longest path."""
-    return _pooled(answers, lambda one: sum(one.accepted), lambda one: sum(one.drafted))
+    return _pooled(answers, lambda one: sum(one.accepted), lambda one: sum(one.drafted), SHARE)
 
 
 def histogram(answers: Sequence[Answer]) -> list[int]:
@@ -197,14 +198,17 @@ def speedup(answers: Sequence[Answer]) -> Interval | None:
     """Ratio of the two pooled rates, of prompts decoded both ways."""
     sums_P4 = _both_ways(answers)
     both_P4 = sums_P4[(sums_P4 > 0).all(1)]
-    return interval(both_P4, lambda sums: (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2]))
+    return interval(both_P4, lambda sums: (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2]), POSITIVE)
 
 
 def pass_time(answers: Sequence[Answer]) -> dict[str, Interval | None]:
     """Milliseconds of drafting and of verification per target pass, of the passes that recorded them."""
 
     def mean(times: Callable[[Answer], Sequence[float]]) -> Interval | None:
-        return _pooled(answers, lambda one: sum(round(ms * 1e6) for ms in times(one)), lambda one: len(times(one)), 1e6)
+        def nanoseconds(one: Answer) -> int:
+            return sum(round(ms * 1e6) for ms in times(one))
+
+        return _pooled(answers, nanoseconds, lambda one: len(times(one)), POSITIVE, 1e6)
 
     return {"draft_ms": mean(lambda one: one.draft_ms), "verify_ms": mean(lambda one: one.verify_ms)}
 

@@ -18,7 +18,7 @@ from specdec.utils.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FEW_PROMPTS = 10  # below this a bootstrap of prompts is noticeably too narrow
+FEW_PROMPTS = 10  # below this the tail of acceptance over prompts shows in the intervals
 
 
 class ReportTable(NamedTuple):
@@ -91,9 +91,11 @@ def shown(one: Mapping[str, Any] | None, number: Callable[[float], str], unit: s
 def few_prompts(prompts: int) -> list[str]:
     """What intervals over so many prompts are worth, where that needs saying."""
     if prompts == 1:
-        return ["No interval: resampling prompts takes at least 2, and there was 1."]
+        return ["No interval: that over prompts takes at least 2, and there was 1."]
     if 1 < prompts < FEW_PROMPTS:
-        return [f"Intervals from {prompts} prompts are too narrow: take at least {FEW_PROMPTS}."]
+        return [
+            f"Intervals from {prompts} prompts are wide, and hold a little less than 95 %: take at least {FEW_PROMPTS}."
+        ]
     return []
 
 

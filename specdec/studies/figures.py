@@ -1,7 +1,8 @@
 """The card's figures: numbers of ``card.json`` as PNG files.
 
-Arms are told apart by marker and line as well as by colour, so that a print in grey is read as well; an arm looks alike
-in all figures.
+A colour is a level of one axis, a line or marker one of another, the same in all figures; a legend says which. Arms
+go by their levels. An interval that says nothing is pale: a contrast's that holds no difference, an arm's that is
+wider than all arms lie apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,63 +13,175 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from specdec.evaluation.style import GREY, LINES, label, short, style
-from specdec.studies.results import ACCEPTANCE, FAMILIES, Json
+from specdec.evaluation.style import COLOURS, GREY, LINES, MARKERS, label
+from specdec.studies.outcomes import ACCEPTANCE, FAMILIES, Json
+from specdec.studies.study import Contrast
 from specdec.utils.files import staged
 
 MOST_TOGETHER = 6  # lines of one panel that have error bars
+SEPARATOR = " · "
+INK, PALE = "#404040", 0.3
 
 Looks = Mapping[str, Json]  # by arm: marker, line and colour
 
 
+def short_names(arms: Sequence[Json]) -> dict[str, str]:
+    """Of every arm, its levels."""
+    return {arm["name"]: SEPARATOR.join(arm["levels"].values()) for arm in arms}
+
+
+def label_of(row: Json, card: Json) -> str:
+    """What is compared with what: ``off · 4 - on · 4``, ``norm: on - off (K=4)``, or an interaction."""
+    if "outcome" in row:
+        return str(Contrast(*(row[name] for name in ("outcome", "effect", "against", "at", "expect"))))
+    if "arm" in row:
+        names = short_names(card["arms"])
+        return f"{names[row['arm']]} - {names[row['baseline']]}"
+    if " x " in row["effect"]:
+        return f"{row['effect']}, interaction"
+    axis, _, level = row["effect"].partition("=")
+    base = next(arm["levels"] for arm in card["arms"] if arm["is_baseline"])
+    return f"{axis}: {level} - {base[axis]}"
+
+
+class _Style:
+    """Which axis of the study is the colour, which the line and which the marker; and the legend that says so."""
+
+    def __init__(self, card: Json) -> None:
+        axes: dict[str, Sequence[str]] = card["study"]["axes"]
+        first = next((axis for row in card["primary"] for axis in row["effect"]), next(iter(axes)))
+        ordered = [first, *(axis for axis in axes if axis != first)]
+        line = next((axis for axis in ordered[1:] if len(axes[axis]) <= len(LINES)), ordered[-1])
+        marker = next((axis for axis in ordered[1:] if axis != line), line)
+        self.of = {"color": (first, COLOURS), "linestyle": (line, LINES), "marker": (marker, MARKERS)}
+        self.axes, self.names = axes, short_names(card["arms"])
+        self.looks: Looks = {
+            arm["name"]: {key: self._look(key, arm["levels"][axis]) for key, (axis, _) in self.of.items()}
+            for arm in card["arms"]
+        }
+
+    def _look(self, key: str, level: str) -> str:
+        axis, known = self.of[key]
+        return known[list(self.axes[axis]).index(level) % len(known)]
+
+    def legend(self, lines: bool) -> list[Line2D]:
+        """An entry for every level that a look tells; without lines the figure has none."""
+        out = []
+        for axis, levels in self.axes.items():
+            keys = [key for key, (one, _) in self.of.items() if one == axis and (lines or key != "linestyle")]
+            for level in levels if keys else ():
+                plain: Json = {"color": INK, "linestyle": "-" if lines else "", "marker": "" if lines else "o"}
+                look = plain | {key: self._look(key, level) for key in keys}
+                if "color" in keys and len(keys) == 1 and not lines:
+                    look |= {"marker": "", "linestyle": "-", "linewidth": 6}
+                out.append(Line2D([], [], label=label(f"{axis}={level}", 40, 1), markersize=6, **look))
+        return out
+
+
 def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     """Draw all that the card has numbers for; returns files and captions by the card's section."""
-    looks = {arm["name"]: style(number) | {"linestyle": LINES[number % len(LINES)]}
-             for number, arm in enumerate(card["arms"])}  # fmt: skip
+    style = _Style(card)
     out: dict[str, list[tuple[str, str]]] = {}
+    if contrasts := [row for row in card["primary"] if row["value"] is not None and row["low"] is not None]:
+        _forest(contrasts, card, folder / "primary.png")
+        caption = "Primary contrasts with 95 % intervals; pale: not told apart after Holm's correction."
+        out["Primary contrasts"] = [("primary.png", caption)]
     for family in FAMILIES:
         # quantities that differ in their draft steps alone share a panel: here every arm stands for itself
         panels: dict[str, Json] = {}
         for one in (each for each in card["quantities"] if each["family"] == family):
-            panel = {"title": one["panel"], "unit": one["unit"], "at": one["null"], "rows": dict.fromkeys(looks)}
+            rows: Json = dict.fromkeys(style.looks)
+            panel = {"title": one["panel"], "unit": one["unit"], "at": one["null"], "rows": rows}
             panels.setdefault(one["panel"], panel)["rows"] |= one["arms"]
         if panels:
             file, more = f"{family.partition(' ')[0]}.png", "" if family == ACCEPTANCE else " Dashed: none."
-            _dots([*panels.values()], looks, folder / file)
-            caption = "with 95 % intervals over seeds and prompts; the small strokes are the seeds' own."
-            out[family] = [(file, f"{family.capitalize()} {caption}{more}")]
+            _dots([*panels.values()], style, folder / file)
+            caption = ("with 95 % intervals over seeds and prompts, pale where they hold every arm's value and so tell "
+                       "none apart; the small strokes are the seeds' own.")  # fmt: skip
+            out[family.capitalize()] = [(file, f"{family.capitalize()} {caption}{more}")]
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
         if curves:
-            _curves(curves, looks, {arm["name"]: arm["trained_depth"] for arm in card["arms"]}, folder / file)
-            out.setdefault("curves", []).append((file, f"By {axis}, of all prompts and seeds."))
+            _curves(curves, style, {arm["name"]: arm["trained_depth"] for arm in card["arms"]}, folder / file)
+            section = out.setdefault("By draft position and draft step", [])
+            section.append((file, f"By {axis}, of all prompts and seeds."))
     return out
 
 
-def _dots(panels: Sequence[Json], looks: Looks, path: Path) -> None:
+def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
+    """A panel for every outcome, a line for every contrast."""
+    panels = {
+        name: [row for row in rows if row["quantity"] == name] for name in dict.fromkeys(r["quantity"] for r in rows)
+    }
+    most = max(map(len, panels.values()))
+    shared = len({tuple(label_of(row, card) for row in own) for own in panels.values()}) == 1
+    figure, grid = _grid(len(panels), 3.4 if shared else 5.2, 1.15 + 0.5 * most, 2.4 if shared else 0.2)
+    for number, (axes, (name, own)) in enumerate(zip(grid, panels.items(), strict=True)):
+        for place, row in enumerate(own):
+            told = row["verdict"] in ("higher", "lower")
+            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
+                          color=INK, alpha=1.0 if told else PALE)  # fmt: skip
+        axes.axvline(0.0, color=GREY, linestyle="--", linewidth=1, zorder=0)
+        axes.set_title(label(name, 48, 2), fontsize=10)
+        axes.set_xlabel("difference")
+        axes.margins(x=0.12)
+        axes.locator_params(axis="x", nbins=6)
+        names = [label(label_of(row, card), 32, 3) for row in own]
+        axes.set_yticks(range(len(names)), names if not shared or number % 3 == 0 else [""] * len(names))
+        axes.set_ylim(most - 0.5, -0.5)
+    _save(figure, path)
+
+
+def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
     """Rows with intervals, panel beside panel; all panels have the same rows."""
-    names = [label(name, 34, 4) for name in looks]
-    tall = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names)
-    figure, grid = _grid(len(panels), 3.4, tall, 3.2)
+    names = [label(style.names[name], 34, 3) for name in style.looks]
+    tall, handles = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names), style.legend(lines=False)
+    left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))
+    columns, below = _below(handles, left + 3.4 * min(3, len(panels)))
+    figure, grid = _grid(len(panels), 3.4, tall, left, below)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
+        values = [row["value"] for row in panel["rows"].values() if row]
+        reach = [min(values), max(values)]
         for place, (name, row) in enumerate(panel["rows"].items()):
             if row is None:
                 where: Json = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
                 axes.annotate("not measured", (0.5, place), **where)
                 continue
-            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8,
-                          **looks[name] | {"linestyle": ""})  # fmt: skip
+            look = style.looks[name] | {"linestyle": ""}
+            nothing = (
+                len(values) > 1 and row["low"] is not None and row["low"] < min(values) and row["high"] > max(values)
+            )
+            axes.plot(row["value"], place, markersize=7, **look)
+            axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, elinewidth=1.8, zorder=1,
+                          alpha=PALE if nothing else 1.0, **look | {"marker": ""})  # fmt: skip
             seeds = [*row["by_seed"].values()]
-            axes.plot(seeds, [place + 0.28] * len(seeds), linestyle="", marker="|", markersize=6, color="#404040")
+            axes.plot(seeds, [place + 0.28] * len(seeds), linestyle="", marker="|", markersize=6, color=INK)
+            ends = [] if nothing or row["low"] is None else [row["low"], row["high"]]
+            reach = [min(*reach, *seeds, *ends), max(*reach, *seeds, *ends)]
         if panel["at"] is not None:
             axes.axvline(panel["at"], color=GREY, linestyle="--", linewidth=1, zorder=0)
-        axes.set_title(label(panel["title"], 44, 2), fontsize=10)
+            reach = [min(reach[0], panel["at"]), max(reach[1], panel["at"])]
+        if reach[0] < reach[1]:  # a pale interval may run off the panel
+            axes.set_xlim(
+                *(end + sign * 0.12 * (reach[1] - reach[0]) for end, sign in zip(reach, (-1, 1), strict=True))
+            )
+        axes.set_title(label(panel["title"], 48, 2), fontsize=10)
         axes.set_xlabel(label(panel["unit"], 40, 2))
-        axes.margins(x=0.12)
         axes.locator_params(axis="x", nbins=6)
         axes.set_yticks(range(len(names)), names if number % 3 == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.4, -0.6)
+    _legend(figure, handles, columns)
     _save(figure, path)
+
+
+def _below(handles: Sequence[Line2D], wide: float) -> tuple[int, float]:
+    """Columns of a legend in so many inches, and the inches that it takes below."""
+    columns = max(1, int(wide / (0.75 + 0.08 * max(len(str(one.get_label())) for one in handles))))
+    return columns, 0.35 + 0.22 * -(-len(handles) // columns)
+
+
+def _legend(figure: Figure, handles: list[Line2D], columns: int) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, handlelength=3)
 
 
 def _ends(row: Json) -> list[list[float]] | None:
@@ -76,28 +189,28 @@ def _ends(row: Json) -> list[list[float]] | None:
     return None if row["low"] is None else [[row["value"] - row["low"]], [row["high"] - row["value"]]]
 
 
-def _curves(panels: Sequence[Json], looks: Looks, depths: Mapping[str, int], path: Path) -> None:
+def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], path: Path) -> None:
     """Lines with intervals, hollow beyond the trained depth; a legend below all panels."""
-    arms = list(dict.fromkeys(name for panel in panels for name in panel["arms"]))
-    figure, grid = _grid(len(panels), 3.9 if len(panels) > 1 else 7.0, 2.9, 0.4, 0.22 * (len(arms) + 1))
+    hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+    handles = [*style.legend(lines=True), Line2D([], [], label="beyond the trained depth", **hollow)]
+    wide = 3.9 if len(panels) > 1 else 7.0
+    columns, below = _below(handles, 0.4 + wide * min(3, len(panels)))
+    figure, grid = _grid(len(panels), wide, 2.9, 0.4, below)
     for axes, panel in zip(grid, panels, strict=True):
         bars = len(panel["arms"]) <= MOST_TOGETHER
         for number, (name, points) in enumerate(panel["arms"].items()):
-            shift = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0
+            shift, look = 0.05 * (number - (len(panel["arms"]) - 1) / 2) if bars else 0.0, style.looks[name]
             known = [(at, each) for at, each in enumerate(points, start=1) if each is not None]
-            axes.plot([at + shift for at, _ in known], [e["value"] for _, e in known], **looks[name] | {"marker": ""})
+            axes.plot([at + shift for at, _ in known], [e["value"] for _, e in known], **look | {"marker": ""})
             for at, each in known:
-                colour = "white" if at > depths[name] else looks[name]["color"]
+                colour = "white" if at > depths[name] else look["color"]
                 axes.errorbar(at + shift, each["value"], yerr=_ends(each) if bars else None, capsize=2, markersize=5,
-                              **looks[name] | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
-        axes.set_title(label(panel["title"], 44, 2), fontsize=9)
+                              **look | {"linestyle": "", "markerfacecolor": colour})  # fmt: skip
+        axes.set_title(label(panel["title"], 48, 2), fontsize=9)
         axes.set_ylabel(label(panel["unit"], 32, 2), fontsize=9)
         axes.set_xlabel(panel["axis"], fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    hollow: Json = {"color": "#404040", "marker": "o", "markerfacecolor": "white", "linestyle": ""}
-    handles = [Line2D([], [], label=short(name, 70), markersize=5, **looks[name]) for name in arms]
-    handles.append(Line2D([], [], label="beyond the trained depth", **hollow))
-    figure.legend(handles=handles, loc="outside lower center", frameon=False, fontsize=9, handlelength=3)
+    _legend(figure, handles, columns)
     _save(figure, path)
 
 

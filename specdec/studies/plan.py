@@ -28,17 +28,18 @@ from specdec.evaluation.style import ReportTable, print_report
 from specdec.features.source import OnTheFly
 from specdec.features.store import INCIDENTAL
 from specdec.studies.arms import Arm, StudyPrompts, check_equal, differences, read_arms, read_prompts
+from specdec.studies.outcomes import check_outcome
 from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
 from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import trust
 from specdec.utils.config import canonical
-from specdec.utils.files import SUMS, sha256, write_json, write_sums, write_text
+from specdec.utils.files import SUMS, read_json, sha256, write_json, write_sums, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.text import how_many
 
-VERSION = 2
+VERSION = 3
 PLAN, STUDY = "plan.json", "study.yaml"
 DIGITS = 16  # of a key, hexadecimal
 LIBRARIES = ("specdec", "torch", "lightning", "transformers", "tokenizers")
@@ -111,6 +112,7 @@ class StudyPlan:
                 }
                 for arm, runs in zip(self.arms, self.runs, strict=True)
             ],
+            "primary": [one.to_json() for one in self.study.primary],
             "unequal": list(self.unequal),
             "prompts_sha256": prompts.sha256 if prompts else None,
             "study_sha256": hashlib.sha256(self.study.text.encode()).hexdigest(),
@@ -118,6 +120,7 @@ class StudyPlan:
 
     def write(self) -> None:
         """Write the study, then its prompts and the configs of its jobs; ``plan.json`` last."""
+        changed = self.primary_changed()
         (self.directory / SUMS).unlink(missing_ok=True)  # which would list what is about to change
         write_text(self.directory / STUDY, self.study.text)
         for prompts in self.prompts.values():
@@ -125,14 +128,27 @@ class StudyPlan:
                 write_text(Path(prompts.files[0]), prompts.text)
         for job in self.jobs.values():
             write_config(self.directory, job)
-        write_json(self.directory / PLAN, self.to_json() | {"provenance": provenance()})
+        about = {"primary_changed": changed, "provenance": provenance()}
+        write_json(self.directory / PLAN, self.to_json() | about)
         write_sums(self.directory, STUDY, PLAN, "prompts-*.jsonl")
+
+    def primary_changed(self) -> bool:
+        """Whether primary contrasts are others than those planned before anything was measured."""
+        path, own = self.directory / PLAN, [one.to_json() for one in self.study.primary]
+        before = read_json(path) if path.is_file() else {}
+        if not isinstance(before, dict) or before.get("version") != VERSION:
+            before = {"primary": []}  # of an earlier version, which had none
+        measured = any(job.kind in MEASURES and self.is_done(key) for key, job in self.jobs.items())
+        return bool(before.get("primary_changed")) or (measured and before["primary"] != json.loads(json.dumps(own)))
 
     def show(self, more: Sequence[str] = ()) -> None:
         """Print what each arm changes against the baseline, the summary, and further lines."""
         rows = [[arm.name, "\n".join(differences(self.baseline, arm)) or "this is the baseline"] for arm in self.arms]
         headings = ["Arm", "Changes against the baseline"]
-        print_report([ReportTable(f"Study {self.study.name}", headings, rows, 2)], [*self.summary(), *more])
+        tables = [ReportTable(f"Study {self.study.name}", headings, rows, 2)]
+        contrasts = [[one.outcome, str(one), one.expect or "-"] for one in self.study.primary]
+        tables.append(ReportTable("Primary contrasts", ["Outcome", "Contrast", "Expected"], contrasts, 3))
+        print_report(tables, [*self.summary(), *more])
 
     def summary(self) -> list[str]:
         """The design, the budget, and how many jobs of each kind are done, in sentences."""
@@ -141,6 +157,8 @@ class StudyPlan:
         if not self.unequal and (tokens := self.baseline.tokens) is not None:
             lines.append(f"every fit trains on {how_many(tokens, 'token')}, padding included")
         lines += [f"not equal: {line}" for line in self.unequal]
+        if not self.study.primary:
+            lines.append("no primary contrasts are declared: all that comes of it is exploratory")
         done = Counter(job.kind for key, job in self.jobs.items() if self.is_done(key))
         total = Counter(job.kind for job in self.jobs.values())
         return [*lines, "jobs: " + ", ".join(f"{done[kind]} of {count} {kind} done" for kind, count in total.items())]
@@ -170,6 +188,10 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
     base = next(arm for arm in arms if arm.levels == study.baseline)
     unequal = check_equal(base, arms, allow_unequal)
     prompts = read_prompts(study, base.target, directory)
+    for one in study.primary:
+        needed = [dict(each) for each in one.weights([frozenset(arm.levels.items()) for arm in arms])]
+        for arm in (arm for arm in arms if arm.levels in needed):
+            check_outcome(one.outcome, arm)
     jobs, cache_of = _cache_jobs(arms, directory, threads) if study.features == "cached" else ({}, {})
     for arm in arms:
         both = [target_contents(each.measures["evaluate"].target) for each in (base, arm) if "evaluate" in arm.measures]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.compare import read_evaluation
-from specdec.studies.results import Json, RecordedRun, RecordedStudy
+from specdec.studies.outcomes import Json, RecordedRun
+from specdec.studies.results import RecordedStudy
 from specdec.studies.worker import CONFIG, Job, JobFolder, specdec_job, write_config
 from specdec.training.callbacks import LOSSES, read_losses
 from specdec.utils.config import pairs
@@ -19,7 +20,7 @@ from specdec.utils.machine import provenance
 from specdec.utils.trust import check_reach, load_yaml, read_yaml_text
 
 log = logging.getLogger(__name__)
-CARD, VERSION = "card.json", 3
+CARD, VERSION = "card.json", 4
 ELSEWHERE = ("out", "ckpt_path", "allow_changes")  # of a fit's config: where it ran, and how it went on
 MOST_LOSSES, MOST_THREADS = 2**28, 4096
 MACHINE = ("python", "platform", "cpu", "torch_threads", "gpus", "git_commit", "git_dirty", "versions")

@@ -1,35 +1,35 @@
-"""Effects, intervals, p-values and power where every seed has answered every prompt.
+"""Contrasts, intervals, p-values and power where every seed has answered every prompt.
 
 A figure is a ratio of sums over seeds and prompts, or made of such ratios. To first order it is the mean of one number
-for each seed and prompt (its influence function), and so is a difference of two figures: pair by pair where both are of
-the same seeds and prompts.
+for each seed and prompt (its influence function), and so is a contrast, a weighted sum of the figures of arms.
 
-Seeds and prompts are both drawn at random. A bootstrap that redraws three seeds holds the truth in 70 to 88 of 100
-studies where trainings differ. Here the spread over seeds is judged by Student's t with as many degrees of freedom as
-there are seeds less one, and what prompts add beyond it by a t of their own. Few seeds may agree by chance; what is
-left when seeds and prompts are taken out is then the least that seeds must vary.
+Seeds and prompts are both drawn at random. A contrast varies with its seeds by the mean square of arms by seeds, seeds
+being blocks that all arms share: pooled over all A arms of the study it has (A - 1) (S - 1) degrees of freedom, of the
+contrast alone S - 1. Pooling takes arms to be equally variable; where they do not look so, it is not done. What prompts
+add is of the contrast alone. The sum of both has Satterthwaite's degrees of freedom.
 
-Legend: S seeds, P prompts.
+Legend: A arms, S seeds, P prompts.
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.stats import bartlett, chi2, nct
 from scipy.stats import t as student
 
-from specdec.evaluation.statistics import ALPHA, POWER, Array
+from specdec.evaluation.statistics import ALPHA, ANY, POWER, Array, Range, bounded
 
 METHOD = (
-    "95 % intervals over seeds and prompts, crossed: the variance of the seeds' own figures with Student's t of "
-    "S - 1 degrees of freedom, plus what prompts add beyond it with a t of P - 1; never narrower than if trainings did "
-    "not differ"
+    "95 % intervals over seeds and prompts, crossed: Student's t on Satterthwaite's degrees of freedom; of contrasts "
+    "the variance of seeds is that of all arms (seeds as blocks), unless arms differ in it (Bartlett's p < 0.1)"
 )
-ANY, SHARE, POSITIVE = (-math.inf, math.inf), (0.0, 1.0), (0.0, math.inf)
-_LEAST = 1e-100  # p-values below are this; its t-quantile squared is still a float
+UNEQUAL = 0.1  # p-value of Bartlett's test below which arms are not pooled
+_LEAST = 1e-100  # no p-value is below this
 
 
 class Linear(NamedTuple):
@@ -67,46 +67,57 @@ def weighted(figures: Sequence[Linear], weights: Sequence[float]) -> Linear:
 # intervals
 
 
-class Spread(NamedTuple):
-    """Mean squares of a two-way table: of its S rows, of its P columns, and of what is left."""
+class SeedError(NamedTuple):
+    """The mean square of arms by seeds, of so many arms: what a contrast with weights of sum of squares 1 varies."""
 
-    seeds: int
-    prompts: int
-    of_seeds: float
-    of_prompts: float
-    of_rest: float
-
-    @property
-    def beyond(self) -> float:
-        """What prompts vary beyond the rest; with one seed all that they vary."""
-        return max(0.0, self.of_prompts - self.of_rest)
-
-    def half_width(self, alpha: float) -> float | None:
-        """Of the interval that misses the truth in a share ``alpha`` of studies; None from one prompt and one seed."""
-        S, P = self.seeds, self.prompts
-        if S < 2 and P < 2:
-            return None
-        seeds = max(_square(self.of_seeds, S - 1, alpha), _square(self.of_rest, (S - 1) * (P - 1), alpha))
-        return math.sqrt((seeds + _square(self.beyond, P - 1, alpha)) / (S * P))
+    mean_square: float
+    df: int
+    arms: int
+    equal: bool  # whether arms look equally variable
 
 
-def _square(mean_square: float, df: int, alpha: float) -> float:
-    """Of what a variance with so many degrees of freedom may bring; 0 where there are none."""
-    return mean_square * float(student.isf(alpha / 2, df)) ** 2 if df and mean_square else 0.0
+def seed_error(figures: Sequence[Linear]) -> SeedError | None:
+    """The mean square pooled over arms of the same seeds and prompts; None from one seed or fewer than three arms.
+
+    An arm under two names counts once. Whether arms are equally variable is judged by Bartlett's test of their own
+    figures over seeds (Proceedings of the Royal Society A 160, 1937).
+    """
+    distinct = {(each.value, each.added_SP.tobytes()): each.added_SP for each in figures}
+    rows_AS = np.array([added_SP.mean(1) for added_SP in distinct.values()])
+    arms, seeds = rows_AS.shape
+    if seeds < 2 or arms < 3:  # two arms vary as their difference does
+        return None
+    df = (arms - 1) * (seeds - 1)
+    squares = ((rows_AS - rows_AS.mean(0)) ** 2).sum()  # of every row the mean is zero
+    variances = rows_AS.var(1)
+    equal = not variances.any() or (bool(variances.all()) and float(bartlett(*rows_AS).pvalue) >= UNEQUAL)
+    return SeedError(float(next(iter(distinct.values())).shape[1] * squares / df), df, arms, equal)
 
 
 class Estimate(NamedTuple):
-    """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given."""
+    """A figure with its 95 % interval if there is one, and the p-value of ``null`` if that was given.
+
+    ``error`` is the standard error, with so many degrees of freedom; ``pooled`` arms are in the variance of seeds, 0 if
+    it is of this figure alone.
+    """
 
     value: float
     low: float | None
     high: float | None
     p_value: float | None
-    spread: Spread
+    error: float | None
+    df: float | None
+    pooled: int
+    seeds: int
+    prompts: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Value, interval, p-value, counts and mean squares."""
-        return {name: getattr(self, name) for name in self._fields[:4]} | self.spread._asdict()
+
+class Spread(NamedTuple):
+    """Mean squares of a two-way table: of its S rows, of its P columns, and of what is left."""
+
+    of_seeds: float
+    of_prompts: float
+    of_rest: float
 
 
 def spread(added_SP: Array) -> Spread:
@@ -117,39 +128,50 @@ def spread(added_SP: Array) -> Spread:
     of_seeds = float(P * ((row_S - mean) ** 2).sum() / (S - 1)) if S > 1 else 0.0
     of_prompts = float(S * ((column_P - mean) ** 2).sum() / (P - 1)) if P > 1 else 0.0
     of_rest = float((rest_SP**2).sum() / ((S - 1) * (P - 1))) if S > 1 and P > 1 else 0.0
-    return Spread(S, P, of_seeds, of_prompts, of_rest)
+    return Spread(of_seeds, of_prompts, of_rest)
 
 
-def estimate(figure: Linear, null: float | None = None, possible: tuple[float, float] = ANY) -> Estimate:
+def _error(added_SP: Array, seeds: SeedError | None, squares: float) -> tuple[float, float]:
+    """The standard error of a figure and its degrees of freedom.
+
+    Satterthwaite, Biometrics Bulletin 2, 1946. What prompts vary beyond the rest is not taken for less than nothing.
+    """
+    (S, P), found = added_SP.shape, spread(added_SP)
+    if S < 2:
+        return math.sqrt(found.of_prompts / P), P - 1
+    of_seeds, df = (found.of_seeds, S - 1) if seeds is None else (squares * seeds.mean_square, seeds.df)
+    variance = of_seeds + max(0.0, found.of_prompts - found.of_rest)
+    if variance > of_seeds:
+        parts = of_seeds**2 / df + found.of_prompts**2 / (P - 1) + found.of_rest**2 / ((S - 1) * (P - 1))
+        return math.sqrt(variance / (S * P)), max(variance**2 / parts, min(df, P - 1))
+    return math.sqrt(variance / (S * P)), df
+
+
+def estimate(
+    figure: Linear, null: float | None = None, bounds: Range = ANY, seeds: SeedError | None = None, squares: float = 1.0
+) -> Estimate:
     """The figure with its interval, and the p-value of ``null`` if one is named.
 
     Args:
-        possible: the least and the most that the figure can be; an interval ends there, or at the figure itself
-            where rounding has put it beyond.
+        seeds: of the arms of which the figure is a contrast, if they are equally variable.
+        squares: the sum of the squares of the contrast's weights.
     """
-    found = spread(figure.added_SP)
-    half = found.half_width(ALPHA)
-    if half is None:
-        return Estimate(figure.value, None, None, None, found)
-    p_value = None if null is None else _p_value(abs(figure.value - null), found)
-    low = min(max(figure.value - half, possible[0]), figure.value)
-    high = max(min(figure.value + half, possible[1]), figure.value)
-    return Estimate(figure.value, low, high, p_value, found)
+    S, P = figure.added_SP.shape
+    if S < 2 and P < 2:
+        return Estimate(figure.value, None, None, None, None, None, 0, S, P)
+    seeds = seeds if seeds and seeds.equal else None
+    error, df = _error(figure.added_SP, seeds, squares)
+    _, low, high = bounded(figure.value, float(student.isf(ALPHA / 2, df)) * error, bounds)
+    p_value = None if null is None else _p_value(abs(figure.value - null), error, df, P)
+    return Estimate(figure.value, low, high, p_value, error, df, seeds.arms if seeds else 0, S, P)
 
 
-def _p_value(distance: float, found: Spread) -> float:
-    """The largest ``alpha`` whose interval holds the truth that is tested."""
-
-    def excess(log_alpha: float) -> float:
-        half = found.half_width(math.exp(log_alpha))
-        assert half is not None
-        return half - distance
-
-    if distance <= 1e-12 * max(1.0, abs(distance)):
+def _p_value(distance: float, error: float, df: float, prompts: int) -> float:
+    if distance <= 1e-12 * max(1.0, distance):
         return 1.0
-    if excess(math.log(_LEAST)) <= 0:
-        return max(_LEAST, 2.0 ** (1 - found.prompts))  # no spread at all: as the sign test has it
-    return math.exp(brentq(excess, math.log(_LEAST), 0.0, xtol=1e-10))
+    if error <= 1e-12 * distance:
+        return max(_LEAST, 2.0 ** (1 - prompts))  # no spread at all: as the sign test has it
+    return max(_LEAST, float(2 * student.sf(distance / error, df)))
 
 
 # many comparisons
@@ -177,7 +199,7 @@ def distinct(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each row ``p_holm``, corrected over all :func:`distinct` tested rows, and a ``verdict``.
+    """Give each primary contrast ``p_holm``, corrected over all :func:`distinct` tested ones, and a ``verdict``.
 
     The verdict is ``higher``, ``lower`` or ``not told apart``, by Holm's p-value, or ``not tested``.
     """
@@ -193,49 +215,64 @@ def add_verdicts(rows: Sequence[dict[str, Any]]) -> None:
 # power
 
 
-def detectable(found: Spread) -> float | None:
-    """The difference that 80 of 100 such studies tell apart from none (p < 0.05, before any correction).
+def detectable(found: Estimate, tests: int = 1) -> tuple[float, float, float] | None:
+    """The difference that 80 of 100 such studies tell apart from none, and the range of it; None without an error.
 
-    ``half width of the interval + t(power, df) * standard error``, df being the seeds less one, of one seed the
-    prompts less one.
+    The error of a study is itself estimated: the range is that of the error, 95 %, from the chi-square distribution.
+
+    Args:
+        tests: a test among so many, each at 0.05 over their number, as Holm's correction asks of the first.
     """
-    half = found.half_width(ALPHA)
-    if half is None:
+    if found.error is None or found.df is None:
         return None
-    df = found.seeds - 1 or found.prompts - 1
-    error = math.sqrt((max(found.of_seeds, found.of_rest) + found.beyond) / (found.seeds * found.prompts))
-    return half + float(student.ppf(POWER, df)) * error
+    size = found.error * _noncentral(found.df, ALPHA / tests)
+    low, high = (math.sqrt(found.df / float(chi2.isf(tail, found.df))) for tail in (ALPHA / 2, 1 - ALPHA / 2))
+    return size, size * low, size * high
 
 
-# effects of a full factorial
+@functools.lru_cache(maxsize=4096)
+def _noncentral(df: float, alpha: float) -> float:
+    """A true difference, in standard errors, that a two-sided t-test finds in 80 of 100 studies: 5.65 where df is 2."""
+    least = float(student.isf(alpha / 2, df))
+    return float(brentq(lambda size: nct.sf(least, df, size) - POWER, 0.0, 2 * least + 3))  # on its own side
+
+
+# contrasts
+
+Arm = frozenset[tuple[str, str]]  # its axes and levels
+Weights = dict[Arm, float]
+Levels = Mapping[str, str]
+
+
+def contrast(arms: Collection[Arm], terms: Sequence[tuple[Levels, Levels]]) -> Weights:
+    """The weights of arms in what levels do against others of the same axes; of two such terms, in their interaction.
+
+    It is averaged over the levels of the other axes at which every arm that it needs is among ``arms``; empty if there
+    are none. An interaction is a difference of differences.
+    """
+    changed = [dict(new) for new, _ in terms]
+    places = []
+    for arm in (each for each in arms if all(each.issuperset(new.items()) for new in changed)):
+        corners: Weights = {}
+        for reset in itertools.product((False, True), repeat=len(terms)):
+            levels = dict(arm)
+            for back, (_, old) in zip(reset, terms, strict=True):
+                levels |= old if back else {}
+            corners[frozenset(levels.items())] = (-1.0) ** sum(reset)
+        if all(corner in arms for corner in corners):
+            places.append(corners)
+    return {arm: sum(each.get(arm, 0.0) for each in places) / len(places)
+            for arm in arms if any(arm in each for each in places)}  # fmt: skip
 
 
 def effects(
-    axes: Mapping[str, Sequence[str]], baseline: Mapping[str, str], figures: Mapping[frozenset[tuple[str, str]], Linear]
-) -> dict[str, Linear]:
-    """All main effects (``norm=on``) and two-way interactions (``norm=on x K=4``) that these arms support.
-
-    The effect of a level is its figure less that of the axis' level in the baseline, averaged over the other axes. An
-    interaction of two levels is a difference of differences: what both together do beyond the sum of what each does.
-    Where arms are missing, an effect is averaged over those levels of the other axes at which all that it needs is
-    there.
-
-    Args:
-        figures: by the axes and levels of an arm, of the same seeds and prompts.
-    """
+    axes: Mapping[str, Sequence[str]], baseline: Levels, arms: Collection[Arm]
+) -> Iterator[tuple[str, Weights]]:
+    """All main effects (``norm=on``, against the level in the baseline) and two-way interactions (``norm=on x K=4``)
+    that these arms support."""
     changes = [(axis, level) for axis, levels in axes.items() for level in levels if level != baseline[axis]]
-    out = {}
     for terms in [*itertools.combinations(changes, 1), *itertools.combinations(changes, 2)]:
-        if len({axis for axis, _ in terms}) < len(terms):
-            continue
-        signs = {reset: (-1.0) ** len(reset) for size in range(3) for reset in itertools.combinations(terms, size)}
-        places: list[Linear] = []
-        for arm in (each for each in figures if each.issuperset(terms)):
-            # the arm, and with one or both of the terms at the baseline's level
-            corners = [arm.difference(reset) | {(axis, baseline[axis]) for axis, _ in reset} for reset in signs]
-            if all(corner in figures for corner in corners):
-                places.append(weighted([figures[corner] for corner in corners], list(signs.values())))
-        if places:
-            name = " x ".join(f"{axis}={level}" for axis, level in terms)
-            out[name] = weighted(places, [1 / len(places)] * len(places))
-    return out
+        if len({axis for axis, _ in terms}) == len(terms):
+            pairs = [({axis: level}, {axis: baseline[axis]}) for axis, level in terms]
+            if weights := contrast(arms, pairs):
+                yield " x ".join(f"{axis}={level}" for axis, level in terms), weights

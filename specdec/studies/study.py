@@ -3,6 +3,7 @@
 Names in it are text: ``on``, ``off`` and ``1`` are what they look like, and no key may stand twice.
 """
 
+import dataclasses
 import itertools
 import json
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from specdec.studies.statistics import Arm, Weights, contrast
 from specdec.utils.config import is_part, shipped
 from specdec.utils.trust import SECRET_NAME, check_reach, load_yaml, read_yaml_text
 
@@ -20,7 +22,7 @@ MEASURES = ("evaluate", "drift", "robustness")
 FEWEST_SEEDS = 3
 KINDS: dict[str, type] = {
     "name": str, "fit": object, "set": dict, "axes": dict, "design": str, "baseline": dict, "leave_out": list,
-    "seeds": list, "features": str, **dict.fromkeys(MEASURES, dict),
+    "seeds": list, "features": str, "primary": list, **dict.fromkeys(MEASURES, dict),
 }  # fmt: skip
 NAMES: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
 OF_THE_STUDY = {
@@ -46,6 +48,41 @@ Axes = Mapping[str, Mapping[str, Level]]  # axis to its levels by name, in the o
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """A primary contrast: levels against others of the same axes, at some levels of further axes, in one outcome.
+
+    Args:
+        outcome: see :mod:`specdec.studies.outcomes`.
+        expect: ``higher`` or ``lower``, if anything was.
+    """
+
+    outcome: str
+    effect: Combination
+    against: Combination
+    at: Mapping[str, Sequence[str]]
+    expect: str | None
+
+    def weights(self, arms: Iterable[Arm]) -> Weights:
+        """Of arms; empty where these do not support it."""
+        chosen = [arm for arm in arms if all(dict(arm)[axis] in levels for axis, levels in self.at.items())]
+        return contrast(chosen, [(self.effect, self.against)])
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``plan.json`` holds."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """``norm: on - off (K=4)``."""
+        if len(self.effect) == 1:
+            ((axis, level),) = self.effect.items()
+            text = f"{axis}: {level} - {self.against[axis]}"
+        else:
+            text = f"{arm_name(self.effect)} - {arm_name(self.against)}"
+        at = ", ".join(f"{axis}={'|'.join(levels)}" for axis, levels in self.at.items())
+        return f"{text} ({at})" if at else text
+
+
+@dataclass(frozen=True)
 class Study:
     """A study as read; no training config has been parsed yet.
 
@@ -55,6 +92,7 @@ class Study:
         combinations: the arms.
         features: ``cached`` or ``on_the_fly``.
         measures: by name the arguments of the command that measures.
+        primary: the contrasts that are tested; all else is exploratory.
         text: the file's.
     """
 
@@ -67,6 +105,7 @@ class Study:
     seeds: tuple[int, ...]
     features: str
     measures: Mapping[str, Mapping[str, Any]]
+    primary: tuple[Contrast, ...]
     text: str
 
 
@@ -121,8 +160,38 @@ def _study(given: Any, path: Path, allow_few_seeds: bool) -> Study:
         if wrong := next((key for key in arguments if key in ("drafter", "out", "target", "target.source")), None):
             raise ValueError(f"{measure}: {wrong} is the study's to give: remove it")
         check_settings(arguments, measure)
+    primary = tuple(one for each in given.get("primary", []) for one in _contrasts(each, axes, baseline, arms))
+    for number, one in enumerate(primary):
+        if any(dataclasses.replace(one, expect=other.expect) == other for other in primary[:number]):
+            raise ValueError(f"primary: {one.outcome}, {one} stands twice")
     text = read_yaml_text(path)
-    return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, text)
+    return Study(name, common, axes, design, arms, baseline, tuple(seeds), features, measures, primary, text)
+
+
+def _contrasts(given: Any, axes: Axes, baseline: Combination, arms: Sequence[Combination]) -> Iterable[Contrast]:
+    """Read an entry of ``primary``: a contrast for each of its outcomes."""
+    given = _mapping(given, ("outcome", "effect", "against", "at", "expect"), "primary")
+    outcomes, expect = as_list(given.get("outcome", [])), given.get("expect")
+    if not outcomes or not all(isinstance(each, str) for each in outcomes):
+        raise ValueError("primary: give an outcome, such as acceptance_length or drift.kl_at_8, or a list of them")
+    if expect not in (None, "higher", "lower"):
+        raise ValueError(f"primary: expect: must be higher or lower, not {expect}")
+    effect = _levels(given.get("effect", {}), axes, "primary: effect")
+    against = _levels(given.get("against", {}), axes, "primary: against") or {axis: baseline[axis] for axis in effect}
+    if not effect or set(effect) != set(against) or any(effect[axis] == against[axis] for axis in effect):
+        both = f"{arm_name(effect) or 'nothing'} against {arm_name(against) or 'nothing'}"
+        raise ValueError(f"primary: effect and against must give other levels of the same axes, not {both}; against is "
+                         "the baseline's levels where it is not given")  # fmt: skip
+    at: dict[str, tuple[str, ...]] = {}
+    for axis, levels in _mapping(given.get("at", {}), axes, "primary: at").items():
+        if axis in effect:
+            raise ValueError(f"primary: at: {axis} is what is compared: leave it out")
+        at[axis] = tuple(_levels({axis: level}, axes, "primary: at")[axis] for level in as_list(levels))
+    for outcome in outcomes:
+        one = Contrast(outcome, effect, against, at, expect)
+        if not one.weights([frozenset(arm.items()) for arm in arms]):
+            raise ValueError(f"primary: {one}: the study has no arms for both sides")
+        yield one
 
 
 def combinations(

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.diagnostics.drift import names_of, plot_drift, report_tables
 from specdec.diagnostics.drift_measure import INPUTS, SERIES, Document, document, drift_figures, summary, sums_of
 from specdec.diagnostics.waterfall import DOWN, OBSERVED, waterfall
-from specdec.evaluation.statistics import interval
+from specdec.evaluation.statistics import POSITIVE, interval
 from specdec.evaluation.style import write_report
 
 K, CHAINS, AUX = 3, 4, (0, 3)
@@ -46,7 +46,7 @@ def test_every_prompts_values_are_kept() -> None:
     assert acceptance["values"] == [[0.75] * 3, [2 / 3, 0, 2 / 3], [0.5, None, 0.5]]
     assert acceptance["weights"] == [[4, 4, 4], [3, 1, 3], [2, 0, 2]]
     assert acceptance["mean"] == pytest.approx([9 / 12, 4 / 7, 2 / 4])
-    wanted = interval(np.array([[1.0, 1], [2, 1], [3, 1]]) * CHAINS)
+    wanted = interval(np.array([[1.0, 1], [2, 1], [3, 1]]) * CHAINS, bounds=POSITIVE)
     assert wanted is not None and (state["low"][0], state["high"][0]) == (wanted.low, wanted.high)
     inputs = found["inputs"]
     assert inputs["places"] == ["embeddings", "layer 3", "states side by side", "the same, normed", "feature"]

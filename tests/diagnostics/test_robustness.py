@@ -154,7 +154,7 @@ def test_one_drafter(line: list[str], tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["drafter"]["made_for_this_target"] is True and found["settings"]["shape_config"]["depth"] == 2
     report = (out / "report.md").read_text()
     assert "| no_template | the condition changes no prompt |" in report
-    assert "| system:text=short |" in report and "too narrow" in report
+    assert "| system:text=short |" in report and "take at least 10" in report
     shown = capsys.readouterr().out
     assert "noise_hidden:alpha=1" in shown and "context:tokens=9999" in shown
     assert main([*line, "--out", str(out)]) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation import compare, statistics
+from specdec.evaluation import compare
 from specdec.evaluation.compare import compare_answers
 from specdec.evaluation.metrics import Answer, acceptance_length, write_answers
 from tests.evaluation.made import answer, clustered
@@ -64,8 +64,7 @@ def test_pairing_sees_what_unpaired_intervals_do_not() -> None:
 
 
 def test_without_a_difference_it_is_seen_as_seldom_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (compare, statistics):
-        monkeypatch.setattr(module, "RESAMPLES", 400)
+    monkeypatch.setattr(compare, "RELABELLINGS", 400)
     generator, trials = np.random.default_rng(0), 300
     found = [compare_answers(*clustered(generator, 20)) for _ in range(trials)]
     assert 0.02 <= sum(each.p_value < 0.05 for each in found) / trials <= 0.09

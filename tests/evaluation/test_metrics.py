@@ -68,7 +68,7 @@ def test_identities(found: list[Answer]) -> None:
 
 @settings(deadline=None)
 @given(answer_lists())
-def test_the_interval_is_within_the_prompts_own_means(found: list[Answer]) -> None:
+def test_the_figure_is_within_the_prompts_own_means(found: list[Answer]) -> None:
     interval = computed("acceptance_length", found)
     assert interval == computed("acceptance_length", found[::-1])
     names = {one.prompt_id for one in found}
@@ -76,10 +76,10 @@ def test_the_interval_is_within_the_prompts_own_means(found: list[Answer]) -> No
     if len(names) == 1:
         assert interval[1:] == (None, None)
     else:
-        assert min(means) - 1e-12 <= interval.low <= interval.high <= max(means) + 1e-12
+        assert min(means) - 1e-12 <= interval.mean <= max(means) + 1e-12 and 1 <= interval.low <= interval.high
 
 
-def test_the_bootstrap_resamples_prompts_not_passes() -> None:
+def test_the_interval_is_over_prompts_not_passes() -> None:
     found = [answer(str(index), (3,) * 50 if index % 2 else (0,) * 50) for index in range(8)]
     low, high = computed("acceptance_length", found)[1:]
     assert high - low > 1.5  # 400 passes taken as independent would give about 0.3
@@ -94,7 +94,7 @@ TWO = [
 def test_rates_pool_tokens_over_seconds() -> None:
     assert computed("tokens_per_second", TWO) == pytest.approx({"speculative": 10.0, "plain": 6.0})
     found = computed("speedup", TWO)
-    assert found.mean == pytest.approx(10 / 6) and 10 / 9 - 1e-9 <= found.low < found.mean < found.high <= 3 + 1e-9
+    assert found.mean == pytest.approx(10 / 6) and 0 <= found.low < found.mean < found.high
     turns = [answer("a", (1,), tokens=10, plain_tokens=10, plain_seconds=seconds) for seconds in (1.0, 3.0)]
     assert computed("speedup", turns) == (2.0, None, None)
 
@@ -118,7 +118,7 @@ def test_times_are_means_over_the_passes_that_have_them() -> None:
         answer("c", (1,)),
     ]
     times = computed("pass_time", found)
-    assert times["draft_ms"].mean == 3.0 and 1.5 <= times["draft_ms"].low < times["draft_ms"].high <= 6.0
+    assert times["draft_ms"].mean == 3.0 and 0 <= times["draft_ms"].low < 3 < times["draft_ms"].high
     assert times["verify_ms"] == (5.5, None, None)
 
 

@@ -70,7 +70,7 @@ def evaluation(directory: Path, drafter: dict[str, Any], fingerprint: object, **
     one_prompt = {"mean": 3.0, "low": None, "high": None}
     given = {
         "prompts": ["/data/mt_bench.jsonl"], "max_new_tokens": 128, "sampling": {"temperature": 0.0},
-        "batch_size": 1, "dtype": "float32", "prompts_sha256": "0" * 64, "intervals": "95 % BCa bootstrap", **settings,
+        "batch_size": 1, "dtype": "float32", "prompts_sha256": "0" * 64, "intervals": "95 % Student's t", **settings,
     }  # fmt: skip
     metrics = {
         "results": [result, {**result, **bare, "shape": "tree", "acceptance_length": one_prompt, "prompts": 1}],

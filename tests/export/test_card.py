@@ -56,7 +56,7 @@ def test_figures_come_back_as_they_were_measured(
     length, speed, single = card.data.eval_results
     conditions = {
         "max_new_tokens": 128, "temperature": 0.0, "batch_size": 1, "dtype": "float32", "device": "Xeon, 2 cores",
-        "prompts_sha256": "0" * 64, "interval": "95 % BCa bootstrap",
+        "prompts_sha256": "0" * 64, "interval": "95 % Student's t",
     }  # fmt: skip
     assert length == EvalResult(
         task_type="text-generation", task_name="Speculative decoding", dataset_type="mt_bench",
@@ -69,7 +69,7 @@ def test_figures_come_back_as_they_were_measured(
     front = card.data.to_dict()
     assert model_index_to_eval_results(front["model-index"]) == ("small", card.data.eval_results)
     assert (
-        "intervals are too narrow" in card.text and "| tree | 1 | 3.00 | - | not compared | 10% | 2.10 [" in card.text
+        "intervals are wide" in card.text and "| tree | 1 | 3.00 | - | not compared | 10% | 2.10 [" in card.text
     )
     assert "Warning: up to 10% of the answers repeat themselves" in card.text
     suite = {"title": "GSM8K", "published": "EAGLE's 80 questions of GSM8K", "rows_sha256": "1"}

@@ -39,14 +39,16 @@ def make_study(
     shapes: Sequence[str] = SHAPES,
     arms: Sequence[dict[str, str]] | None = None,
     curves: bool = True,
+    primary: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """A study whose arms' chance of acceptance is 0.6 and what ``worth`` adds for each of their ``axis=level``."""
     arms = arms_of(axes) if arms is None else list(arms)
     draw = np.random.default_rng(0)
     hard = draw.normal(0, 0.08, size=prompts)
     plan: dict[str, Any] = {
-        "version": 2, "name": "made", "design": "grid", "axes": axes, "baseline": arms[0], "seeds": list(seeds),
+        "version": 3, "name": "made", "design": "grid", "axes": axes, "baseline": arms[0], "seeds": list(seeds),
         "prompts_sha256": "ab" * 32, "study_sha256": "cd" * 32, "provenance": {}, "unequal": [], "arms": [],
+        "primary": list(primary), "primary_changed": False,
     }  # fmt: skip
     for number, levels in enumerate(arms):
         runs = []

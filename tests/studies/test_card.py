@@ -18,14 +18,19 @@ from specdec.studies.results import read_record, results
 from specdec.utils.files import lock_now
 from tests.studies.made import SHAPES, arms_of, attempt, lose, make_study
 
-DRAWN = {"acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png"}
+DRAWN = {"primary.png", "acceptance.png", "drift.png", "robustness.png", "positions.png", "steps.png"}
 WORTH = {"norm=on": 0.08, "K=4": 0.03}
+PRIMARY = [
+    {"outcome": f"acceptance_length.{SHAPES[1]}", "effect": {"norm": "on"}, "against": {"norm": "off"},
+     "at": {"K": ["1"]}, "expect": "higher"},
+    {"outcome": "kept.typos", "effect": {"K": "4"}, "against": {"K": "1"}, "at": {"norm": ["off"]}, "expect": None},
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two axes of two levels, three seeds; the last arm's fit failed with one seed, and its measures never began."""
-    directory = make_study(tmp_path_factory.mktemp("study"), worth=WORTH, prompts=10)
+    directory = make_study(tmp_path_factory.mktemp("study"), worth=WORTH, prompts=10, primary=PRIMARY)
     run = json.loads((directory / "plan.json").read_text())["arms"][-1]["runs"][2]
     for kind in ("fit", "evaluate", "drift", "robustness"):
         lose(directory, run, kind)
@@ -100,7 +105,10 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
     reader = Reader()
     reader.feed(text)
     assert not reader.open
-    assert len(reader.sources) == 5 and all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    links = [source[1:] for source in reader.sources if source.startswith("#")]
+    assert links and all(f'<h2 id="{link}">' in text for link in links)
+    rest = [source for source in reader.sources if not source.startswith("#")]
+    assert len(rest) == len(DRAWN) and all(source.startswith("data:image/png;base64,") for source in rest)
 
 
 def test_the_card_alone(study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +128,22 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     shutil.rmtree(directory / "fits")
     shutil.rmtree(directory / "measures")
     text = (write_card(directory) / "card.md").read_text()
-    assert "No comparison could be made." in text and "norm=on is not compared: it and the baseline have" in text
+    assert "No comparison could be made." in text and "norm=on is not compared: it has no evaluation" in text
+    assert "The study declares no primary contrasts: everything here is exploratory." in text
+
+
+def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(card: Path) -> None:
+    found, text = numbers(card), (card / "card.md").read_text()
+    parts = dict(part.partition("\n")[::2] for part in text.split("\n## ")[1:])
+    assert next(iter(parts)) == "Primary contrasts" and "](#not-told-apart)" in text
+    assert f"| acceptance length, {SHAPES[1]} | norm: on - off (K=1) | +" in parts["Primary contrasts"]
+    assert "higher, as expected" in parts["Primary contrasts"] and "told apart (Holm's p < 0.05): 1" in text
+    (null,) = [row for row in found["primary"] if row["verdict"] == "not told apart"]
+    exploratory = [row for row in (*found["comparisons"], *found["effects"]) if row["p_value"] is not None]
+    assert parts["Not told apart"].count("| primary |") == 1 and null["quantity"] == "Acceptance kept, Typos"
+    weak = [row for row in exploratory if row["p_value"] >= 0.05]
+    assert 0 < parts["Not told apart"].count("| exploratory |") <= len(weak)
+    assert "Not declared beforehand, and not corrected" in parts["Exploratory differences"]
 
 
 @pytest.fixture
@@ -139,7 +162,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
 def test_no_text_runs_over_another_or_off_the_page(tmp_path: Path, drawn: dict[str, Figure], arms: int) -> None:
     axes = {"recurrence": ["PreNorm", "PostNorm"], "a_long_name_of_an_axis": ["0", "1"], "loss": ["LKLambda", "SoftKL"]}
     own = arms_of(axes)[:arms]
-    directory = make_study(tmp_path, axes, arms=own, seeds=[0, 1], prompts=5, shapes=SHAPES[1:])
+    primary = {**PRIMARY[1], "effect": {"loss": "SoftKL"}, "against": {"loss": "LKLambda"}, "at": {}}
+    given = {"seeds": [0, 1], "prompts": 5, "shapes": SHAPES[1:], "primary": [primary]}
+    directory = make_study(tmp_path, axes, arms=own, **given)
     figures.draw(results(read_record(directory)), tmp_path)
     assert set(drawn) == DRAWN
     for name, figure in drawn.items():

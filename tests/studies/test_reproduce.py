@@ -50,8 +50,8 @@ def study(target_directory: Path, text_file: Path, tmp_path_factory: pytest.Temp
     arm = {"name": "only", "levels": {"a": "0"}, "is_baseline": True, "differences": [], "trained_parameters": 1000,
            "trained_depth": 2, "tokens": None,
            "runs": [{"seed": 5, "fit": "f", "evaluate": "e", "drift": None, "robustness": None}]}  # fmt: skip
-    plan = {"version": 2, "name": "real", "design": "grid", "axes": {"a": ["0"]}, "baseline": {"a": "0"}, "seeds": [5],
-            "unequal": [], "arms": [arm]}  # fmt: skip
+    plan = {"version": 3, "name": "real", "design": "grid", "axes": {"a": ["0"]}, "baseline": {"a": "0"}, "seeds": [5],
+            "primary": [], "primary_changed": False, "unequal": [], "arms": [arm]}  # fmt: skip
     (directory / "plan.json").write_text(json.dumps(plan))
     write_card(directory)
     return directory

@@ -9,9 +9,8 @@ import pytest
 
 from specdec.diagnostics.drift_measure import sums_of
 from specdec.evaluation.metrics import summary
-from specdec.studies.card import statements
 from specdec.studies.results import read_record, results
-from specdec.studies.statistics import distinct, holm
+from specdec.studies.statistics import holm
 from tests.studies.made import SHAPES, lose, make_study
 
 LENGTH, GROWTH = f"acceptance length, {SHAPES[0]}", "RMS of the state fed back, step 6 over step 1"
@@ -104,18 +103,58 @@ def test_what_is_kept_is_pooled_over_prompts(found: dict[str, Any], study: Path)
     assert arms_of(found, TYPOS)["norm=off K=4"]["value"] == pytest.approx(length(1) / length(0))
 
 
-def test_differences_are_paired_and_corrected_together(found: dict[str, Any]) -> None:
+def test_differences_are_paired_and_their_error_is_of_all_arms(found: dict[str, Any]) -> None:
     for row in found["comparisons"]:
         arms = arms_of(found, row["quantity"])
         assert row["value"] == pytest.approx(arms[row["arm"]]["value"] - arms[row["baseline"]]["value"])
-        assert row["p_value"] <= row["p_holm"] <= 1
+        if row["quantity"] in (LENGTH, TYPOS, SYSTEM):
+            assert (row["pooled"], row["spreads_differ"]) in ((4, False), (0, True))
+        assert "p_holm" not in row and "verdict" not in row  # it is exploratory
     rows = {(row["quantity"], row["arm"]): row for row in found["comparisons"]}
     better, same = rows[SYSTEM, "norm=on K=1"], rows[SYSTEM, "norm=off K=4"]
-    assert better["verdict"] == "higher" and same["verdict"] == "not told apart"
-    assert better["low"] < 0.26 < better["high"]  # a third of what is kept without
-    for family in ("acceptance length", "drift", "robustness"):
-        own = distinct([row for row in found["comparisons"] if row["family"] == family])
-        assert [each[0]["p_holm"] for each in own] == holm([each[0]["p_value"] for each in own])
+    assert better["p_value"] < 0.001 and same["p_value"] > 0.05
+    assert better["value"] == pytest.approx(0.33 * arms_of(found, SYSTEM)["norm=off K=1"]["value"], rel=0.15)
+
+
+def declared(outcome: str, at: dict[str, list[str]], expect: str | None = None, **levels: str) -> dict[str, Any]:
+    """A primary contrast of some levels against the baseline's."""
+    base = {"norm": "off", "K": "1"}
+    against = {axis: base[axis] for axis in levels}
+    return {"outcome": outcome, "effect": levels, "against": against, "at": at, "expect": expect}
+
+
+def test_primary_contrasts_are_those_declared_and_holm_s_are_over_them_alone(tmp_path: Path) -> None:
+    primary = [
+        declared("acceptance_length.chain of 5", {}, "higher", norm="on"),
+        declared("accepted_at_2-3.chain of 5", {"K": ["4"]}, norm="on"),
+        declared("drift.state_rms+kl_at_2-3", {}, norm="on", K="4"),
+        declared("kept.system prompt", {"norm": ["on"]}, K="4"),
+        declared("kept.of nobody", {}, K="4"),
+    ]
+    study = make_study(tmp_path, worth={"norm=on": 0.1}, prompts=10, primary=primary)
+    found = all_of(study)
+    length, second, drift, kept, nobody = rows = found["primary"]
+    values = {arm: one["value"] for arm, one in arms_of(found, LENGTH).items()}
+    main = (values["norm=on K=1"] - values["norm=off K=1"] + values["norm=on K=4"] - values["norm=off K=4"]) / 2
+    assert length["value"] == pytest.approx(main) and (length["verdict"], length["pooled"]) == ("higher", 4)
+    answers = {name: [run.evaluation.answers[SHAPES[0]] for run in read_record(study).arms[name]]
+               for name in ("norm=off K=4", "norm=on K=4")}  # fmt: skip
+
+    def share(name: str) -> float:
+        counts = [count for own in answers[name] for one in own for count in one.accepted]
+        return sum((c >= 2) + (c >= 3) for c in counts) / sum((c >= 1) + (c >= 2) for c in counts)
+
+    assert second["value"] == pytest.approx(share("norm=on K=4") - share("norm=off K=4"))
+    sums = [np.stack([sums_of(json.loads((place / "drift.json").read_text()), name)[1:3].sum((0, 1))
+                      for place in places(study, arm, "drift")]).sum(0)
+            for arm in (0, 3) for name in ("state_rms", "kl")]  # fmt: skip
+    (a, b), (c, d) = ([top / weight for top, weight in sums[at : at + 2]] for at in (0, 2))
+    assert drift["value"] == pytest.approx(c + d - a - b)
+    assert kept["prompts"] == 10 and nobody["value"] is None and nobody["verdict"] == "not tested"
+    tested = rows[:4]
+    assert [row["p_holm"] for row in tested] == holm([row["p_value"] for row in tested])
+    told = {(row["quantity"], row["value"]) for row in (*found["comparisons"], *found["effects"])}
+    assert not told & {(row["quantity"], row["value"]) for row in tested}  # not told again
 
 
 def test_acceptance_is_compared_at_the_same_steps_alone(found: dict[str, Any]) -> None:
@@ -147,7 +186,7 @@ def test_effects_average_over_the_other_axis(found: dict[str, Any]) -> None:
     assert {effect for _, effect in rows} == {"norm=on", "K=4", "norm=on x K=4"}
     arms = {arm: one["value"] for arm, one in arms_of(found, TYPOS).items()}
     main = (arms["norm=on K=1"] - arms["norm=off K=1"] + arms["norm=on K=4"] - arms["norm=off K=4"]) / 2
-    assert rows[TYPOS, "norm=on"]["value"] == pytest.approx(main) and rows[SYSTEM, "norm=on"]["verdict"] == "higher"
+    assert rows[TYPOS, "norm=on"]["value"] == pytest.approx(main) and rows[SYSTEM, "norm=on"]["p_value"] < 0.001
 
 
 def test_what_an_arm_lacks_leaves_the_others_compared(tmp_path: Path) -> None:
@@ -162,17 +201,3 @@ def test_what_an_arm_lacks_leaves_the_others_compared(tmp_path: Path) -> None:
     assert rows[GROWTH, "norm=on K=4"]["seeds"] == 2 and rows[GROWTH, "norm=on K=1"]["seeds"] == 3
     effects = {(row["quantity"], row["effect"]) for row in found["effects"]}
     assert (TYPOS, "norm=on") in effects and (TYPOS, "norm=on x K=4") not in effects
-
-
-def test_every_find_has_its_sentence_and_the_rest_are_counted(study: Path) -> None:
-    found = all_of(study)
-    effects = [row for row in found["effects"] if row["family"] != "acceptance length"]
-    row = next(row for row in effects if " x " in row["effect"] and row["verdict"] == "not told apart")
-    row["verdict"] = "lower"  # a find of the other kind
-    finds = [row for row in effects if row["verdict"] != "not told apart"]
-    said = statements(found)[3 * len(SHAPES) :]
-    assert sum("norm=on x K=4, interaction: " in line for line in said) == 1
-    assert len(said) == len(finds) + 1 and finds
-    assert any(line.startswith(f"norm=on against norm=off: {SYSTEM} is higher, by +0.") for line in said)
-    told = f"{len(effects) - len(finds)} other differences of {len(effects)} tested are not told apart from none."
-    assert said[-1] == f"Drift and robustness: {told}"

@@ -1,0 +1,295 @@
+"""What is measured of one run of a study: its files, and the quantities in them, by name.
+
+A quantity is a ratio of two sums over prompts (acceptance length: committed tokens over target passes), or two such
+ratios, one divided by the other or less it (growth of the state: its size at the last draft step over that at the
+first). ``primary`` in a study names them: ``acceptance_length``, ``accepted_at_5-8``, ``drift.kl_at_8``,
+``drift.out_rms_growth``, ``drift.sink_mass_change``, ``kept.no_bos``.
+
+Legend: P prompts, C sums and weights in turn, K draft steps.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec.decoding import parse_shape
+from specdec.diagnostics.conditions import parse_conditions
+from specdec.diagnostics.drift_measure import SERIES, DriftFigure, drift_figures, sums_of
+from specdec.diagnostics.drift_measure import VERSION as OF_DRIFT
+from specdec.evaluation.compare import SavedEvaluation, read_evaluation
+from specdec.evaluation.metrics import Answer, committed, passes
+from specdec.evaluation.statistics import Array
+from specdec.studies.arms import Arm
+from specdec.studies.statistics import Linear
+from specdec.studies.worker import JobFolder
+from specdec.utils.files import check_sums, read_json
+
+Json = dict[str, Any]
+Table = Mapping[str, Array]  # of a run: by prompt, its sums and weights
+
+ACCEPTANCE, DRIFT, ROBUSTNESS = "acceptance length", "drift", "robustness"
+FAMILIES = {ACCEPTANCE: "evaluate", DRIFT: "drift", ROBUSTNESS: "robustness"}  # and where they are measured
+MEASUREMENT = {"drift": OF_DRIFT, "robustness": 1}  # the versions of drift.json and robustness.json
+COMBINE = {"ratio": Linear.over, "difference": Linear.minus}  # two means of a figure of drift
+USUAL = ("drift.state_rms_growth", "drift.out_rms_growth", "drift.sink_mass_change")  # of drift, in every study
+NAME = re.compile(
+    r"(?P<kind>acceptance_length|accepted)(_at_(?P<at>[1-9]\d*(-[1-9]\d*)?))?(\.(?P<shape>.+))?"
+    r"|(?P<drift>drift)\.(?P<series>\w+(\+\w+)*)_(at_(?P<step>[1-9]\d*(-[1-9]\d*)?)|(?P<change>growth|change))"
+    r"|(?P<kept>kept)\.(?P<condition>.+)"
+)
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """An arm with one seed, and by kind the folders of its jobs."""
+
+    seed: int
+    folders: dict[str, JobFolder]
+
+    @functools.cached_property
+    def states(self) -> dict[str, Json]:
+        """Of each job: ``name`` (``done``, ``running``, ``stopped``, ``killed``, ``failed`` or ``not begun``),
+        ``message`` (why it failed) and ``seconds`` of all its attempts.
+        """
+        states = {}
+        for kind, folder in self.folders.items():
+            attempts = folder.attempts()
+            last = attempts[-1] if attempts else {"end": "not begun"}
+            name = last.get("end") or ("running" if folder.is_held() else "killed")
+            if folder.is_done():
+                name, last = "done", {}
+            elif name in ("died", "done"):  # or whose file was removed
+                name = "failed"
+            seconds = sum(one.get("seconds") or 0.0 for one in attempts)
+            states[kind] = {"name": name, "message": last.get("message"), "seconds": seconds}
+        return states
+
+    def done(self, kind: str) -> bool:
+        """Whether there is a job of this kind and it is done."""
+        return kind in self.folders and self.folders[kind].is_done()
+
+    @functools.cached_property
+    def evaluation(self) -> SavedEvaluation:
+        """The results of its evaluation."""
+        return read_evaluation(self.folders["evaluate"].output)
+
+    def measured(self, kind: str) -> Json:
+        """``drift.json`` or ``robustness.json``; ValueError if it is of another version."""
+        path = self.folders[kind].last_file
+        check_sums(path.parent, "measure again", partial=True)
+        found = read_json(path)
+        if not isinstance(found, dict) or found.get("version") != MEASUREMENT[kind]:
+            raise ValueError(f"{path}: not of version {MEASUREMENT[kind]}: measure again with this version of specdec")
+        return found
+
+    def training(self) -> Json:
+        """Optimizer steps and seconds of a finished fit, its process's start included."""
+        return {
+            "steps": int(read_json(self.folders["fit"].last_file)["steps"]),
+            "seconds": self.states["fit"]["seconds"],
+        }
+
+
+class Quantity(NamedTuple):
+    """What is measured of an arm, of the same draft steps or under the same condition in all arms that have it.
+
+    ``panel`` titles its figure, which quantities of other draft steps may share; ``null`` is its value without drift or
+    loss, if known; ``table`` gives a run's two sums for every prompt, or four, of two ratios for ``combine``.
+    """
+
+    name: str
+    panel: str
+    family: str
+    unit: str
+    null: float | None
+    table: Callable[[RecordedRun], Table | None]
+    combine: Callable[[Linear, Linear], Linear] | None = None
+
+
+def check_outcome(name: str, arm: Arm) -> None:
+    """Raise ValueError unless an arm will have been measured for a quantity of that name."""
+    parts, where = _parts(name), f"primary: outcome {name}"
+    family = DRIFT if parts["drift"] else ROBUSTNESS if parts["kept"] else ACCEPTANCE
+    if (measure := arm.measures.get(FAMILIES[family])) is None:
+        raise ValueError(f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome")
+    if family == ACCEPTANCE:
+        shapes = [parse_shape(text).name for text in measure.config["shape"]]
+        if parts["shape"] is None and len(shapes) > 1:
+            raise ValueError(f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}")
+        known, asked = shapes, [_shape(parts["shape"])] if parts["shape"] else []
+    elif family == DRIFT:
+        known, asked, depths = [*SERIES], parts["series"].split("+"), measure.config["depths"]
+        if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:
+            raise ValueError(f"{where}: a sum of {' and '.join(sorted(units))} means nothing: give series of one unit")
+        if parts["step"] and _steps(parts["step"]).stop > depths:
+            raise ValueError(f"{where}: drift has {depths} steps: give drift.depths, or an earlier step")
+    else:
+        known, asked = (
+            [one.name for one in parse_conditions(measure.config["conditions"])],
+            [_condition(parts["condition"])],
+        )
+    if wrong := next((one for one in asked if one not in known), None):
+        raise ValueError(f"{where}: arm {arm.name} has no {wrong}; it has: {', '.join(known)}")
+
+
+def _parts(name: str) -> dict[str, str]:
+    found = NAME.fullmatch(name)
+    if found is None or (found["kind"] == "accepted") != (found["at"] is not None):
+        raise ValueError(
+            f"primary: outcome {name}: expected acceptance_length, accepted_at_K, accepted_at_K-K (.SHAPE behind them "
+            "where there are several), drift.SERIES_at_K, drift.SERIES_growth, drift.SERIES_change or kept.CONDITION"
+        )
+    return found.groupdict()
+
+
+def _steps(text: str) -> range:
+    """``8`` or ``5-8``, counted from 0."""
+    first, _, last = text.partition("-")
+    return range(int(first) - 1, int(last or first))
+
+
+def _shape(text: str) -> str:
+    try:
+        return parse_shape(text).name
+    except ValueError:
+        return text  # the name itself
+
+
+def _condition(text: str) -> str:
+    try:
+        (one,) = parse_conditions([text])
+        return one.name
+    except ValueError:
+        return text  # the name itself, or of several
+
+
+def named(name: str, run: RecordedRun) -> Quantity | None:
+    """The quantity of a name, of the shape and steps that a run was measured with; None if it was not."""
+    parts = _parts(name)
+    if parts["drift"]:
+        names = parts["series"].split("+")
+        if not run.done("drift") or not set(names) <= set(run.measured("drift")["series"]):
+            return None
+        last = run.measured("drift")["depths"]
+        title = " and ".join(SERIES[one][0] for one in names if one in SERIES) or parts["series"]
+        unit = SERIES[names[0]][1]
+        if parts["step"]:
+            title += f", step {parts['step']}"
+            return _of_drift(DriftFigure(name, title, parts["series"], (_steps(parts["step"]),), unit))
+        both = (range(last - 1, last), range(1))
+        if parts["change"] == "growth":
+            title += f", step {last} over step 1"
+            return _of_drift(DriftFigure(name, title, parts["series"], both, "ratio", "ratio", 1.0))
+        title, unit = f"{title}, step 1 to {last}", f"difference of {unit.replace('share', 'shares')}"
+        return _of_drift(DriftFigure(name, title, parts["series"], both, unit, "difference", 0.0))
+    if parts["kept"]:
+        rows = {row["name"]: row for row in run.measured("robustness")["conditions"]} if run.done("robustness") else {}
+        condition = _condition(parts["condition"])
+        return _kept(condition, rows[condition]["title"]) if condition in rows else None
+    shapes = [*run.evaluation.answers] if run.done("evaluate") else []
+    shape = _shape(parts["shape"]) if parts["shape"] else shapes[0] if len(shapes) == 1 else None
+    if shape not in shapes or shape is None:
+        return None
+    return _accepted(parts["at"], shape) if parts["at"] else _acceptance(shape)
+
+
+def quantities(runs: Iterable[RecordedRun], primary: Sequence[str]) -> dict[str, Quantity]:
+    """Primary outcomes, and all else that any run has, by their names in ``primary``, in order of family."""
+    found: dict[str, Quantity] = {}
+    for run in runs:
+        each: dict[str, Quantity | None] = {name: named(name, run) for name in primary}
+        if run.done("evaluate"):
+            each |= {f"acceptance_length.{shape}": _acceptance(shape) for shape in run.evaluation.answers}
+        if run.done("drift"):
+            one = run.measured("drift")
+            each |= {name: named(name, run) for name in USUAL}
+            changes = [_of_drift(figure) for figure in drift_figures(one["depths"], one["trained_depth"])
+                       if figure.name == "acceptance_change" and figure.series in one["series"]]  # fmt: skip
+            each |= {quantity.name: quantity for quantity in changes}
+        if run.done("robustness"):
+            one = run.measured("robustness")
+            names = [f"kept.{row['name']}" for row in one["conditions"] if row["name"] != one["clean"]]
+            each |= {name: named(name, run) for name in names}
+        for name, quantity in each.items():
+            if quantity is not None:
+                found.setdefault(name, quantity)
+    return dict(sorted(found.items(), key=lambda pair: [*FAMILIES].index(pair[1].family)))
+
+
+def sums(answers: Iterable[Answer], columns: Callable[[Answer], Any]) -> Table:
+    """Sums over each prompt's answers."""
+    out: dict[str, Array] = {}
+    for answer in answers:
+        out[answer.prompt_id] = out.get(answer.prompt_id, np.zeros(1)) + np.array(columns(answer), dtype=float)
+    return out
+
+
+def _acceptance(shape: str) -> Quantity:
+    """Tokens committed per target pass, the bonus token included."""
+
+    def table(run: RecordedRun) -> Table | None:
+        found = run.evaluation.answers.get(shape)
+        return None if found is None else sums(found, lambda answer: (committed(answer), passes(answer)))
+
+    return Quantity(f"{ACCEPTANCE}, {shape}", shape, ACCEPTANCE, "tokens per target pass", None, table)
+
+
+def _accepted(at: str, shape: str) -> Quantity:
+    """Of the passes that accepted all drafts before a position, the share that accepted this one; summed over some."""
+    positions = np.array(_steps(at)) + 1
+
+    def columns(answer: Answer) -> Sequence[int]:
+        accepted_N1 = np.array(answer.accepted)[:, None]
+        return int((accepted_N1 >= positions).sum()), int((accepted_N1 >= positions - 1).sum())
+
+    def table(run: RecordedRun) -> Table | None:
+        found = run.evaluation.answers.get(shape)
+        return None if found is None else sums(found, columns)
+
+    name = f"acceptance at position {at}, {shape}"
+    return Quantity(name, name, ACCEPTANCE, "share of the passes that came so far", None, table)
+
+
+def _of_drift(figure: DriftFigure) -> Quantity:
+    """A mean over steps, or one compared with that over others; of the sum of series where several are named.
+
+    Acceptance beyond the trained depth is compared at the same steps alone, which depend on that depth.
+    """
+    change = figure.name == "acceptance_change"
+    steps = " of ".join(str(depths.stop) for depths in reversed(figure.depths))
+    name = f"{figure.title} ({steps} steps)" if change else figure.title
+
+    def table(run: RecordedRun) -> Table | None:
+        one = run.measured("drift")
+        known = {each.name: each.depths for each in drift_figures(one["depths"], one["trained_depth"])}
+        names = figure.series.split("+")
+        if not set(names) <= set(one["series"]) or max(depths.stop for depths in figure.depths) > one["depths"]:
+            return None
+        if change and known.get(figure.name) != figure.depths:
+            return None
+        each = [sums_of(one, name) for name in names]
+        total_KP2 = np.stack([sum(sums_KP2[..., 0] for sums_KP2 in each), each[0][..., 1]], axis=-1)
+        return dict(zip(map(str, one["prompts"]), figure.columns(total_KP2), strict=True))
+
+    return Quantity(name, figure.title, DRIFT, figure.unit, figure.null, table, COMBINE.get(figure.how))
+
+
+def _kept(condition: str, title: str) -> Quantity:
+    """Acceptance length under a condition over that of clean prompts."""
+
+    def table(run: RecordedRun) -> Table | None:
+        one = run.measured("robustness")
+        rows = {row["name"]: row for row in one["conditions"]}
+        row, clean = rows.get(condition), rows[one["clean"]]
+        if row is None or row.get("skipped"):
+            return None
+        columns = [row["committed"], row["passes"], clean["committed"], clean["passes"]]
+        sums_P4 = np.array([[float(value or 0) for value in column] for column in columns]).T
+        return dict(zip(map(str, one["prompts"]), sums_P4, strict=True))
+
+    name = f"Acceptance kept, {title}"
+    return Quantity(name, name, ROBUSTNESS, "ratio to clean prompts", 1.0, table, Linear.over)

@@ -1,0 +1,91 @@
+"""The contrasts that a study declares, as read, checked, planned and kept."""
+
+from typing import Any
+
+import pytest
+
+from specdec.studies.plan import StudyPlan
+from specdec.studies.study import read_study
+from specdec.studies.worker import JobFolder
+from tests.studies.conftest import MakePlan, Write
+
+
+def outcome(name: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"outcome": name, "effect": {"fc_norm": "on"}, **more}]
+
+
+def test_a_contrast_is_against_the_baseline_s_levels_unless_it_says_so(write: Write) -> None:
+    given = [
+        {"outcome": ["acceptance_length", "accepted_at_1-2"], "effect": {"fc_norm": "on"}, "at": {"K": 1}},
+        {"outcome": "acceptance_length", "effect": {"K": 1}, "against": {"K": 2}, "expect": "lower"},
+        {"outcome": "acceptance_length", "effect": {"fc_norm": "on", "K": 1}},
+    ]
+    length, accepted, K, both = read_study(write(primary=given)).primary
+    assert (length.against, length.at, accepted.outcome) == ({"fc_norm": "off"}, {"K": ("1",)}, "accepted_at_1-2")
+    assert [str(one) for one in (length, K, both)] == [
+        "fc_norm: on - off (K=1)", "K: 1 - 2", "fc_norm=on K=1 - fc_norm=off K=2",
+    ]  # fmt: skip
+    arms = [frozenset({("fc_norm", norm), ("K", K)}) for norm in ("off", "on") for K in ("1", "2")]
+    assert length.weights(arms) == {arms[0]: -1.0, arms[2]: 1.0}
+    assert K.weights(arms) == {arms[0]: 0.5, arms[1]: -0.5, arms[2]: 0.5, arms[3]: -0.5}
+
+
+@pytest.mark.parametrize(
+    ("primary", "message"),
+    [
+        ([{"effect": {"fc_norm": "on"}}], "primary: give an outcome"),
+        (outcome("acceptance_length", effect={}), "other levels of the same axes, not nothing against nothing"),
+        (outcome("acceptance_length", effect={"fc_norm": "off"}), "not fc_norm=off against fc_norm=off"),
+        (
+            outcome("acceptance_length", effect={"norm": "on"}),
+            "effect: no such key: norm; there are: fc_norm, K",
+        ),
+        (outcome("acceptance_length", at={"K": [1, 3]}), "primary: at: axis K has no level 3; it has: 1, 2"),
+        (outcome("acceptance_length", at={"fc_norm": "on"}), "fc_norm is what is compared"),
+        (outcome("acceptance_length", expect="more"), "primary: expect: must be higher or lower, not more"),
+        (outcome("acceptance_length") * 2, "acceptance_length, fc_norm: on - off stands twice"),
+    ],
+)
+def test_what_is_wrong_in_it_is_one_line(write: Write, primary: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_study(write(primary=primary))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("length", "outcome length: expected acceptance_length, accepted_at_K"),
+        ("accepted", "outcome accepted: expected"),
+        ("acceptance_length.chain:depth=9", "arm fc_norm=.* has no chain of 9; it has: chain of 2"),
+        ("kept.no_bos", "the study has no robustness: add it"),
+        ("drift.kl_at_9", "drift has 4 steps"),
+        ("drift.ki_at_2", "has no ki; it has: sink_mass"),
+        ("drift.kl+sink_mass_at_2", "a sum of nats and share of weight means nothing"),
+    ],
+)
+def test_an_outcome_that_will_not_be_measured_is_refused_before_anything_runs(
+    planned: MakePlan, name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        planned(primary=outcome(name), drift={"depths": 4})
+
+
+def test_the_plan_keeps_them_and_says_if_they_were_changed_after_a_measure(planned: MakePlan) -> None:
+    def written(**changes: Any) -> tuple[StudyPlan, bool]:
+        plan = planned(**changes)
+        changed = plan.primary_changed()
+        plan.write()
+        return plan, changed
+
+    plan, changed = written(primary=outcome("acceptance_length"))
+    assert not changed and plan.to_json()["primary"] == [
+        {"outcome": "acceptance_length", "effect": {"fc_norm": "on"}, "against": {"fc_norm": "off"}, "at": {},
+         "expect": None}
+    ]  # fmt: skip
+    assert not written(primary=outcome("accepted_at_2"))[1]  # nothing was measured yet
+    key = plan.runs[0][0]["evaluate"]
+    last = JobFolder(plan.directory, "evaluate", key).last_file
+    last.parent.mkdir(parents=True)
+    last.touch()
+    assert not written(primary=outcome("accepted_at_2"))[1]
+    assert written(primary=outcome("acceptance_length"))[1] and written(primary=outcome("accepted_at_2"))[1]
