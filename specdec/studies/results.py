@@ -130,6 +130,8 @@ def results(study: RecordedStudy) -> Json:
     return out
 
 
+def _same(row: Json) -> tuple[Any, ...]:
+    return row["quantity"], row["value"], row["p_value"]
 
 
 def aligned(quantity: Quantity, tables: ByArmAndSeed) -> dict[str, Linear]:
