@@ -30,7 +30,7 @@ from specdec.features.store import INCIDENTAL
 from specdec.studies.arms import Arm, StudyPrompts, check_equal, differences, read_arms, read_prompts
 from specdec.studies.outcomes import check_outcome
 from specdec.studies.study import MEASURES, Study, arm_name, read_strictly
-from specdec.studies.worker import Job, JobFolder, specdec_job, write_config
+from specdec.studies.worker import FOLDERS, Job, JobFolder, specdec_job, write_config
 from specdec.target import TargetSource
 from specdec.training.run_directory import changes_numbers
 from specdec.utils import trust
@@ -165,8 +165,9 @@ class StudyPlan:
 
 
 def claim(directory: Path, name: str) -> None:
-    """Raise ValueError unless a directory is this study's, or empty, or not there."""
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+    """Raise ValueError unless a directory is this study's, or not there, or holds at most another one's fits and
+    features, which are taken by their keys."""
+    if not directory.exists() or (directory.is_dir() and {path.name for path in directory.iterdir()} <= SHARED):
         return
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")

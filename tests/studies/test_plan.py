@@ -228,3 +228,5 @@ def test_a_directory_of_something_else_is_left_alone(
     (tmp_path / "out" / "study.yaml").write_text("name: drift\n")
     assert main(["sweep", str(write()), "--out", str(tmp_path / "out")]) == 2
     assert "holds the study drift, not tiny" in capsys.readouterr().err
+    (tmp_path / "linked" / "fits").mkdir(parents=True)  # of a study with the same trainings
+    assert main(["sweep", str(write()), "--out", str(tmp_path / "linked"), "--plan_only"]) == 0

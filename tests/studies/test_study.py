@@ -19,7 +19,9 @@ from tests.studies.conftest import Write
 
 ROOT = Path(__file__).parents[2]
 AXIS = {"off": {"model.ttt_steps": 1}, "on": {"model.ttt_steps": 2}}
-ARMS = {"generations": 4, "drift": 16, "fusion": 8, "losses": 8, "data_scale": 12}  # of the shipped studies
+ARMS = {  # of the shipped studies
+    "generations": 4, "drift": 16, "fusion": 8, "losses": 8, "data_scale": 12, "drift_real": 8, "robust_real": 4,
+}  # fmt: skip
 
 
 def test_names_are_text_and_the_short_form_names_its_values(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a target as deep as the embedded one; every level is parsed once."""
+    """On a target as deep as the embedded one, also those that are for a chat model; every level is parsed once."""
     shape = PretrainConfig()
     with torch.device("meta"):
         model = LlamaForCausalLM(
@@ -159,6 +161,8 @@ def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.argv", ["specdec"])
     study = read_study(ROOT / "conf" / "study" / f"{name}.yaml")
     assert study.name == name and len(study.combinations) == ARMS[name]
+    files = tuple(file.replace("chat.yaml", "quickstart.yaml") for file in study.common.files)
+    study = dataclasses.replace(study, common=dataclasses.replace(study.common, files=files))
     near = [each for each in study.combinations if sum(each[a] != study.baseline[a] for a in each) <= 1]
     arms = read_arms(dataclasses.replace(study, combinations=tuple(near)))
     assert {(axis, level) for arm in arms for axis, level in arm.levels.items()} == {
