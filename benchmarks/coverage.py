@@ -3,8 +3,8 @@
 ``python benchmarks/coverage.py --out benchmarks/results/coverage_<yyyymmdd>.md`` simulates decoding under a known model
 and counts the 95 % intervals that hold the truth: over prompts, of one evaluation
 (``specdec/evaluation/statistics.py``, beside the BCa bootstrap), and over seeds and prompts, of the contrast of two
-arms of a study (``specdec/studies/statistics.py``, beside that of a study's own seeds alone). Then it gives two arms the
-true difference that is said to be detectable, and counts how often it is found.
+arms of a study (``specdec/studies/statistics.py``, beside that of the two arms alone). Then it gives two arms the true
+difference that is said to be detectable, and counts how often it is found.
 
 Legend: A arms, S seeds, P prompts, Q target passes.
 """
@@ -233,7 +233,7 @@ def markdown(about: dict, rows: dict) -> list[str]:
                      f"{percent(100 * row[name])} ({row[f'{name}_width']:.2f})" for name in METHODS)]
                   for row in rows["studies"]])]  # fmt: skip
     heads = ["arms", "seeds", "prompts", "detectable", "true difference", "found", "range holds it", "interval held"]
-    lines += ["", "An arm that is better by what is detectable (`trainings differ`, 80 % power asked for):", "",
+    lines += ["", "Two arms that differ by what is detectable (`trainings differ`, 80 % power asked for):", "",
               *harness.table(
                   heads,
                   [[str(row["arms"]), str(row["seeds"]), str(row["prompts"]), f"{row['detectable']:.2f}",

@@ -24,7 +24,7 @@ HOW = (
     f"{METHOD}. They hold for this target, these prompts and this training. Primary contrasts were declared in the "
     "study file; their verdicts go by Holm's p-values over all of them and over nothing else. All else is exploratory: "
     "p-values as they are, for new questions, not for answers. Detectable is the true difference that four of five "
-    "such studies find, from the noncentral t, with its 95 % range; of a primary contrast at 0.05 over their number, "
+    "such studies find, from the noncentral t, with its range; of a primary contrast at 0.05 over their number, "
     "else at 0.05."
 )
 STYLE = """

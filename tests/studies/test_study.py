@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -137,12 +138,18 @@ def test_what_is_no_yaml_mapping_is_told_by_line(tmp_path: Path, text: str, mess
 
 
 def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
-    whole, generations = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
+    whole, generations, primary = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "study.md").read_text(), re.DOTALL)
     (tmp_path / "study.yaml").write_text(whole)
     study = read_study(tmp_path / "study.yaml")
     assert len(study.combinations) == 7 and study.baseline == {"fc_norm": "off", "K": "4"}
     (tmp_path / "study.yaml").write_text(f"name: generations\n{generations}evaluate: {{}}\n")
     assert list(read_study(tmp_path / "study.yaml").axes["generation"]) == ["EAGLE-1", "EAGLE-2", "EAGLE-3"]
+    axes = {"fc_norm": {"off": {}, "on": {}}, "norm_output": {"off": {}, "on": {}}, "K": {"model.ttt_steps": [1, 4]}}
+    (tmp_path / "study.yaml").write_text(f"name: both\naxes: {json.dumps(axes)}\n{primary}")
+    assert [str(one) for one in read_study(tmp_path / "study.yaml").primary] == [
+        "norm_output: on - off (K=4)", "norm_output: on - off (K=4)",
+        "fc_norm=on norm_output=on - fc_norm=off norm_output=off (K=4)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ARMS)
