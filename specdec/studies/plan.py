@@ -167,9 +167,9 @@ class StudyPlan:
 def claim(directory: Path, name: str) -> None:
     """Raise ValueError unless a directory is this study's, or not there, or holds at most another one's fits and
     features, which are taken by their keys."""
-    if not directory.exists() or (
-        directory.is_dir() and {path.name for path in directory.iterdir()} <= {*FOLDERS.values()}
-    ):
+    if not directory.exists():
+        return
+    if directory.is_dir() and {path.name for path in directory.iterdir()} <= {*FOLDERS.values()}:
         return
     if not (directory / STUDY).is_file():
         raise ValueError(f"{directory} exists already and holds no study: choose another --out")
