@@ -14,12 +14,14 @@ mkdir -p $run
 [ -e $target ] || ln -s "$(realpath "$1")" $target
 
 step() { # step OUT COMMAND...: the command, unless it has made OUT already
-  local out=$1; shift
-  [ -e "$out" ] || { printf '\n+ %s\n' "$*"; "$@"; }
+  local out=$1
+  shift
+  [ -e "$out" ] || { printf '\n+ %s\n' "$*" && "$@"; }
 }
 
 kept() { # kept FILE COMMAND...: with what it printed in FILE, if it succeeded
-  local file=$1; shift
+  local file=$1
+  shift
   "$@" 2>&1 | tee "$file.part" && mv "$file.part" "$file"
 }
 
@@ -29,8 +31,8 @@ for each in bfloat16 float32; do
     --model.target.dtype $each
 done
 
-# 2. Its own answers, by vLLM: questions of GSM8K, and the last 40 instructions of Alpaca (the first 40 are asked in step 5)
-if [ ! -e $run/answers.jsonl ]; then
+# 2. Its own answers, by vLLM: to questions of GSM8K, and to the last 40 instructions of Alpaca (step 5 asks the first ones)
+if [ ! -e $run/answers_alpaca.jsonl ]; then
   tail -n 40 "$3/alpaca.jsonl" | python -c '
 import json, sys
 for line in sys.stdin:
@@ -40,8 +42,9 @@ for line in sys.stdin:
   server=$!
   trap 'kill $server' EXIT
   until curl -sf http://127.0.0.1:8011/health; do kill -0 $server; sleep 2; done
-  specdec regenerate --engine vllm --url http://127.0.0.1:8011 --data $run/alpaca.jsonl --data+ "$2" --limit 3440 \
-    --max_new_tokens 256 --concurrency 128 --out $run/answers.jsonl
+  answer=(specdec regenerate --engine vllm --url http://127.0.0.1:8011 --max_new_tokens 256 --concurrency 128)
+  step $run/answers.jsonl "${answer[@]}" --data "$2" --limit 3400 --out $run/answers.jsonl
+  step $run/answers_alpaca.jsonl "${answer[@]}" --data $run/alpaca.jsonl --out $run/answers_alpaca.jsonl
   kill $server
   trap - EXIT
 fi
