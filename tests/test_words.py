@@ -11,7 +11,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # what each would be called by whoever knows Hugging Face and EAGLE
 BANNED = {
     r"\blaws?\b": "probs, distribution",
-    r"\bgrowths?\b": "draft shape",
     r"\bsights?\b": "visibility, mask",
     r"\bkeeper\b": "supervise",
     r"\blesson\b": "training step",

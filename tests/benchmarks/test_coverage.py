@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.coverage import METHODS, MODELS, decode, markdown, simulate, truth
+from benchmarks.coverage import METHODS, MODELS, decode, markdown, of_power, of_prompts, of_study, truth
 
 
 def test_answers_end_when_they_are_long_enough() -> None:
@@ -15,9 +15,15 @@ def test_answers_end_when_they_are_long_enough() -> None:
 
 def test_a_simulation_says_what_held() -> None:
     draw = np.random.default_rng(1)
-    row = simulate(MODELS[6], 3, 20, 0.0, 20, 3, draw)
-    assert all(0 <= row[name] <= 1 for name in METHODS) and row["difference"] == 0
-    assert truth(MODELS[0], 0.3, draw)[1] > 0.2
+    rows = {
+        "prompts": [of_prompts("long tail", 6, 20, 3, draw)],
+        "studies": [of_study(MODELS[3], 2, 3, 20, 20, draw)],
+        "power": [of_power(2, 3, 20, 20, draw)],
+    }
+    (of_one,), (of_two,), (power,) = rows.values()
+    assert 0.5 < of_one["ours"] <= 1 and all(0.5 < of_two[name] <= 1 for name in METHODS)
+    assert power["difference"] == pytest.approx(power["detectable"], rel=0.2) and 0.4 < power["found"] <= 1
+    assert truth(MODELS[0], 0.3)[1] > 0.2 and truth(MODELS[0])[1] == 0
     about = {"studies": 20, "resampled": 3, "date": "2000-01-01", "seconds": 1, "command": "python x"}
-    text = "\n".join(markdown(about, [{"model": "x", "seeds": 3, "prompts": 20} | row]))
-    assert "| x | 3 | 20 |" in text
+    text = "\n".join(markdown(about, rows))
+    assert "| long tail | 6 |" in text and f"| {MODELS[3].name} | 2 | 3 | 20 |" in text

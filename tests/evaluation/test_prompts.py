@@ -155,7 +155,9 @@ def test_layouts_may_be_chosen(tmp_path: Path) -> None:
     assert read("prompt") == [(None, None, "def f"), (None, None, "Hi"), (None, None, "Ho")]
     assert read("prompt_turn") == [([text], None, None) for text in ("def f", "Hi", "Ho")]
     assert load_prompts([turns], layouts=["turns"])[0].turns == ["x"]
-    with pytest.raises(ValueError, match=r"there is no layout 'mmlu': choose one of turns, messages, humaneval"):
+    with pytest.raises(
+        ValueError, match=r"there is no layout 'mmlu': choose one of turns, speed_bench, messages, humaneval"
+    ):
         read("mmlu")
     with pytest.raises(ValueError, match=r"layouts: no row is read as gsm8k \(question, answer\)"):
         read("gsm8k")
