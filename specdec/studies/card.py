@@ -218,6 +218,7 @@ def _cautions(found: Json) -> Iterator[str]:
         yield ("Some comparisons are of one or two seeds: of one, intervals are over prompts alone and say nothing of "
                "another training; of two, a t-interval of one degree of freedom is very wide.")  # fmt: skip
     yield from (f"Unequal by permission: {line}." for line in found["study"]["unequal"])
+    yield from (f"{line}." for line in found["looping"])
     sizes = [arm["trained_parameters"] for arm in found["arms"]]
     if max(sizes) > 1.01 * min(sizes):
         yield "The arms train unequal numbers of parameters: size may be what is seen."

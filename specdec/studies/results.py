@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specdec.diagnostics.drift_measure import sums_of
-from specdec.evaluation.metrics import Answer
+from specdec.evaluation.metrics import Answer, acceptance_length, looping, looping_warning
 from specdec.evaluation.statistics import SHARE, Range, possible
 from specdec.studies.outcomes import (
     ACCEPTANCE,
@@ -97,6 +97,7 @@ def results(study: RecordedStudy) -> Json:
         "comparisons": [],
         "effects": [],
         "curves": [*_positions(study), *_drift_curves(study)],
+        "looping": _looping(study),
         "training": {name: {str(run.seed): run.training() for run in runs} for name, runs in study.done("fit").items()},
     }
     declared = [Contrast(**one) for one in study.plan["primary"]]
@@ -128,6 +129,17 @@ def results(study: RecordedStudy) -> Json:
     for kind in ("comparisons", "effects"):  # what is primary is not told again
         out[kind] = [row for row in out[kind] if _same(row) not in first]
     return out
+
+
+def _looping(study: RecordedStudy) -> list[str]:
+    """Of the baseline's answers; greedy ones are the target's own, in all arms alike."""
+    runs, lines = study.done("evaluate").get(study.baseline, []), list[str]()
+    for shape in runs[0].evaluation.answers if runs else ():
+        answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
+        length = acceptance_length(answers)
+        found = looping(answers) | {"acceptance_length": length and length._asdict()}
+        lines += looping_warning(f"{study.baseline}, {shape}", found)
+    return lines
 
 
 def _same(row: Json) -> tuple[Any, ...]:

@@ -68,6 +68,17 @@ def test_one_seed_s_figures_are_the_evaluation_s(tmp_path: Path) -> None:
     assert positions == pytest.approx(known["accepted_per_position"]["conditional"])
 
 
+def test_looping_answers_are_told(tmp_path: Path, found: dict[str, Any]) -> None:
+    assert found["looping"] == []
+    study = make_study(tmp_path, {"norm": ["off", "on"]}, curves=False)
+    for path in places(study, 0, "evaluate"):
+        rows = [json.loads(line) | {"loops": True} for line in (path / "answers.jsonl").read_text().splitlines()]
+        (path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = all_of(study)["looping"]
+    assert [line.partition(": ")[0] for line in lines] == [f"norm=off, {shape}" for shape in SHAPES]
+    assert "100% of the answers repeat themselves" in lines[0] and lines[0].endswith("without them of no answer")
+
+
 def test_growth_is_of_sums_over_all_chains(found: dict[str, Any], study: Path) -> None:
     drifts = [json.loads((path / "drift.json").read_text()) for path in places(study, 1, "drift")]
     sums = np.stack([sums_of(one, "state_rms") for one in drifts])
