@@ -36,7 +36,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST = {
     r"(num|n|decoder|encoder)_(\w+_)?layers?|depth": 1_000,
     r"(num|n)_(\w+_)?experts": 10_000,
-    r"num_\w+": 2**20,
+    r"num_(?!param)\w+": 2**20,
     r"(\w+_)?(size|dim)|\w+_(token_ids?|position_embeddings|window)|n_(embd|inner|positions|ctx|head)": 2**31,
     r"partial_rotary_factor|rotary_pct": 1,
     r"time_step_limit|(\w+_)?max_length": math.inf,  # some say "no end" so
