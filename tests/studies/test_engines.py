@@ -1,5 +1,6 @@
 """The same sweep under Ray on this machine, and through submitit, whose local executor stands for SLURM."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -9,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from specdec.studies.engines import Ray, Slurm, Task
+from specdec.studies.engines import LOCAL, Ray, Slurm, Task
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
 from tests.engines.conftest import alive
 from tests.studies.conftest import ROOT, MakeJob, Runs, parent, phases, pids
 
+with_ray = pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="no ray")  # a sweep imports it first
 
+
+@with_ray
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_killed_ray_worker_is_replaced_and_ctrl_c_ends_all(
     study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
     jobs = [
         job("a", "wait", go, kind="evaluate"), job("b", "fail"), job("c", needs=("a",)), job("d", needs=("b",)),
         job("long", "wait", tmp_path / "never"),
@@ -101,10 +104,10 @@ def test_what_sbatch_is_told(study: Path, job: MakeJob, tmp_path: Path, monkeypa
     assert isinstance(again.function, Task) and again.args == ("study", one, ROOT)
 
 
+@with_ray
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_ray_of_this_machine_listens_to_nobody_else(study: Path) -> None:
-    pytest.importorskip("ray")
     code = """
 import sys
 from pathlib import Path
@@ -127,13 +130,16 @@ print(*found)
     assert found and set(found) <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
 
 
+@with_ray
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_ray_that_would_listen_everywhere_is_refused(study: Path) -> None:
-    pytest.importorskip("ray")
     code = "import sys, ray; from pathlib import Path; from specdec.studies.engines import Ray; "
     code += "engine = Ray(); engine.open(Path(sys.argv[1])); engine.close()"
-    done = subprocess.run([sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != LOCAL}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(study)], capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ValueError: Ray was imported before") and "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0" in last
+    assert last.startswith("ValueError: Ray was imported before") and f"{LOCAL}=0" in last
