@@ -188,7 +188,8 @@ def overfit(setup: SetUp) -> Iterator[Finding]:
     train_step, optimizer = fabric.setup(TrainStep(drafter, setup.objective), optimizer)
     losses, most_right, idle, tries = list[float](), 0.0, 0, 0
     while True:
-        out = train_step(batch, outputs, True)
+        with fabric.autocast():  # its forward would convert the target's states too, which the training step does not
+            out = train_step.module(batch, outputs, True)
         right, loss = float(out.counts.hits_K.sum()) / can, float(out.loss.detach())
         idle = 0 if right > most_right or loss < 0.99 * min(losses, default=math.inf) else idle + 1
         most_right, late = max(most_right, right), time.monotonic() - begin >= setup.seconds

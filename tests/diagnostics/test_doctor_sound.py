@@ -1,6 +1,7 @@
 """A sound set-up passes: every shipped design, text and chats, 32 and 16 bits, cached features, one sample."""
 
 import dataclasses
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from specdec.training.divergences import LKLambda
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.noise import UniformNoise
 from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
-from tests.diagnostics.doctor_made import CONF, Tiny, chats, design, faults, learner, subject, target, text
+from tests.diagnostics.doctor_made import CONF, CPU, Tiny, chats, design, faults, learner, subject, target, text
 from tests.features.made import fill
 
 ALL = [name for name in CHECKS if name != "overfit"]
@@ -68,7 +69,9 @@ def test_every_draft_of_the_sample_is_accepted(tmp_path: Path) -> None:
 
 def test_what_one_sample_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is over, or the drafter knows two tokens only."""
-    found = run_check("overfit", subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3))
+    mixed = Namespace(**vars(CPU) | {"precision": "bf16-mixed"})  # of a target in float32
+    checked = dataclasses.replace(subject(chats(tmp_path), learner(ttt_steps=1), seconds=1e-3), trainer=mixed)
+    found = run_check("overfit", checked)
     assert found[-1].result is CheckResult.UNCHECKED and "the time was over" in found[-1].note
     spec = dataclasses.replace(design("eagle3"), draft_vocab_size=2)
     monkeypatch.setattr(model_checks, "PROMPTS", 1)
