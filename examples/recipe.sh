@@ -31,6 +31,9 @@ for each in bfloat16 float32; do
     --model.target.dtype $each
 done
 
+# Questions that nothing is trained on, for conf/study/drift_real.yaml and robust_real.yaml
+[ -e $run/held_out.jsonl ] || tail -n 40 "$2" > $run/held_out.jsonl
+
 # 2. Its own answers, by vLLM: to questions of GSM8K, and to the last 40 instructions of Alpaca (step 5 asks the first ones)
 if [ ! -e $run/answers_alpaca.jsonl ]; then
   tail -n 40 "$3/alpaca.jsonl" | python -c '
@@ -47,6 +50,7 @@ for line in sys.stdin:
   step $run/answers_alpaca.jsonl "${answer[@]}" --data $run/alpaca.jsonl --out $run/answers_alpaca.jsonl
   kill $server
   trap - EXIT
+  wait $server || true # until its memory is free
 fi
 
 # 3. Features of all that any of the three reads, once
