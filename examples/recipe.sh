@@ -84,4 +84,10 @@ step $run/parity specdec parity --target $target --drafter $run/eagle3_1/drafter
   --draft_tokens 4 --out $run/parity
 step $run/bench specdec serve --target $target --target.dtype $dtype --drafter $run/served --draft_tokens 4 \
   --bench "$3/gsm8k.jsonl" --limit 32 --max_new_tokens 128 --concurrency 1 4 16 --out $run/bench
-echo "all of it is in $run"
+
+# 8. The studies of attention drift, whose cards come to runs/studies (two hours; robust_real has the trainings of drift_real)
+[ -e $run/held_out.jsonl ] || head -n 24 "$3/gsm8k.jsonl" > $run/held_out.jsonl
+specdec sweep conf/study/drift_real.yaml
+mkdir -p runs/studies/robust_real
+[ -e runs/studies/robust_real/fits ] || ln -s ../drift_real/fits runs/studies/robust_real/fits
+specdec sweep conf/study/robust_real.yaml

@@ -5,6 +5,7 @@ workers are processes that no fork makes, so they start interpreters of their ow
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -204,9 +205,7 @@ def kinds(a: World, server: Server) -> dict[str, Kind]:
         "fit, DDP": fit(8, *two, "ddp", moments=(at_a_step,), fresh=True),
         "fit, FSDP2": fit(8, *two, "fsdp2", moments=(at_a_step,), fresh=True),
     }  # fmt: skip
-    with contextlib.suppress(ImportError):
-        import ray as installed  # noqa: F401
-
+    if importlib.util.find_spec("ray"):  # a sweep is the first to import it
         found["sweep, Ray worker"] = Kind(4, ray, world.of_study, (a_worker_lives,), a_ray_worker)
     return found
 
