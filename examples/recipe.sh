@@ -31,9 +31,6 @@ for each in bfloat16 float32; do
     --model.target.dtype $each
 done
 
-# Questions that nothing is trained on, for conf/study/drift_real.yaml and robust_real.yaml
-[ -e $run/held_out.jsonl ] || tail -n 40 "$2" > $run/held_out.jsonl
-
 # 2. Its own answers, by vLLM: to questions of GSM8K, and to the last 40 instructions of Alpaca (step 5 asks the first ones)
 if [ ! -e $run/answers_alpaca.jsonl ]; then
   tail -n 40 "$3/alpaca.jsonl" | python -c '
