@@ -47,6 +47,7 @@ for line in sys.stdin:
   step $run/answers_alpaca.jsonl "${answer[@]}" --data $run/alpaca.jsonl --out $run/answers_alpaca.jsonl
   kill $server
   trap - EXIT
+  wait $server || true # until its memory is free
 fi
 
 # 3. Features of all that any of the three reads, once

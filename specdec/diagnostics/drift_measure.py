@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import Array, Statistic, measured, possible, ratio
+from specdec.evaluation.statistics import ANY, Array, Statistic, measured, possible, ratio
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -288,5 +288,6 @@ def summary(found: Document) -> dict[str, dict[str, Any]]:
     """Every figure by name with its title, mean and interval."""
     out = {}
     for one in drift_figures(found["depths"], found["trained_depth"]):
-        out[one.name] = {"title": one.title} | measured(one.columns(sums_of(found, one.series)), HOW[one.how])
+        bounds = ANY if one.how == "difference" else possible(one.unit)
+        out[one.name] = {"title": one.title} | measured(one.columns(sums_of(found, one.series)), HOW[one.how], bounds)
     return out

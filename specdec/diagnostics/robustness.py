@@ -20,7 +20,7 @@ from specdec.diagnostics.conditions import CleanRun, Condition, parse_conditions
 from specdec.drafter import Drafter
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
-from specdec.evaluation.metrics import Answer, committed, passes
+from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, passes
 from specdec.evaluation.prompts import Prompt, Skipped
 from specdec.evaluation.statistics import LENGTH, POSITIVE, Array, measured, ratio
 from specdec.evaluation.style import (
@@ -88,6 +88,7 @@ def robustness(config: RobustnessConfig) -> None:
         measure(clean, pair.drafter, shape, runs, config.batch_size, config.seed)
         found = record(runs) | context
         tables, notes = report_tables(found), few_prompts(len(found["prompts"]))
+        notes += [line for one in found["conditions"] for line in looping_warning(f"Warning: {one['name']}", one)]
         plot_robustness(found, folder / FIGURE)
         write_report(folder / REPORT, "Robustness", notes, FIGURE, tables, context)
         write_json(folder / RECORD, found)
@@ -183,7 +184,8 @@ def record(runs: Sequence[ConditionRun]) -> dict[str, Any]:
         own, condition = counts(run.answers), run.condition
         columns = list(zip(*(own.get(name, (0, 0)) for name in ids), strict=True))
         what = {"name": condition.name, "title": condition.name, "skipped": run.skipped, "left_out": run.left_out}
-        conditions.append({**what, "committed": columns[0], "passes": columns[1], **kept(own, clean)})
+        figures = {**kept(own, clean), **looping(run.answers)}
+        conditions.append({**what, "committed": columns[0], "passes": columns[1], **figures})
     return {"version": 1, "prompts": ids, "clean": CLEAN.name, "conditions": conditions}
 
 

@@ -63,7 +63,8 @@ def compare(a: Path, b: Path) -> None:
     parts_a, parts_b = evaluations_in(a), evaluations_in(b)
     shared = [name for name in parts_a if name in parts_b]
     if not shared:
-        raise ValueError(f"{a} and {b} share no suite: {', '.join(parts_a)}; {', '.join(parts_b)}")
+        has = " and ".join(", ".join(filter(None, parts)) or "none in folders" for parts in (parts_a, parts_b))
+        raise ValueError(f"{a} and {b} share no suite ({has})")
     if left_out := sorted(parts_a.keys() ^ parts_b.keys()):
         log.warning("in one of the two alone, and not compared: %s", ", ".join(left_out))
     for part in shared:

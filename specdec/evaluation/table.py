@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from specdec.data.rows import stem
-from specdec.evaluation.compare import evaluations_in
+from specdec.evaluation.compare import MAY_DIFFER, evaluations_in
 from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
 from specdec.evaluation.style import ReportTable, print_report, table
 from specdec.evaluation.suites import SUITES, suite_notes
@@ -91,16 +91,16 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
     drafters: dict[str, set[str]] = {}
     for metrics in found:
         drafters.setdefault(_short(metrics["drafter"]), set()).add(metrics["drafter"]["directory"])
-    conditions: dict[tuple[float, str], tuple[Any, Path]] = {}
+    conditions: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
+    told: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
     blocks: dict[float, Methods] = {}
     for metrics, place in zip(found, places, strict=True):
         settings, column = metrics["settings"], _column(metrics["settings"])
         temperature = settings["sampling"]["temperature"]
-        own = (metrics["target"]["fingerprint"], settings["prompts_sha256"], settings["max_new_tokens"])
+        own = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
+        own["target"] = metrics["target"]["fingerprint"]
         other, where = conditions.setdefault((temperature, column), (own, place))
-        if differing := [
-            name for name, a, b in zip(("target", "prompts", "max_new_tokens"), own, other, strict=True) if a != b
-        ]:
+        if differing := [name for name in {**own, **other} if own.get(name) != other.get(name)]:
             raise ValueError(f"{place} and {where} differ in {', '.join(differing)}: a column is of one")
         name = _short(metrics["drafter"])
         name = name if len(drafters[name]) == 1 else metrics["drafter"]["directory"]
@@ -115,15 +115,18 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
         for method, cell in cells.items():
             row = methods.setdefault(method, {})
             if column in row and method not in {one["baseline"] for one in metrics["baselines"]}:
-                raise ValueError(f"{place} and {where}: both are of {method} on {column}; leave one out")
+                first = told[temperature, column, method]
+                raise ValueError(f"{place} and {first}: both are of {method} on {column}; leave one out")
             row.setdefault(column, cell)
+            told.setdefault((temperature, column, method), place)
     return dict(sorted(blocks.items()))
 
 
 def _short(drafter: dict[str, Any]) -> str:
-    """A drafter's name: a run's folder where it lies in one, as ``drafter``."""
+    """A drafter's name: a run's folder where it lies in one, as ``drafter`` or ``drafter_best``."""
     directory = Path(drafter["directory"])
-    return directory.parent.name if directory.name == "drafter" and directory.parent.name else str(drafter["label"])
+    run, which = directory.parent.name, {"drafter": "", "drafter_best": " (best)"}.get(directory.name)
+    return f"{run}{which}" if run and which is not None else str(drafter["label"])
 
 
 def _laid_out(blocks: dict[float, Methods]) -> tuple[list[str], list[list[str]]]:
@@ -170,7 +173,9 @@ def _notes(found: Sequence[dict[str, Any]]) -> list[str]:
         f"{' and '.join(one['gpus']) if one['gpus'] else one['cpu']}, torch {one['versions']['torch']}"
         for one in (metrics["provenance"] for metrics in found)
     )
-    return [*columns.values(), f"Speed-up over plain decoding in the same process, on {'; '.join(machines)}."]
+    timed = any(one["speedup"] for metrics in found for one in (*metrics["results"], *metrics["baselines"]))
+    lead = "Speed-up over plain decoding in the same process, on" if timed else "Measured on"
+    return [*columns.values(), f"{lead} {'; '.join(machines)}."]
 
 
 def latex(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

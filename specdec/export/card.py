@@ -77,6 +77,11 @@ def trained(directory: Path) -> Record | None:
     full, made, done = load_yaml(read_yaml_text(config), config), read_json(provenance), run / "DONE.json"
     data, trainer = full["data"].get("init_args", {}), full["trainer"]
     chosen = read_json(directory / "config.json").get("chosen_by")  # of the best one, beside the last
+    figures = [chosen.get(name) for name in ("step", "mean")] if isinstance(chosen, dict) else [chosen]
+    if chosen is not None and list(map(type, figures)) != [int, float]:
+        raise ValueError(
+            f"{directory / 'config.json'}: chosen_by is not as specdec fit writes it: remove it from there"
+        )
     steps = chosen["step"] if chosen else read_json(done)["steps"] if done.is_file() else None
     factors = [steps, data.get("batch_size"), data.get("seq_len"), trainer["accumulate_grad_batches"]]
     factors += [trainer["devices"], trainer["num_nodes"]]

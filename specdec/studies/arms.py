@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import torch
 import yaml
@@ -212,7 +212,8 @@ def _skeleton(source: TargetSource) -> PreTrainedModel:
 def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> Measure:
     """The arguments of a measure, checked by its command's own parser."""
     module, _, name = COMMANDS[kind].partition(":")
-    parser = parser_of(getattr(importlib.import_module(module), name), kind)
+    command = getattr(importlib.import_module(module), name)
+    parser = parser_of(command, kind)
     given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
     given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
     given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arguments.items() if key not in OF_PROMPTS}
@@ -224,6 +225,10 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
         # the commands themselves check these when they begin
         for text in as_list(getattr(built, "shape", [])):
             parse_shape(text)
+        if several_of := next((name for name in ("suite", "temperatures") if getattr(built, name, [])), None):
+            raise ValueError(f"{several_of}: a study has one set of prompts at one temperature: give prompts, and "
+                             "sampling.temperature, also as an axis")  # fmt: skip
+        get_type_hints(command)["config"](**{key: value for key, value in vars(built).items() if key != "config"})
         for text in getattr(built, "baselines", []):
             parse_baseline(text)
         if kind == "robustness":

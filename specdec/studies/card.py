@@ -78,7 +78,7 @@ def _document(found: Json, figures: Mapping[str, Sequence[tuple[str, str]]], whe
     axes = "; ".join(f"{axis}: {', '.join(levels)}" for axis, levels in study["axes"].items())
     design = f"{study['design'].replace('_', ' ')} of {how_many(len(found['arms']), 'arm')}"
     seeds, names = ", ".join(map(str, study["seeds"])), short_names(found["arms"])
-    fits = [[names[arm], seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}"]
+    fits = [[names[arm], seed, f"{fit['steps']:,}", f"{fit['seconds']:.0f}" if fit["seconds"] else "in another study"]
             for arm, runs in found["training"].items() for seed, fit in runs.items()]  # fmt: skip
     sections = {
         "Primary contrasts": _primary(found),
@@ -202,7 +202,7 @@ def _origin(manifest: Json, where: str) -> Iterator[str]:
 def _cautions(found: Json) -> Iterator[str]:
     """What is missing from the study, or limits what its numbers say."""
     rows = [row for row in (*found["primary"], *found["comparisons"], *found["effects"]) if row["value"] is not None]
-    measured = {arm for one in found["quantities"] if one["family"] == ACCEPTANCE for arm in one["arms"]}
+    measured = {arm for one in found["quantities"] for arm in one["arms"]}
     for arm in found["arms"]:
         for run in arm["runs"]:
             for kind, state in run["states"].items():
@@ -210,7 +210,7 @@ def _cautions(found: Json) -> Iterator[str]:
                     why = f": {state['message']}" if state["message"] else ""
                     yield f"{arm['name']}, seed {run['seed']}: {kind} {state['name']}{why}."
         if arm["name"] not in measured:
-            yield f"{arm['name']} is not compared: it has no evaluation."
+            yield f"{arm['name']} is not compared: nothing of it has been measured."
     if uneven := list(dict.fromkeys(row["quantity"] for row in rows if row["spreads_differ"])):
         yield ("Arms differ in how much their trainings vary (Bartlett's p < 0.1): the error of each contrast is its "
                f"own, with fewer degrees of freedom: {'; '.join(uneven)}.")  # fmt: skip

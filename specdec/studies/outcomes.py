@@ -116,11 +116,19 @@ def check_outcome(name: str, arm: Arm) -> None:
     family = DRIFT if parts["drift"] else ROBUSTNESS if parts["kept"] else ACCEPTANCE
     if (measure := arm.measures.get(FAMILIES[family])) is None:
         raise ValueError(f"{where}: the study has no {FAMILIES[family]}: add it, or give another outcome")
+    if (steps := parts["at"] or parts["step"]) and not _steps(steps):
+        raise ValueError(f"{where}: {steps} is no range of steps: the first one first")
     if family == ACCEPTANCE:
-        shapes = [parse_shape(text).name for text in measure.config["shape"]]
+        parsed = [parse_shape(text) for text in measure.config["shape"]]
+        shapes = [shape.name for shape in parsed]
         if parts["shape"] is None and len(shapes) > 1:
             raise ValueError(f"{where}: of which draft shape? As {name}.{measure.config['shape'][0]}")
         known, asked = shapes, [_shape(parts["shape"])] if parts["shape"] else []
+        depth = max((shape.depth for shape in parsed if shape.name in (asked or shapes)), default=0)
+        if parts["at"] and 0 < depth < _steps(parts["at"]).stop:
+            raise ValueError(
+                f"{where}: the draft shape has {depth} positions: give a deeper one, or an earlier position"
+            )
     elif family == DRIFT:
         known, asked, depths = [*SERIES], parts["series"].split("+"), measure.config["depths"]
         if len(units := {SERIES[one][1] for one in asked if one in SERIES}) > 1:

@@ -132,13 +132,16 @@ def results(study: RecordedStudy) -> Json:
 
 
 def _looping(study: RecordedStudy) -> list[str]:
-    """Of the baseline's answers; greedy ones are the target's own, in all arms alike."""
+    """Of the baseline's answers, under every condition too; greedy ones are the target's own, in all arms alike."""
     runs, lines = study.done("evaluate").get(study.baseline, []), list[str]()
     for shape in runs[0].evaluation.answers if runs else ():
         answers = [answer for run in runs for answer in run.evaluation.answers.get(shape, ())]
         length = acceptance_length(answers)
         found = looping(answers) | {"acceptance_length": length and length._asdict()}
         lines += looping_warning(f"{study.baseline}, {shape}", found)
+    for run in study.done("robustness").get(study.baseline, [])[:1]:
+        for row in (row for row in run.measured("robustness")["conditions"] if row.get("looping_answers")):
+            lines += looping_warning(f"{study.baseline}, {row['name']}", row)
     return lines
 
 

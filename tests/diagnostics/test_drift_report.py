@@ -67,6 +67,9 @@ def test_the_summary() -> None:
     assert found["acceptance_change"]["mean"] == pytest.approx(2 / 4 - 13 / 19)
     assert found["acceptance"]["mean"] == pytest.approx(15 / 23)
     assert found["acceptance_beyond"]["mean"] == pytest.approx(2 / 4)
+    assert found["acceptance_beyond"]["high"] <= 1 and found["acceptance"]["high"] <= 1  # where a share ends
+    wide = summary(made([sums([1, 1, 9], [4, 4, 4]), sums([9, 9, 1], [4, 1, 1]), ALL[2]]))
+    assert wide["state_rms_growth"]["low"] == 0 and wide["acceptance_beyond"]["high"] == 1
     assert [one.name for one in drift_figures(K, None)][-1] == "acceptance"
     assert "acceptance_change" not in summary(made(trained=3))
 

@@ -13,9 +13,10 @@ from specdec.decoding import Chain
 from specdec.diagnostics import robustness as module
 from specdec.diagnostics.conditions import CleanRun, parse_conditions
 from specdec.diagnostics.robustness import CLEAN as UNDISTURBED
-from specdec.diagnostics.robustness import ConditionRun, Counts, counts, kept, measure, plan
+from specdec.diagnostics.robustness import ConditionRun, Counts, counts, kept, measure, plan, record
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.compare import compare_answers
+from specdec.evaluation.metrics import looping_warning
 from specdec.evaluation.prompts import Prompt
 from specdec.utils.files import SUMS
 from tests.diagnostics.chat_target import CHAT, OWN, RAW, ChatPair, clean_run, copycat, pair
@@ -118,6 +119,19 @@ def test_the_intervals_are_those_of_compare_and_absent_where_no_value_is_left_wi
     assert lonely["low"] is None  # without a there is nothing to keep
     rare: Counts = {"a": (30, 10), "b": (30, 10)} | {f"z{n}": (10, 10) for n in range(4)}
     assert kept(dict.fromkeys(rare, (10, 10)), rare)["drafts_kept"] == {"mean": 0, "low": 0, "high": 0}
+
+
+def test_answers_that_loop_under_a_condition_are_told() -> None:
+    clean, other = (ConditionRun(one) for one in parse_conditions(["no_bos", "no_system"]))
+    for run in (clean, other):
+        run.prompts = [Prompt(name, None, None, None, "a") for name in "ab"]
+        run.answers = [answer("a", (3, 3), loops=run is other), answer("b", (1, 1))]
+    _, row = record([clean, other])["conditions"]
+    assert (row["looping_answers"], row["looping_share"]) == (1, 0.5)
+    assert looping_warning("no_system", row) == [
+        "no_system: 50% of the answers repeat themselves, which is easy to draft: acceptance length 3.00, without them "
+        "2.00"
+    ]
 
 
 @pytest.fixture

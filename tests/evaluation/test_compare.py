@@ -125,6 +125,8 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
     assert "B: 25% of the answers repeat themselves" in told and "A: " not in told
     assert f"acceptance length {found.b:.2f}, without them {without.mean:.2f}" in told
     assert "in one of the two alone, and not compared: mbpp-t0" in caplog.text
+    assert main(["compare", str(tmp_path / "b"), str(tmp_path / "b" / "gsm8k-t0")]) == 2
+    assert "share no suite (gsm8k-t0, gsm8k-t1 and none in folders)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from specdec.cli import main
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, save_drafter
 from specdec.drafter.io import weights_sha256
 from specdec.export import export_drafter
-from specdec.export.card import hub_id
+from specdec.export.card import hub_id, trained
 from specdec.target import Target, TargetSource
 from tests.export.made import evaluation, made_drafter
 from tests.short_run import short_run
@@ -155,6 +155,10 @@ def test_a_run_tells_how_it_was_trained(run: Path, tmp_path: Path, capsys: pytes
     (best / "SHA256SUMS").unlink()
     text = pushed(best, capsys).text
     assert f"2 steps, {TOKENS * 2 // 3} tokens" in text and "acceptance length 2.31 [2.10, 2.50]" in text
+    for wrong in ("best", {"step": 2}, {"step": 2, "mean": "2"}):
+        (best / "config.json").write_text(json.dumps(stored | {"chosen_by": wrong}))
+        with pytest.raises(ValueError, match="chosen_by is not as specdec fit writes it"):
+            trained(best)
     moved = (run / "drafter").rename(tmp_path / "elsewhere")
     assert "not recorded beside it" in pushed(moved, capsys).text
 

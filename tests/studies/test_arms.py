@@ -74,6 +74,9 @@ def axes(**levels: Any) -> dict[str, Any]:
         (axes(**{"model.ttt_steps": 7}), "arms x=a and x=b come to the same training and the same measures"),
         (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),
         (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: unrecognized arguments: --max_new_token=5"),
+        (axes(**{"evaluate.temperatures": [0, 1]}), "arm x=b: evaluate: temperatures: a study has one"),
+        (axes(**{"evaluate.suite": ["gsm8k"]}), "arm x=b: evaluate: suite: a study has one set of prompts"),
+        ({"drift": {"depths": 8, "max_new_tokens": 8}}, "drift: depths is 8: it must be below max_new_tokens, 8"),
         (axes(**{"drift.depths": 5}), "arm x=b: level b of axis x gives drift.depths, but the study has no drift"),
         (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
         (

@@ -128,8 +128,31 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     shutil.rmtree(directory / "fits")
     shutil.rmtree(directory / "measures")
     text = (write_card(directory) / "card.md").read_text()
-    assert "No comparison could be made." in text and "norm=on is not compared: it has no evaluation" in text
+    assert "No comparison could be made." in text and "norm=on is not compared: nothing of it" in text
     assert "The study declares no primary contrasts: everything here is exploratory." in text
+
+
+def test_a_fit_of_another_study_has_no_seconds_here(tmp_path: Path) -> None:
+    directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0], curves=False)
+    run = json.loads((directory / "plan.json").read_text())["arms"][0]["runs"][0]
+    (directory / "jobs" / run["fit"] / "attempts.jsonl").unlink()
+    training = (write_card(directory) / "card.md").read_text().partition("## Training")[2]
+    assert training.count("in another study") == 1
+
+
+def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_path: Path) -> None:
+    directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0])
+    runs = [arm["runs"][0] for arm in json.loads((directory / "plan.json").read_text())["arms"]]
+    for run in runs:
+        lose(directory, run, "evaluate")
+    place = directory / "measures" / runs[0]["robustness"] / "robustness.json"
+    found = json.loads(place.read_text())
+    lengths = {"acceptance_length": {"mean": 3.0}, "acceptance_length_without_looping": {"mean": 2.0}}
+    found["conditions"][1] |= {"looping_answers": 2, "looping_share": 0.5, **lengths}
+    place.write_text(json.dumps(found))
+    text = (write_card(directory) / "card.md").read_text()
+    assert "is not compared" not in text
+    assert f"norm=off, {found['conditions'][1]['name']}: 50% of the answers repeat themselves" in text
 
 
 def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(card: Path) -> None:
