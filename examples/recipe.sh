@@ -76,7 +76,8 @@ for name in eagle1 eagle3 eagle3_1; do
 done
 
 # 7. The checkpoint that vLLM serves, what vLLM makes of it, and what it gains
-step $run/served specdec export --target $target --drafter $run/eagle3_1/drafter --draft_tokens 4 --out $run/served
+step $run/served specdec export --target $target --target.dtype $dtype --drafter $run/eagle3_1/drafter --draft_tokens 4 \
+  --evaluation $run/suites/eagle3_1/*-t? --out $run/served
 step $run/parity specdec parity --target $target --drafter $run/eagle3_1/drafter --prompts "$3/gsm8k.jsonl" --engine vllm \
   --draft_tokens 4 --out $run/parity
 step $run/bench specdec serve --target $target --target.dtype $dtype --drafter $run/served --draft_tokens 4 \
