@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from specdec.diagnostics.anchors import AnchoredText, Chains
 from specdec.diagnostics.drift_attention import attention_weights, observing
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import ANY, Array, Statistic, measured, possible, ratio
+from specdec.evaluation.statistics import ANY, Array, Statistic, less, measured, over, possible, ratio
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -226,16 +226,6 @@ def sums_of(found: Document, name: str) -> Array:
     weights_KP = np.array(one["weights"], dtype=np.float64)
     values_KP = np.array([[0.0 if value is None else value for value in row] for row in one["values"]])
     return np.stack([values_KP * weights_KP, weights_KP], axis=-1)
-
-
-def over(sums: Array) -> Array:
-    """A mean over another: the quotient of two ratios."""
-    return ratio(sums[..., :2]) / ratio(sums[..., 2:])
-
-
-def less(sums: Array) -> Array:
-    """A mean less another: the difference of two ratios."""
-    return ratio(sums[..., :2]) - ratio(sums[..., 2:])
 
 
 HOW: dict[str, Statistic] = {"mean": ratio, "ratio": over, "difference": less}

@@ -22,7 +22,7 @@ from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.metrics import Answer, committed, looping, looping_warning, passes
 from specdec.evaluation.prompts import Prompt, Skipped
-from specdec.evaluation.statistics import LENGTH, POSITIVE, Array, measured, ratio
+from specdec.evaluation.statistics import LENGTH, POSITIVE, Array, measured, over, ratio
 from specdec.evaluation.style import (
     ReportTable,
     few_prompts,
@@ -43,7 +43,7 @@ SLOTS = 2048  # of the caches, for each sequence of a batch: of longer texts few
 RECORD, REPORT, FIGURE = "robustness.json", "report.md", "robustness.png"
 Counts = dict[str, tuple[int, int]]  # committed tokens and target passes of every prompt, by its id
 SHARES: dict[str, Callable[[Array], Array]] = {  # of sums under a condition and clean, (..., 4)
-    "length_kept": lambda sums: ratio(sums[..., :2]) / ratio(sums[..., 2:]),
+    "length_kept": over,
     "drafts_kept": lambda sums: (ratio(sums[..., :2]) - 1) / (ratio(sums[..., 2:]) - 1),
 }
 

@@ -28,7 +28,7 @@ from specdec.decoding import Chain, Request, SpeculativeDecoder
 from specdec.diagnostics.anchors import ANSWERS_SIDE_BY_SIDE, AnchoredText, AnsweredText
 from specdec.diagnostics.drift_measure import SERIES, drafted, read_inputs
 from specdec.drafter import Drafter
-from specdec.evaluation.statistics import LENGTH, Array, Measured, measured, ratio
+from specdec.evaluation.statistics import LENGTH, Array, Measured, less, measured
 from specdec.evaluation.style import ReportTable, shown, style, whiskers
 from specdec.target import Target
 from specdec.utils.text import how_many
@@ -177,7 +177,7 @@ def _less(upper: list[list[int]], lower: list[list[int]]) -> Measured:
     """One level's acceptance length less another's; of the prompts with a pass on both."""
     sums_P4 = np.concatenate([_sums(upper), _sums(lower)], axis=1)
     both_P4 = sums_P4[(sums_P4[:, 1::2] > 0).all(1)]
-    found = measured(both_P4, lambda sums: ratio(sums[..., :2]) - ratio(sums[..., 2:]))
+    found = measured(both_P4, less)
     if found["mean"] is None:
         raise ValueError("no target pass to measure on two levels: give prompts with longer answers")
     return found

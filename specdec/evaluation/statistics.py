@@ -40,6 +40,16 @@ def ratio(sums: Array) -> Array:
     return sums[..., 0] / sums[..., 1]
 
 
+def over(sums: Array) -> Array:
+    """A mean over another: the quotient of two ratios."""
+    return ratio(sums[..., :2]) / ratio(sums[..., 2:])
+
+
+def less(sums: Array) -> Array:
+    """A mean less another: the difference of two ratios."""
+    return ratio(sums[..., :2]) - ratio(sums[..., 2:])
+
+
 def possible(unit: str) -> Range:
     """What a figure of a unit can be."""
     return SHARE if unit.startswith("share") else (-1.0, 1.0) if unit == "cosine" else POSITIVE
