@@ -69,6 +69,8 @@ class Rule:
     sampled: ClassVar[bool] = False
     """Whether drafts must be sampled: siblings drawn without replacement from ``DraftTree.q_BND``, which ``accept``
     reads. A shape of your own may drop trailing siblings only if it decides so before drawing them."""
+    chains: ClassVar[bool] = False
+    """Whether a node may have one child only."""
 
     def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
         """Judge the drafts.
@@ -194,8 +196,44 @@ class WithoutReplacement(Rule):
         return normalised(p_BV), normalised(torch.zeros_like(p_BV).index_copy(1, tree.ids_D, q_BD))
 
 
+@dataclass(frozen=True)
+class Block(WithoutReplacement):
+    """Block verification (https://arxiv.org/abs/2403.10444): drawn drafts of a chain, judged together.
+
+    Lossless, and of all such rules it accepts most on average: a draft that the target likes less than the drafter does
+    is made good by one that it likes more. Let k_i = min(1, k_{i-1} p(x_i) / q(x_i)), from k_0 = 1 on. The first i
+    drafts are accepted for the largest i whose own coin says so, with probability s / (s + 1 - k_i), where s is the sum
+    of (k_i p - q)+ over the vocabulary, and k_i after the last draft; then the next token is drawn from (k_i p - q)+,
+    renormalised, and after the last draft from p. Every coin is tossed, since a refused draft may stand before an
+    accepted one.
+    """
+
+    chains: ClassVar[bool] = True
+
+    def accept(self, tree: DraftTree, p_BNV: Tensor, noise: AcceptanceNoise) -> Accepted:
+        tokens_BN, last = tree.tokens_BN, tree.tokens_BN.shape[1] - 1
+        keep_B1 = torch.ones_like(p_BNV[:, 0, :1])
+        p_BV, q_BV = self._start(tree, p_BNV, 0)
+        next_BV, at_B = self.residual(p_BV, q_BV) if last else p_BV, torch.zeros_like(tokens_BN[:, 0])
+        for node in range(1, last + 1):
+            x_B1 = tokens_BN[:, node, None]
+            tiny = torch.finfo(p_BV.dtype).tiny
+            keep_B1 = (keep_B1 * p_BV.gather(1, x_B1) / q_BV.gather(1, x_B1).clamp_min(tiny)).clamp_max(1)
+            p_BV, q_BV = self._start(tree, p_BNV, node)
+            left_BV, chance_B1 = p_BV, keep_B1
+            if node < last:
+                left_BV = self.residual(keep_B1 * p_BV, q_BV)
+                excess_B1 = (keep_B1 * p_BV - q_BV).clamp_min(0).sum(-1, keepdim=True)
+                chance_B1 = excess_B1 / (excess_B1 + 1 - keep_B1).clamp_min(tiny)
+            taken_B = noise.uniform_BN[:, node] < chance_B1[:, 0]
+            next_BV, at_B = torch.where(taken_B[:, None], left_BV, next_BV), torch.where(taken_B, node, at_B)
+        path_BN = torch.arange(last + 1, device=at_B.device) <= at_B[:, None]
+        return Accepted(path_BN, draw(next_BV, at(noise.exponential_BLV, at_B)))
+
+
 RULES: dict[str, Rule] = {
     "greedy": Greedy(), "auto": OneHot(), "one_hot": OneHot(), "without_replacement": WithoutReplacement(),
+    "block": Block(),
 }  # fmt: skip
 
 
@@ -215,7 +253,7 @@ class Sampling(LogitsProcessor):
 
     Args:
         rule: ``auto`` is greedy at temperature 0 and else ``one_hot``, which takes the drafter's most likely tokens;
-            ``without_replacement`` draws the drafts.
+            ``without_replacement`` and ``block`` draw the drafts.
         draft_temperature: of the drafter where drafts are drawn; None for the target's, and 1 beside a greedy target.
         seed: of all the noise. With ``one_hot`` the tokens are those that plain decoding draws from the same seed.
 
@@ -223,7 +261,7 @@ class Sampling(LogitsProcessor):
         ValueError: a value is out of its range.
     """
 
-    rule: Literal["auto", "one_hot", "without_replacement"] = "auto"
+    rule: Literal["auto", "one_hot", "without_replacement", "block"] = "auto"
     draft_temperature: Positive | None = None
     seed: Seed = 0
 

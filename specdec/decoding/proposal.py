@@ -93,6 +93,8 @@ class DraftShape:
 
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""
+        if rule.chains and not self.in_order:
+            raise ValueError(f"shape: {self.name} branches, and the rule block judges chains: use a chain")
 
     def prepare(self, device: torch.device) -> None:
         """Make what no round changes, before any."""

@@ -116,7 +116,7 @@ def all_trees(world: World, parents: list[int], drawn: str) -> Trees:
     return Trees(drafts, torch.stack(p), probability_T, parents)
 
 
-def _pick(trees: Trees, index_M: Tensor) -> tuple[DraftTree, Tensor]:
+def pick(trees: Trees, index_M: Tensor) -> tuple[DraftTree, Tensor]:
     tokens_TN, parents_TN, q_TND, ids_D = trees.drafts
     assert q_TND is not None
     return DraftTree(tokens_TN[index_M], parents_TN[index_M], q_TND[index_M], ids_D), trees.p_TNV[index_M]
@@ -158,7 +158,7 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
     coin_NN = torch.where(above_NN, 0.0, HIGH).to(torch.float64)  # row i: the walk goes to node i, and stops there
 
     tree_M, node_M = _grid(T, N)
-    drafts, p_MNV = _pick(trees, tree_M)
+    drafts, p_MNV = pick(trees, tree_M)
     rows, race_MLV = torch.arange(T * N), torch.ones(T * N, L, V, dtype=torch.float64)
 
     def taken(coin_M: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
     chance_TN = _step(taken, T * N).view(T, N)
 
     tree_M, stop_M, token_M = _grid(T, N, V)
-    drafts_at_stop, p_at_stop_MNV = _pick(trees, tree_M)
+    drafts_at_stop, p_at_stop_MNV = pick(trees, tree_M)
 
     def drawn(race_MV: Tensor) -> Tensor:
         noise = AcceptanceNoise(coin_NN[stop_M], race_MV[:, None].expand(-1, L, -1))
@@ -180,12 +180,16 @@ def _law_by_coins(rule: Rule, world: World, trees: Trees) -> Tensor:
     children = [[child for child in range(1, N) if parents[child] == node] for node in range(N)]
     reach = [trees.probability_T]
     for node in range(1, N):
+        if rule.chains:  # a coin for each, and the deepest that is taken counts
+            reach.append(trees.probability_T * chance_TN[:, node])
+            continue
         elder = [child for child in children[parents[node]] if child < node]
         reach.append(reach[parents[node]] * (1 - chance_TN[:, elder]).prod(1) * chance_TN[:, node])
 
     out = torch.zeros((V,) * L, dtype=torch.float64)
     for node in range(N):
-        stop_T = reach[node] * (1 - chance_TN[:, children[node]]).prod(1)
+        deeper = list(range(node + 1, N)) if rule.chains else children[node]
+        stop_T = reach[node] * (1 - chance_TN[:, deeper]).prod(1)
         for tree, row in enumerate(trees.drafts.tokens_BN.tolist()):
             context = tuple(row[above] for above in path_to(node, parents)[1:])
             emitted = stop_T[tree] * law_TNV[tree, node]
@@ -213,7 +217,7 @@ def _after(rule: Rule, trees: Trees, tree_M: Tensor, before: list[Tensor]) -> Ca
     """From the race of a level to the token that comes out there, or -1; races of levels before it are won by given
     tokens.
     """
-    drafts, p_MNV = _pick(trees, tree_M)
+    drafts, p_MNV = pick(trees, tree_M)
     (M, N, V), depth = p_MNV.shape, depths(trees.parents)
     coin_MN = torch.zeros(M, N, dtype=torch.float64)
     race_MLV = torch.ones(M, max(depth) + 1, V, dtype=torch.float64)

@@ -7,9 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.decoding.accept import Accepted, DraftTree, OneHot, Rule, WithoutReplacement
+from specdec.decoding.accept import Accepted, Block, DraftTree, OneHot, Rule, WithoutReplacement
 from specdec.decoding.sampling import AcceptanceNoise, LogitsProcessor
-from tests.decoding.enumeration import CHAIN, PAIRS, SHAPES, THREE, World, error, ids, lossless, random_world
+from tests.decoding.enumeration import (
+    CHAIN,
+    PAIRS,
+    SHAPES,
+    THREE,
+    World,
+    all_trees,
+    error,
+    ids,
+    lossless,
+    pick,
+    random_world,
+)
 
 LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely"), (OneHot(), "distinct")]
 
@@ -18,6 +30,29 @@ LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely"), (OneH
 @pytest.mark.parametrize(("rule", "drawn"), LOSSLESS, ids=ids)
 def test_what_comes_out_has_the_law_of_the_target(rule: Rule, drawn: str, parents: list[int]) -> None:
     assert lossless(rule, parents, drawn)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_a_block_is_judged_as_one(drafts: int) -> None:
+    parents = [0, *range(drafts)]
+    assert (
+        max(error(Block(), random_world(seed, drafts + 1, 3, (0, 2)), parents, "distinct") for seed in range(3)) < 1e-12
+    )
+    assert max(error(Block(), world, CHAIN, "distinct") for world in hard_worlds().values()) < 1e-12
+
+
+def test_a_block_accepts_more_than_draft_by_draft() -> None:
+    trees = all_trees(random_world(5, levels=4, V=3, ids=(0, 1, 2)), [0, 0, 1, 2], "distinct")
+    generator = torch.Generator().manual_seed(0)
+    index_M = trees.probability_T.multinomial(20_000, replacement=True, generator=generator)
+    drafts, p_MNV = pick(trees, index_M)
+    coins_MN = torch.rand(drafts.tokens_BN.shape, generator=generator, dtype=torch.float64)
+    noise = AcceptanceNoise(coins_MN, torch.ones(*p_MNV.shape, dtype=torch.float64))
+    block, drafts_alone = (
+        float(rule.accept(drafts, p_MNV, noise).path_BN.double().sum(1).mean())
+        for rule in (Block(), WithoutReplacement())
+    )
+    assert block > drafts_alone + 0.02
 
 
 @pytest.mark.parametrize(("V", "ids_D"), [(3, (0, 1, 2)), (5, (1, 4)), (5, (0, 2, 3, 4)), (4, (2,))])
