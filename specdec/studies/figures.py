@@ -5,6 +5,7 @@ go by their levels. An interval that says nothing is pale: a contrast's that hol
 wider than all arms lie apart.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -102,9 +103,16 @@ def draw(card: Json, folder: Path) -> dict[str, list[tuple[str, str]]]:
     for axis, file in (("draft position", "positions.png"), ("draft step", "steps.png")):
         curves = [curve for curve in card["curves"] if curve["axis"] == axis and any(curve["arms"].values())]
         if curves:
-            _curves(curves, style, {arm["name"]: arm["trained_depth"] for arm in card["arms"]}, folder / file)
+            depths = {arm["name"]: arm["trained_depth"] for arm in card["arms"]}
+            _curves(curves, style, depths, folder / file)
             section = out.setdefault("By draft position and draft step", [])
             section.append((file, f"By {axis}, of all prompts and seeds."))
+            # what is compared at a step or over steps has the curve's title and says at which
+            declared = {re.split(", step | at position ", row["quantity"])[0] for row in card["primary"]}
+            if told := [one for one in curves if one["title"].removeprefix("Conditional ") in declared]:
+                _curves(told, style, depths, folder / f"primary_{file}")
+                caption = f"What primary contrasts are of, by {axis}, of all prompts and seeds."
+                out.setdefault("Primary contrasts", []).append((f"primary_{file}", caption))
     return out
 
 
@@ -118,16 +126,17 @@ def _forest(rows: Sequence[Json], card: Json, path: Path) -> None:
     figure, grid = _grid(len(panels), 3.4 if shared else 5.2, 1.15 + 0.5 * most, 2.4 if shared else 0.2)
     for number, (axes, (name, own)) in enumerate(zip(grid, panels.items(), strict=True)):
         for place, row in enumerate(own):
-            told = row["verdict"] in ("higher", "lower")
+            apart = row["verdict"] in ("higher", "lower")
             axes.errorbar(row["value"], place, xerr=_ends(row), capsize=4, markersize=7, elinewidth=1.8, marker="o",
-                          color=INK, alpha=1.0 if told else PALE)  # fmt: skip
+                          color=INK, alpha=1.0 if apart else PALE)  # fmt: skip
         axes.axvline(0.0, color=GREY, linestyle="--", linewidth=1, zorder=0)
         axes.set_title(label(name, 48, 2), fontsize=10)
         axes.set_xlabel("difference")
         axes.margins(x=0.12)
         axes.locator_params(axis="x", nbins=6)
         names = [label(label_of(row, card), 32, 3) for row in own]
-        axes.set_yticks(range(len(names)), names if not shared or number % 3 == 0 else [""] * len(names))
+        told = not shared or number % _columns(len(panels)) == 0
+        axes.set_yticks(range(len(names)), names if told else [""] * len(names))
         axes.set_ylim(most - 0.5, -0.5)
     _save(figure, path)
 
@@ -137,7 +146,7 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
     names = [label(style.names[name], 34, 3) for name in style.looks]
     tall, handles = 1.15 + 0.34 * sum(1.15 + 0.55 * name.count("\n") for name in names), style.legend(lines=False)
     left = 0.5 + 0.08 * max(len(line) for name in names for line in name.split("\n"))
-    columns, below = _below(handles, left + 3.4 * min(3, len(panels)))
+    columns, below = _below(handles, left + 3.4 * _columns(len(panels)))
     figure, grid = _grid(len(panels), 3.4, tall, left, below)
     for number, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         values = [row["value"] for row in panel["rows"].values() if row]
@@ -165,10 +174,10 @@ def _dots(panels: Sequence[Json], style: _Style, path: Path) -> None:
             axes.set_xlim(
                 *(end + sign * 0.12 * (reach[1] - reach[0]) for end, sign in zip(reach, (-1, 1), strict=True))
             )
-        axes.set_title(label(panel["title"], 48, 2), fontsize=10)
+        axes.set_title(label(panel["title"], 42, 2), fontsize=10)
         axes.set_xlabel(label(panel["unit"], 40, 2))
         axes.locator_params(axis="x", nbins=6)
-        axes.set_yticks(range(len(names)), names if number % 3 == 0 else [""] * len(names))
+        axes.set_yticks(range(len(names)), names if number % _columns(len(panels)) == 0 else [""] * len(names))
         axes.set_ylim(len(names) - 0.4, -0.6)
     _legend(figure, handles, columns)
     _save(figure, path)
@@ -194,7 +203,7 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
     hollow: Json = {"color": INK, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
     handles = [*style.legend(lines=True), Line2D([], [], label="beyond the trained depth", **hollow)]
     wide = 3.9 if len(panels) > 1 else 7.0
-    columns, below = _below(handles, 0.4 + wide * min(3, len(panels)))
+    columns, below = _below(handles, 0.4 + wide * _columns(len(panels)))
     figure, grid = _grid(len(panels), wide, 2.9, 0.4, below)
     for axes, panel in zip(grid, panels, strict=True):
         bars = len(panel["arms"]) <= MOST_TOGETHER
@@ -214,9 +223,14 @@ def _curves(panels: Sequence[Json], style: _Style, depths: Mapping[str, int], pa
     _save(figure, path)
 
 
+def _columns(count: int) -> int:
+    """Panels of a row: three, or two where three would leave one alone."""
+    return 2 if count == 4 else min(3, count)
+
+
 def _grid(count: int, wide: float, tall: float, left: float, below: float = 0.2) -> tuple[Figure, list[Axes]]:
-    """Panels in rows of three at most; sizes in inches."""
-    columns = min(3, count)
+    """Panels in rows; sizes in inches."""
+    columns = _columns(count)
     deep = -(-count // columns)
     figure = Figure(figsize=(left + wide * columns, deep * tall + below), dpi=120)
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
