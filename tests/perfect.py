@@ -28,6 +28,7 @@ from tests.published import fill, published
 from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, tiny_config
 
 WINDOW = 5
+OUTPUTS = tuple(f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "dense", "fc2", "w2"))
 SHALLOW: dict[str, Any] = {"layers": 3}  # of a target that is compiled; it wants more context to be led astray
 TAPPED: dict[str, Any] = {"aux_layers": (1, 2, 3)}  # of its drafters
 RANK = 24  # channels that embeddings use: a drafter's values (2 heads of 12) can carry no more
@@ -97,7 +98,7 @@ def make_markov(model: PreTrainedModel, context: float, seed: int = 0, layers: i
             parameter.normal_(std=0.2)
         elif family == "gemma2" and "post_" in name:
             parameter.fill_(2 * context - 1)  # Gemma multiplies by one more than the weight
-        if name.endswith(("o_proj.weight", "down_proj.weight", "dense.weight", "fc2.weight")) and family != "gemma2":
+        if name.endswith(OUTPUTS) and family != "gemma2":
             parameter.mul_(context)
     model.get_input_embeddings().weight.copy_(embeddings(seed))
     model.get_output_embeddings().weight[successors(seed)] = embeddings(seed)

@@ -42,6 +42,11 @@ class PlainDecoder:
 
     def __init__(self, target: Target, sampling: Sampling = GREEDY, *, batch: Side = 1, compiled: bool = False) -> None:
         check_numbers(PlainDecoder.__init__, {"batch": batch})
+        if target.recurrent and (compiled or batch > 1):
+            raise ValueError(
+                f"{target.source} has recurrent layers, whose state is put back after refused drafts, text by text and "
+                "in no graph: use --compile off and --batch_size 1"
+            )
         self.target, self.sampling, self.batch, self.compiled = target, sampling, batch, compiled
         self.name, self.nodes = PlainRound.name, PlainRound.nodes  # that a pass verifies, the root included, at most
         self._kept: DecodeSession | None = None  # compiled, while no call uses it
@@ -185,7 +190,7 @@ class SpeculativeDecoder(PlainDecoder):
     A chain of five drafts is the shape if none is given: every rule judges it, and every engine serves it.
 
     Greedy, or with the rule ``one_hot``, it is plain decoding's output token for token, from the same seed; with
-    ``without_replacement`` it has plain decoding's distribution.
+    ``without_replacement`` and ``block`` it has plain decoding's distribution.
 
     Raises:
         ValueError: drafter and target do not match, or the rule cannot judge such a shape.
@@ -206,6 +211,10 @@ class SpeculativeDecoder(PlainDecoder):
         check_pair(target, drafter)
         shape.check(drafter.config.draft_vocab_size)
         shape.check_rule(sampling.acceptance)
+        if target.recurrent and not isinstance(shape, Chain):
+            raise ValueError(
+                f"{target.source} has recurrent layers, whose state cannot branch: draft a chain, not {shape.name}"
+            )
         super().__init__(target, sampling, batch=batch, compiled=compiled)
         self.drafter, self.shape, self.name, self.nodes = drafter, shape, shape.name, shape.nodes_drafted + 1
 

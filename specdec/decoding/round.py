@@ -54,7 +54,9 @@ class PlainRound(nn.Module):
         """Start sequence ``b`` on a prompt; returns its first new token, (1,)."""
         ids_1T = torch.tensor([prompt], device=self.target.device)
         zero_1 = ids_1T.new_zeros(1)
-        view = View.chain(zero_1, len(prompt), self.capacity, self.cache.row(b))
+        cache = self.cache.row(b)
+        cache.clear()
+        view = View.chain(zero_1, len(prompt), self.capacity, cache)
         out = self.target.forward(ids_1T, view, self.layers, self.final_norm)
         self.prefill_drafter(b, ids_1T, out.aux_BTNH)
         logits_1V = self.target.logits(out.final_BTH[:, -1:])[:, 0]
@@ -87,6 +89,7 @@ class PlainRound(nn.Module):
         ancestors_BNN = ancestors(tree.parents_BN)
         depth_BN = ancestors_BNN.sum(-1) - 1  # the root's is 0
         view = View.append(length_B, ancestors_BNN, depth_BN, self.capacity, self.cache)
+        before = self.cache.recurrent_states() if self.nodes > 1 else []
         out = self.target.forward(tokens_BN, view, self.layers, self.final_norm)
         p_BNV, noise = self.target.logits(out.final_BTH), NO_NOISE  # logits will do where the likeliest token counts
         if not isinstance(self.rule, Greedy):
@@ -105,6 +108,10 @@ class PlainRound(nn.Module):
         # commit: the path's keys move to where the next pass looks for them
         if not self.in_order:
             self.cache.commit(length_B, nodes_BP)
+        if before and (count := int(count_B)) < tokens_BN.shape[1]:  # a recurrent state goes back and on again
+            self.cache.restore(before)
+            if count:
+                self.target.forward(tokens_BN[:, :count], View.chain(length_B, count, self.capacity, self.cache), ())
         self.length_B.add_(count_B)
         self.count_B.copy_(count_B)
         self.fresh_BP.copy_(fresh_BP)

@@ -40,7 +40,7 @@ def answered_texts(
 
     Unless ``to_end`` is False they stop at end tokens, which are kept. ValueError if a prompt cannot be decoded.
     """
-    batch = max(1, min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
+    batch = max(1, min(ANSWERS_SIDE_BY_SIDE, target.most_texts, len(prompts)))
     end = target.eos_token_ids if to_end else ()
     requests = [Request(ids, max_new_tokens) for _, ids in prompts]
     answers: dict[int, list[int]] = {}

@@ -159,7 +159,8 @@ def read_inputs(target: Target, drafter: Drafter, ids: Sequence[int], prompt: in
         there is none. Attention is a mean over heads and over the queries of the answer.
     """
     config, ids_1T = drafter.config, torch.tensor([list(ids)], device=target.device)
-    makers = [boundary - 1 for boundary in config.aux_layers]  # boundary b is what layer b - 1 gives
+    # boundary b is what layer b - 1 gives; the embeddings and a layer that does not attend have no attention to measure
+    makers = [boundary - 1 if boundary and target.attends[boundary - 1] else -1 for boundary in config.aux_layers]
     with attention_weights(target, makers) as weights_BhTT:
         view = View.packed(torch.zeros_like(ids_1T))
         aux_TNH = target.forward(ids_1T, view, config.aux_layers, config.fusion.final_norm).aux_BTNH[0]

@@ -136,7 +136,8 @@ def observed(
     advance: Callable[[int], object],
 ) -> list[list[int]]:  # fmt: skip
     """Drafts that every pass of decoding with a chain accepts, by prompt."""
-    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=min(ANSWERS_SIDE_BY_SIDE, len(prompts)))
+    batch = min(ANSWERS_SIDE_BY_SIDE, target.most_texts, len(prompts))
+    decoder = SpeculativeDecoder(target, drafter, Chain(depth), batch=batch)
     found: dict[int, list[int]] = {}
     for number, made in decoder.generate_all([Request(ids, max_new_tokens) for ids in prompts], target.eos_token_ids):
         found[number] = list(made.accepted)

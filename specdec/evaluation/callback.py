@@ -137,7 +137,7 @@ class AcceptanceLength(pl.Callback):
         mine = range(trainer.global_rank, len(self._prompts), trainer.world_size)
         requests = [Request(self._prompts[number], self.max_new_tokens) for number in mine]
         longest = max((len(request.prompt) for request in requests), default=0) + self.max_new_tokens
-        batch = max(1, min(len(requests), data.batch_size * data.seq_len // longest))
+        batch = max(1, min(len(requests), target.most_texts, data.batch_size * data.seq_len // longest))
         decoder = SpeculativeDecoder(target, decoding_copy(module.drafter, target), self.shape, batch=batch)
         return [
             Answer(str(mine[n]), None, len(made.ids), made.accepted, made.drafted, made.seconds, 0, 0, None)

@@ -40,7 +40,7 @@ TOGETHER = 32  # sequences drawn side by side
 TOP_K, LENGTH = 3, 3  # tokens that sampling leaves at each place; tokens of a continuation
 LOOKED_AT = 16  # prompts, for the one after which draws tell most
 SUSPECT = 1e-6  # a p-value below it fails
-RULES: tuple[Literal["one_hot", "without_replacement"], ...] = ("one_hot", "without_replacement")
+RULES: tuple[Literal["one_hot", "without_replacement", "block"], ...] = ("one_hot", "without_replacement", "block")
 
 
 def certify(
@@ -151,7 +151,7 @@ def check_sampled(
     with its degrees of freedom and p-value; how many draws were such as the target never makes.
     """
     sampling = replace(sampling, top_k=TOP_K)
-    decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER))
+    decoder = SpeculativeDecoder(target, drafter, shape, sampling, batch=min(runs, TOGETHER, target.most_texts))
     asked, rule = [Request(prompt, LENGTH, sampling.seed + n) for n in range(runs)], type(sampling.acceptance).__name__
     made = _counted(f"{shape.name}, drawn by {rule}", "draw", runs, decoder.generate_all(asked, ()))
     counts = Counter(tuple(one.ids) for _, one in made)

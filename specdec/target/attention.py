@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 
@@ -151,13 +151,15 @@ class TargetCache(Cache):
 
     Args:
         capacity: S, slots per layer.
-        batch: B, sequences side by side.
+        batch: B, sequences side by side; one of a target with recurrent layers.
+        recurrent: layers whose state is one for all tokens so far: there are no slots in it to go back to, so that it
+            is kept before a verification and put back (:meth:`recurrent_states`).
     """
 
-    def __init__(self, capacity: int, batch: int = 1) -> None:
+    def __init__(self, capacity: int, batch: int = 1, recurrent: int = 0) -> None:
         if min(capacity, batch) < 1:
             raise ValueError(f"a cache needs at least one slot and one sequence, not {capacity} and {batch}")
-        super().__init__(layers=[])
+        super().__init__(layers=[LinearAttentionLayer() for _ in range(recurrent)])
         self.capacity, self.batch = capacity, batch
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of all sequences, also in a row of the cache
         self._rows: slice | None = None  # all
@@ -171,6 +173,27 @@ class TargetCache(Cache):
         one = copy.copy(self)
         one._rows = slice(b, b + 1)
         return one
+
+    def recurrent_states(self) -> list[tuple[dict[int, Tensor], int, Tensor]]:
+        """A copy of every recurrent layer's states; empty if there are none yet, or no such layers."""
+        return [
+            (states, n, states[n].clone())
+            for layer in self.layers
+            for states in (layer.conv_states, layer.recurrent_states)
+            for n in states
+            if states[n] is not None
+        ]
+
+    @staticmethod
+    def restore(kept: list[tuple[dict[int, Tensor], int, Tensor]]) -> None:
+        """Put back what :meth:`recurrent_states` gave."""
+        for states, n, state in kept:
+            states[n].copy_(state)
+
+    def clear(self) -> None:
+        """Forget the recurrent states: a new text begins."""
+        for layer in self.layers:
+            layer.reset()
 
     def place(self, view: View) -> int:
         """Aim the next forward's keys at ``view.slots_BT``; returns how many key columns it has to look at.

@@ -17,8 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GgufConfig,
     PreTrainedConfig,
@@ -75,7 +77,7 @@ def load_model(
     logging.set_verbosity_error()  # what its report lists over pages is one line below
     try:
         model, report = _read(
-            AutoModelForCausalLM,
+            _auto(config),
             source,
             revision,
             trust_remote_code,
@@ -149,7 +151,7 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
 
 def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedModel:
     with failing_in_one_line(source), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
+        return _auto(config).from_config(
             config, trust_remote_code=trust_remote_code, attn_implementation=None
         )  # as load_model has it: what config.json names may be code of the Hub
 
@@ -318,10 +320,18 @@ def _check_ends(source: str, model: PreTrainedModel) -> None:
                     raise ValueError(f"{name}: eos_token_id {token!r} is none of {rows:,} tokens: correct it")
 
 
+def _auto(config: Any) -> Any:
+    """What loads it: a causal language model or, if there is none of its kind, one that takes images, too, of which the
+    text backbone is used."""
+    kind = type(config)
+    images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
 def _check_architecture(source: str, config: Any, trust_remote_code: bool) -> None:
     if trust_remote_code and "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
         return
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise ValueError(f"{source}: a {config.model_type!r} model is not a causal language model that specdec can use")
 
 

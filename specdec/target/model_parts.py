@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
+# what transformers calls a layer, by whether it slides, and by whether it carries a state from token to token
+ATTENDS = {"full_attention": False, "sliding_attention": True, "hybrid": False, "hybrid_sliding": True}
+RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+NO_MIXER = ("moe", "mlp")
 OURS, OURS_EAGER = "specdec", "specdec_eager"  # what a config says in place of sdpa and eager
 ATTENTION = ("sdpa", "eager", OURS, OURS_EAGER)  # the implementations that take any 4-D mask
 
@@ -24,6 +28,8 @@ class ModelParts(NamedTuple):
     decoder_path: list[str]  # names from the model down to the decoder
     head_name: str
     sliding: tuple[bool, ...]  # per layer
+    attends: tuple[bool, ...]  # per layer, whether it takes a mask
+    recurrent: tuple[bool, ...]  # per layer, whether it carries a state from token to token
     mask_argument: int  # place of ``attention_mask`` among a layer's positional arguments
 
 
@@ -40,7 +46,10 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     config: Any = decoder.config
     reasons = {
         "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
-        "its layers carry a recurrent state, which a draft tree cannot branch": getattr(model, "_is_stateful", False),
+        "its layers carry a recurrent state, and no layer_types of its config say which": getattr(
+            model, "_is_stateful", False
+        )
+        and getattr(config, "layer_types", None) is None,
         "its attention is chunked": getattr(config, "attention_chunk_size", None) is not None,
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False)
         or not getattr(config, "is_causal", True),
@@ -67,6 +76,8 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     if len(lists) != 1:
         raise ValueError(f"{family}: found {len(lists)} lists of {config.num_hidden_layers} decoder layers, not one")
     norms = [m for m in decoder.children() if "norm" in type(m).__name__.lower()]
+    if len(norms) > 1:  # Gemma 4 norms what it adds in every layer, too
+        norms = [part for name, part in decoder.named_children() if name == "norm"] or norms
     if len(norms) != 1:
         raise ValueError(f"{family}: found {len(norms)} norms beside the decoder layers, not one final norm")
     arguments = list(inspect.signature(lists[0][0].forward).parameters)
@@ -76,23 +87,26 @@ def model_parts(model: PreTrainedModel) -> ModelParts:
     heads = [name for name, part in model.named_children() if part is head]
     if len(paths) != 1 or len(heads) != 1:
         raise ValueError(f"{family}: its decoder and output head are not its own direct parts")
-    sliding, mask_argument = _sliding(family, config), arguments.index("attention_mask")
-    return ModelParts(config, decoder, lists[0], norms[0], head, paths[0], heads[0], sliding, mask_argument)
+    kinds, mask_argument = _kinds(family, config), arguments.index("attention_mask")
+    return ModelParts(config, decoder, lists[0], norms[0], head, paths[0], heads[0], *kinds, mask_argument)
 
 
-def _sliding(family: str, config: Any) -> tuple[bool, ...]:
+def _kinds(family: str, config: Any) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:
+    """Which layers slide, which attend, and which are recurrent."""
     window = getattr(config, "sliding_window", None)
     types = getattr(config, "layer_types", None)
     if types is None:
         declared = hasattr(type(config), "sliding_window")  # else a stray field, which the family ignores
-        return (declared and window is not None,) * config.num_hidden_layers
-    foreign = sorted(set(types) - {"full_attention", "sliding_attention"})
+        layers = config.num_hidden_layers
+        return (declared and window is not None,) * layers, (True,) * layers, (False,) * layers
+    foreign = sorted(set(types) - {*ATTENDS, *RECURRENT, *NO_MIXER})
     if foreign:
         raise ValueError(
-            f"{family} cannot be a target: it has layers of type {', '.join(foreign)}; "
-            "only full_attention and sliding_attention can be verified as a tree"
+            f"{family} cannot be a target: it has layers of type {', '.join(foreign)}; known are "
+            f"{', '.join(dict.fromkeys((*ATTENDS, *RECURRENT)))}"
         )
-    return tuple(kind == "sliding_attention" and window is not None for kind in types)
+    sliding = tuple(ATTENDS.get(kind, False) and window is not None for kind in types)
+    return sliding, tuple(kind in ATTENDS for kind in types), tuple(kind in RECURRENT for kind in types)
 
 
 def rope_limit(config: Any) -> int | None:

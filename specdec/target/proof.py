@@ -18,6 +18,7 @@ from specdec.nn.view import View
 from specdec.target.rounding import FAILURES, LENGTH, PREFIX, TIMES, Own, apart, own_states, run_itself, short_text
 
 if TYPE_CHECKING:
+    from specdec.target.attention import TargetCache
     from specdec.target.target import Target
 
 DEPTH, WINDOW = 6, 4
@@ -101,7 +102,7 @@ def _packed(target: "Target", ids_1T: Tensor, own: Own) -> None:
 
 
 def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
-    """Prefill, verify a tree whose true path is its even nodes, commit that path, go on."""
+    """Prefill, verify a tree whose true path is its even nodes, commit that path, go on; or a chain, half refused."""
     cache, device = target.new_cache(LENGTH + 2 * DEPTH), target.device
 
     def chain(first: int, last: int) -> list[Tensor]:
@@ -109,6 +110,23 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
         return _ours(target, ids_1T[:, first:last], view)
 
     _same(target, "prefill in the cache", chain(0, PREFIX), own, slice(PREFIX))
+    accepted = PREFIX + DEPTH
+    if target.recurrent:
+        before, decoys_1D = cache.recurrent_states(), (ids_1T[:, accepted : accepted + 2] + 1) % target.vocab_size
+        view = View.chain(torch.tensor(PREFIX, device=device), DEPTH + 2, cache.capacity, cache)
+        chained = _ours(target, torch.cat([ids_1T[:, PREFIX:accepted], decoys_1D], 1), view)
+        _same(target, "verifying a chain", [x[:, :DEPTH] for x in chained], own, slice(PREFIX, accepted))
+        cache.restore(before)
+        _same(target, "again without what was refused", chain(PREFIX, accepted), own, slice(PREFIX, accepted))
+    else:
+        _tree(target, ids_1T, own, cache)
+    further = [torch.cat(x, 1) for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)]
+    _same(target, "going on after a commit", further, own, slice(accepted, None))
+
+
+def _tree(target: "Target", ids_1T: Tensor, own: Own, cache: "TargetCache") -> None:
+    """Verify a tree behind the first tokens, in a cache that has them, and commit its true path."""
+    device = target.device
     # the root has two children, the second of them has two, and so on: each true node has a decoy for a sibling
     depths = [(node + 1) // 2 for node in range(2 * DEPTH - 1)]
     seen_QQ = torch.eye(len(depths), dtype=torch.bool)
@@ -118,13 +136,11 @@ def _cached(target: "Target", ids_1T: Tensor, own: Own) -> None:
     path_P = torch.arange(0, len(depths), 2, device=device)
     decoys_1Q = (true_1Q + 1) % target.embedding_weight().shape[0]
     nodes_1Q = decoys_1Q.index_copy(1, path_P, true_1Q[:, path_P])
-    start, accepted = torch.tensor(PREFIX, device=device), PREFIX + DEPTH
+    start = torch.tensor(PREFIX, device=device)
     view = View.append(start, seen_QQ.to(device), torch.tensor(depths, device=device), cache.capacity, cache)
     on_path = [x[:, path_P] for x in _ours(target, nodes_1Q, view)]
-    _same(target, "verifying a tree", on_path, own, slice(PREFIX, accepted))
+    _same(target, "verifying a tree", on_path, own, slice(PREFIX, PREFIX + DEPTH))
     cache.commit(start[None], path_P[None])
-    further = [torch.cat(x, 1) for x in zip(chain(accepted, accepted + 1), chain(accepted + 1, LENGTH), strict=True)]
-    _same(target, "going on after a commit", further, own, slice(accepted, None))
 
 
 def _names(target: "Target") -> list[str]:

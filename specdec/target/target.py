@@ -4,6 +4,7 @@ Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some
 """
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.embedded import embedded_target
-from specdec.nn.view import View
+from specdec.nn.view import Spans, View
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.loading import (
     failing_in_one_line,
@@ -75,6 +76,9 @@ class Target:
         self.num_layers = len(parts.layers)  # L; boundaries run from 0 to L
         self.hidden_size = int(self.config.hidden_size)  # H
         self.vocab_size = int(parts.head.weight.shape[0])  # V, the head's rows; a tokenizer may know fewer tokens
+        self.attends = parts.attends  # of every layer, whether it attends; else it is recurrent, or has no mixer
+        self.recurrent = any(parts.recurrent)  # then its drafts are chains
+        self.most_texts = 1 if self.recurrent else sys.maxsize  # that can be decoded side by side
         self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
 
     @classmethod
@@ -164,6 +168,8 @@ class Target:
                 f"to {self.num_layers} (before the final norm)"
             )
         cache, columns, last = view.cache, view.visibility.columns, self.num_layers
+        if self.recurrent and cache is None and (documents := _documents(view)):
+            return self._apart(ids_BT, documents, layers, final_norm)
         if self.most_slots is not None and columns > self.most_slots:
             raise ValueError(
                 f"{columns} slots or tokens are more than {self.most_slots}, where this model's rotary frequencies "
@@ -177,6 +183,7 @@ class Target:
         windows = [config.sliding_window if sliding else None for sliding in self._parts.sliding]
         weight = self._parts.head.weight
         masks = layer_masks(view, columns, windows, weight.dtype, config._attn_implementation in (OURS, OURS_EAGER))
+        masks = [mask if attends else None for mask, attends in zip(masks, self.attends, strict=True)]
         # each layer gets a mask of its own; this one keeps the family from making any
         no_mask = view.positions_BT.new_ones(1, dtype=torch.bool)
         kept = frozenset(b for b in layers if b < last or not final_norm)
@@ -195,6 +202,28 @@ class Target:
         return TargetOutput(torch.stack([h[b].to(ids_BT.device) for b in layers], dim=2), final_BTH)
 
     __call__ = forward
+
+    def _apart(
+        self, ids_BT: Tensor, documents: Sequence[tuple[int, slice]], layers: Sequence[int], final_norm: bool
+    ) -> TargetOutput:
+        """Documents of packed rows, which would see each other through a recurrent state: rows of their own, in batches
+        of similar lengths."""
+        B, T = ids_BT.shape
+        aux_BTNH = torch.zeros(B, T, len(layers), self.hidden_size, dtype=self.dtype, device=ids_BT.device)
+        final_BTH = aux_BTNH.new_zeros(B, T, self.hidden_size)
+        longest_first = sorted(documents, key=lambda one: one[1].start - one[1].stop)
+        while longest_first:
+            longest = len(range(T)[longest_first[0][1]])
+            batch = [one for one in longest_first if 2 * len(range(T)[one[1]]) > longest]
+            longest_first = longest_first[len(batch) :]
+            ids_NL = ids_BT.new_zeros(len(batch), longest)  # what follows a document does not reach it
+            for n, (row, where) in enumerate(batch):
+                ids_NL[n, : where.stop - where.start] = ids_BT[row, where]
+            out = self.forward(ids_NL, View.packed(torch.zeros_like(ids_NL)), layers, final_norm)
+            for n, (row, where) in enumerate(batch):
+                aux_BTNH[row, where] = out.aux_BTNH[n, : where.stop - where.start]
+                final_BTH[row, where] = out.final_BTH[n, : where.stop - where.start]
+        return TargetOutput(aux_BTNH, final_BTH)
 
     @torch.no_grad()
     def logits(self, final_BTH: Tensor, rows_D: Tensor | slice | None = None) -> Tensor:
@@ -219,8 +248,14 @@ class Target:
         return made.logits.to(final_BTH.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> TargetCache:
-        """An empty cache of ``capacity`` slots for each of ``batch`` sequences."""
-        return TargetCache(capacity, batch)
+        """An empty cache of ``capacity`` slots for each of ``batch`` sequences.
+
+        Raises:
+            ValueError: sequences side by side, of a target with recurrent layers.
+        """
+        if self.recurrent and batch > 1:
+            raise ValueError(f"{self.source} has recurrent layers, whose states are kept for one text: use batch 1")
+        return TargetCache(capacity, batch, self.num_layers if self.recurrent else 0)
 
     def prove(self) -> None:
         """Check on a short text that taps, head, packing and tree verification agree with the model itself.
@@ -230,6 +265,19 @@ class Target:
         """
         log.info("proving the target: states, logits and cached trees must be the model's own")
         prove(self)
+
+
+def _documents(view: View) -> list[tuple[int, slice]]:
+    """Row and place of every document of packed rows; none if all rows are one document each."""
+    if not isinstance(view.visibility, Spans):
+        raise ValueError("a target with recurrent layers reads texts, not trees")
+    first_BT = view.visibility.first_BT
+    T = first_BT.shape[1]
+    starts = (first_BT == torch.arange(T, device=first_BT.device)).nonzero().tolist()
+    if len(starts) == len(first_BT):
+        return []
+    ends = [start if start else T for _, start in starts[1:]] + [T]
+    return [(row, slice(start, end)) for (row, start), end in zip(starts, ends, strict=True)]
 
 
 @dataclass(eq=False)

@@ -118,10 +118,10 @@ def test_the_statement_covers_every_shape_and_rule() -> None:
     found = certify(target, drafter, shapes, PROMPTS[:2], max_new_tokens=6, runs=100, sampling=asked)
     assert found["holds"] and found["seed"] == 5 and json.loads(json.dumps(found)) == found
     kinds = [(check["check"], check.get("rule")) for check in found["checks"]]
-    greedy, drawn = ("greedy", None), [("sampled", "WithoutReplacement")]
+    greedy, drawn = ("greedy", None), [("sampled", "WithoutReplacement"), ("sampled", "Block")]
     assert kinds == [greedy, ("sampled", "OneHot"), *drawn, greedy, ("sampled", "OneHot")]
     assert found["checks"][0]["tokens"] == 12
-    for check in found["checks"][1:3]:
+    for check in found["checks"][1:4]:
         assert check["sampling"] == dataclasses.asdict(asked) | {"top_k": 3, "rule": check["sampling"]["rule"]}
 
 

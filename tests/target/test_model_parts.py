@@ -10,15 +10,12 @@ from transformers import (
     BloomForCausalLM,
     FalconConfig,
     FalconForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     MambaConfig,
     MambaForCausalLM,
-    PreTrainedModel,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -31,21 +28,14 @@ T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "vocab_size": 96}
 FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
 
 
-def recurrent() -> PreTrainedModel:
-    sizes = {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **sizes, head_dim=8, num_experts=4, moe_intermediate_size=16))
-
-
 REFUSED = {
     "encoder-decoder": lambda: T5ForConditionalGeneration(T5Config(**T5)),
-    "recurrent state": lambda: MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=96)),
-    "recurrent state, which a draft tree": recurrent,
-    "layers of type conv": lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, full_attn_idxs=[1, 3])),
+    "Mamba.*takes no position_ids": lambda: MambaForCausalLM(
+        MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=96)
+    ),
+    "recurrent state, and no layer_types": lambda: RwkvForCausalLM(
+        RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=96)
+    ),
     "attention is chunked": lambda: Llama4ForCausalLM(Llama4TextConfig(**SIZES, num_local_experts=2)),
     "ALiBi": lambda: FalconForCausalLM(FalconConfig(**FALCON, alibi=True)),
     "takes no position_ids": lambda: BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=96)),

@@ -15,6 +15,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -25,6 +27,8 @@ from transformers import (
     HyperCLOVAXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     OPTConfig,
@@ -40,6 +44,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 VOCAB, WIDTH, LAYERS, WINDOW = 96, 32, 4, 5
@@ -74,6 +80,28 @@ def gemma3_wrapper() -> PreTrainedModel:
     return Gemma3ForConditionalGeneration(config)
 
 
+def gemma4_wrapper() -> PreTrainedModel:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
+    text = {**GEMMA, "global_head_dim": 32, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8}
+    return Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=vision))
+
+
+def qwen3_vl() -> PreTrainedModel:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": WIDTH, "deepstack_visual_indexes": [0]}
+    text = {**SIZES, "head_dim": 16, "rope_parameters": rope}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision))
+
+
+def mistral3() -> PreTrainedModel:
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    text = {"model_type": "mistral", **SIZES}
+    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision))
+
+
 def gpt_oss() -> PreTrainedModel:
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -101,6 +129,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA, **CAPPED)),
     "gemma3_text": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA)),
     "gemma3_wrapper": gemma3_wrapper,
+    "gemma4_wrapper": gemma4_wrapper,
+    "qwen3_vl": qwen3_vl,
+    "mistral3": mistral3,
     "phi": lambda: PhiForCausalLM(PhiConfig(**SIZES)),  # a bias on the output head
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=WINDOW)),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, **MULTIPLIERS)),
