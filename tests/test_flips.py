@@ -63,6 +63,7 @@ def evaluation(folder: Path, target: Path) -> None:
         write_answers(out / "answers.jsonl", ["chain of 3"], [[answer(str(n), (1, 2, 0)) for n in range(8)]])
         write_text(out / "report.md", "# Evaluation\n")
         metrics: dict[str, Any] = {"results": [{"shape": "chain of 3"}], "target": {"fingerprint": "t"}}
+        metrics["drafter"] = {"weights_sha256": "d"}
         write_json(out / "metrics.json", metrics | {"settings": {"max_new_tokens": 96}})
 
 

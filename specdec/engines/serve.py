@@ -1,11 +1,13 @@
 """``specdec serve``: a target in vLLM with a drafter, until Ctrl-C, or for as long as ``vllm bench serve`` takes."""
 
+import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from specdec.engines.client import KEY
 from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.evaluation.style import ReportTable, print_report
+from specdec.evaluation.tune import SCHEDULE, schedules
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
@@ -40,7 +43,7 @@ def serve(
     *,
     target: TargetSource = TargetSource(),  # noqa: B008
     drafter: Path,
-    draft_tokens: Depth = DRAFT_TOKENS,
+    draft_tokens: list[Depth] = [DRAFT_TOKENS],  # noqa: B006
     host: str = "127.0.0.1",
     port: Port = 8000,
     vllm: str | None = None,
@@ -58,14 +61,15 @@ def serve(
     """Serve a target in vLLM with a drafter, until Ctrl-C; the URL goes to standard output once it is healthy.
 
     With --bench the target is served with the drafter and then alone, vLLM's own vllm bench serve asks both (it needs
-    pandas in vLLM's environment), and a table compares them. Flags of vllm serve go after --. The exit status is 0 if
-    it was stopped while it served, 2 if vLLM ended by itself.
+    pandas in vLLM's environment), and a table compares them. With several --draft_tokens each is served, and
+    schedule.json has the fastest at each concurrency as vLLM and SGLang take it. Flags of vllm serve go after --. The
+    exit status is 0 if it was stopped while it served, 2 if vLLM ended by itself.
 
     Example: specdec serve --target Qwen/Qwen3-4B --drafter runs/a/drafter -- --gpu-memory-utilization 0.8
 
     Args:
         drafter: a drafter's directory, or an export of one for vLLM
-        draft_tokens: drafts a pass
+        draft_tokens: drafts a pass; several of --bench
         host: address to listen on
         port: port to listen on; 0 takes a free one, as --bench does
         vllm: a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment
@@ -82,21 +86,24 @@ def serve(
     """
     if (out or limit) and not bench:
         raise ValueError("--out and --limit are of --bench")
+    if not draft_tokens or (len(draft_tokens) > 1 and not bench):
+        raise ValueError(f"--draft_tokens {draft_tokens}: give one number, or several with --bench")
     port = 0 if bench else port
-    launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens, tuple(vllm_args))
+    launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens[0], tuple(vllm_args))
     serving = False
     try:
         with stop_on_signals(), scratch_folder() as scratch:
             if bench:
-                _bench(launch, drafter, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
+                drafts = sorted(set(draft_tokens))
+                _bench(launch, drafter, drafts, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
             made = drafter_checkpoint(drafter, target, scratch / "drafter")
             with launch.server(made, log_file or scratch / "server.log") as server:
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
-                drafts = how_many(draft_tokens, "token")
-                log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, drafts, made.method)
+                often = how_many(launch.draft_tokens, "token")
+                log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, often, made.method)
                 server.wait()
     except StopRequested as asked:
         return 0 if serving else asked.status
@@ -121,10 +128,10 @@ def as_text(prompts: Sequence[list[int]], tokenizer: Any) -> tuple[list[str], bo
 
 
 def _bench(
-    launch: VllmLaunch, drafter: Path, prompts: Sequence[str], limit: int | None, concurrency: Sequence[int],
-    max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
+    launch: VllmLaunch, drafter: Path, draft_tokens: Sequence[int], prompts: Sequence[str], limit: int | None,
+    concurrency: Sequence[int], max_new_tokens: int, temperature: float, ignore_eos: bool, out: Path | None,
 ) -> None:  # fmt: skip
-    """Serve the target with the drafter and then alone, let vLLM measure both, and print the table."""
+    """Serve the target with each number of drafts a pass, and alone, let vLLM measure all, and print the table."""
     tokenizer, levels = launch.target.load_tokenizer(), sorted(set(concurrency))
     ids = [PromptConversation(one, tokenizer).next_ids() or [] for one in without_blank(load_prompts(prompts, limit))]
     texts, special = as_text(ids, tokenizer)
@@ -133,13 +140,16 @@ def _bench(
     with (
         staged_directory(out or new_run("bench")) as folder,
         scratch_folder() as scratch,
-        progress("bench", "run", 2 * len(levels)) as advance,
+        progress("bench", "run", (len(draft_tokens) + 1) * len(levels)) as advance,
     ):
         data = scratch / "prompts.jsonl"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
         made = drafter_checkpoint(drafter, launch.target, scratch / "drafter")
-        for name, served in (("drafter", made), ("baseline", None)):
-            with launch.server(served, scratch / f"{name}.log", caching=False) as server:
+        several = len(draft_tokens) > 1
+        kinds = {f"drafter-{drafts}" if several else "drafter": drafts for drafts in draft_tokens}
+        for name, drafts in (*kinds.items(), ("baseline", 0)):
+            served = replace(launch, draft_tokens=drafts or launch.draft_tokens)
+            with served.server(made if drafts else None, scratch / f"{name}.log", caching=False) as server:
                 for users in levels:
                     command = [
                         *launch.vllm, "bench", "serve", "--base-url", server.url, "--model", launch.target.directory(),
@@ -154,17 +164,25 @@ def _bench(
                     found[name, users] = _measured(command, folder / f"{name}-{users}.json", scratch / "bench.log")
                     advance(1)
         write_json(folder / "provenance.json", provenance())
+        if several:
+            names = {0: "baseline"} | {drafts: name for name, drafts in kinds.items()}
+            fastest = {
+                users: max((found[name, users]["output_throughput"], drafts) for drafts, name in names.items())[1]
+                for users in levels
+            }
+            write_json(folder / SCHEDULE, schedules(fastest))
     rows = []
-    for users in levels:
-        ours, plain = found["drafter", users], found["baseline", users]
+    for users, name in itertools.product(levels, kinds):
+        ours, plain = found[name, users], found["baseline", users]
         pairs = zip(ours["generated_texts"], plain["generated_texts"], strict=True)
         same = f"{sum(one == two for one, two in pairs)} of {len(ours['errors'])}" if temperature == 0 else "-"
         times = ours["output_throughput"] / plain["output_throughput"]
         length = ours.get("spec_decode_acceptance_length")
         shares = ours.get("spec_decode_per_position_acceptance_rates")
         accepted = f"{length:.2f}" if length else "-", " ".join(f"{100 * share:.0f}" for share in shares or ()) or "-"
-        rows.append([str(users), "drafter", *_speeds(ours, f" ({times:.2f}x)"), *accepted, same])
-        rows.append([str(users), "baseline", *_speeds(plain), "-", "-", "-"])
+        rows.append([str(users), name, *_speeds(ours, f" ({times:.2f}x)"), *accepted, same])
+        if name == [*kinds][-1]:
+            rows.append([str(users), "baseline", *_speeds(plain), "-", "-", "-"])
     print_report([ReportTable("vllm bench serve", HEADINGS, rows, left=2)], [CAPTION])
 
 

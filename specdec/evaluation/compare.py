@@ -33,13 +33,15 @@ MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
     "other_target", "intervals", "torch_threads", "suite",
 }  # fmt: skip
+OF_TARGET = {"revision", "dtype", "trust_remote_code", "device_map"}  # what another verifier may have otherwise
 
 
 class SavedEvaluation(NamedTuple):
     """What an evaluation left in its directory."""
 
     name: str
-    target: str
+    target: str  # its fingerprint
+    drafter: str  # its weights' hash
     settings: dict[str, Any]
     answers: dict[str, list[Answer]]  # by the draft shape's name
 
@@ -48,16 +50,18 @@ def compare(a: Path, b: Path) -> None:
     """Compare the acceptance lengths of two evaluations, prompt by prompt, for every draft shape that both have.
 
     Tells their difference and ratio with intervals, and the p-value of a paired permutation test. Of two folders of
-    suites every suite and temperature that both have is compared.
+    suites every suite and temperature that both have is compared. Targets may differ where the drafter is one: what it
+    is worth to a fine-tune or a quantised model is told then.
 
     Example: specdec compare runs/one runs/other
 
     Args:
         a: directory of an evaluation, or of those of suites.
-        b: another of the same prompts and target.
+        b: another of the same prompts, and of the same target or the same drafter.
 
     Raises:
-        ValueError: an evaluation cannot be read, or the two are not of the same prompts, target and settings.
+        ValueError: an evaluation cannot be read, or the two are not of the same prompts and settings, or share neither
+            target nor drafter.
     """
     texts = [f"A  {a}\nB  {b}"]
     parts_a, parts_b = evaluations_in(a), evaluations_in(b)
@@ -164,26 +168,27 @@ def read_evaluation(directory: str | Path) -> SavedEvaluation:
     metrics = read_json(Path(directory) / METRICS)
     try:
         names = [result["shape"] for result in metrics["results"]]
-        target, settings = metrics["target"]["fingerprint"], dict(metrics["settings"])
+        target, drafter = metrics["target"]["fingerprint"], metrics["drafter"]["weights_sha256"]
+        settings = dict(metrics["settings"])
     except (TypeError, KeyError) as error:
         raise ValueError(f"{directory}/{METRICS}: not of specdec evaluate, for want of {error}") from error
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{directory}/{METRICS}: it holds no result, or two of one draft shape")
     answers = read_answers(Path(directory) / "answers.jsonl", len(names))
-    return SavedEvaluation(str(directory), target, settings, dict(zip(names, answers, strict=True)))
+    return SavedEvaluation(str(directory), target, drafter, settings, dict(zip(names, answers, strict=True)))
 
 
 def check_comparable(a: SavedEvaluation, b: SavedEvaluation) -> None:
-    """Raise ValueError unless both have one target and the same settings and prompts."""
+    """Raise ValueError unless both have one target, or one drafter, and the same settings and prompts."""
     names = f"{a.name} and {b.name}"
-    if a.target != b.target:
-        raise ValueError(f"{names} differ in their target (its fingerprint): compare like with like")
+    if a.target != b.target and a.drafter != b.drafter:
+        raise ValueError(f"{names} differ in their target (its fingerprint) and their drafter: one must be the same")
     if a.settings.get("prompts_sha256") != b.settings.get("prompts_sha256"):
         raise ValueError(f"{names} differ in their prompts (their texts or ids): compare like with like")
     one, two = ([answer.prompt_id for answer in next(iter(run.answers.values()))] for run in (a, b))
     if sorted(one) != sorted(two):
         raise ValueError(f"{names} differ in the prompts that were left out, or in turns")
-    for name in sorted({*a.settings, *b.settings} - MAY_DIFFER):
+    for name in sorted({*a.settings, *b.settings} - MAY_DIFFER - (OF_TARGET if a.target != b.target else set())):
         values = a.settings.get(name), b.settings.get(name)
         if values[0] != values[1]:
             raise ValueError(f"{names} differ in {name}: {values[0]} and {values[1]}; compare like with like")

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from specdec.data.rows import stem
-from specdec.evaluation.compare import MAY_DIFFER, evaluations_in
+from specdec.evaluation.compare import MAY_DIFFER, OF_TARGET, evaluations_in
 from specdec.evaluation.metrics import LOOPING_SHARE, METRICS
 from specdec.evaluation.style import ReportTable, print_report, table
 from specdec.evaluation.suites import SUITES, suite_notes
@@ -46,7 +46,8 @@ def suite_table(*, runs: list[Path], out: Path | None = None) -> None:
         out: directory for table.md and table.tex; shown alone if not given.
 
     Raises:
-        ValueError: an evaluation cannot be read, or two are not of the same target, prompts or lengths.
+        ValueError: an evaluation cannot be read, or two are not of the same prompts or lengths, or share neither target
+            nor drafter.
     """
     if out is not None and (out / MARKDOWN).exists():
         raise ValueError(f"{out}: there is a {MARKDOWN} already; give another --out")
@@ -91,19 +92,23 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
     drafters: dict[str, set[str]] = {}
     for metrics in found:
         drafters.setdefault(_short(metrics["drafter"]), set()).add(metrics["drafter"]["directory"])
+    verifiers = {metrics["target"]["fingerprint"] for metrics in found}
+    if len(verifiers) > 1 and len({metrics["drafter"]["weights_sha256"] for metrics in found}) > 1:
+        raise ValueError(f"{' and '.join(map(str, places))}: several targets and several drafters: one of either")
     conditions: dict[tuple[float, str], tuple[dict[str, Any], Path]] = {}
     told: dict[tuple[float, str, str], Path] = {}  # by temperature, column and method
     blocks: dict[float, Methods] = {}
     for metrics, place in zip(found, places, strict=True):
         settings, column = metrics["settings"], _column(metrics["settings"])
         temperature = settings["sampling"]["temperature"]
-        own = {name: value for name, value in settings.items() if name not in MAY_DIFFER}
-        own["target"] = metrics["target"]["fingerprint"]
+        aside = MAY_DIFFER | (OF_TARGET if len(verifiers) > 1 else set())
+        own = {name: value for name, value in settings.items() if name not in aside}
         other, where = conditions.setdefault((temperature, column), (own, place))
         if differing := [name for name in {**own, **other} if own.get(name) != other.get(name)]:
             raise ValueError(f"{place} and {where} differ in {', '.join(differing)}: a column is of one")
         name = _short(metrics["drafter"])
         name = name if len(drafters[name]) == 1 else metrics["drafter"]["directory"]
+        name = name if len(verifiers) == 1 else f"{name} for {verifier(metrics)}"
         cells = {
             f"{name}, {one['shape']}": Cell(
                 one["speedup"], one["acceptance_length"]["mean"], (one["looping_share"] or 0) >= LOOPING_SHARE
@@ -120,6 +125,11 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
             row.setdefault(column, cell)
             told.setdefault((temperature, column, method), place)
     return dict(sorted(blocks.items()))
+
+
+def verifier(metrics: dict[str, Any]) -> str:
+    """A target's name where one drafter has several."""
+    return f"{Path(metrics['target']['source']).name} in {metrics['settings']['dtype']}"
 
 
 def _short(drafter: dict[str, Any]) -> str:

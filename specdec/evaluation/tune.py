@@ -1,10 +1,11 @@
-"""``specdec tune``: which draft shape is the fastest on this machine, for each batch size."""
+"""``specdec tune``: which draft shape is the fastest on this machine, by batch size, and what engines are told."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec.decoding import parse_shape
+from specdec.decoding import Chain, parse_shape
 from specdec.evaluation.benchmark import benchmark
 from specdec.evaluation.config import MeasurementConfig, drafter_facts, load_pair
 from specdec.evaluation.metrics import summary
@@ -14,6 +15,7 @@ from specdec.utils.files import staged_directory, write_json
 from specdec.utils.numbers import Side
 from specdec.utils.progress import progress
 
+SCHEDULE = "schedule.json"
 CANDIDATES = (
     "chain:depth=1", "chain:depth=2", "chain:depth=3", "chain:depth=5", "chain:depth=7",
     "tree:depth=3,top_k=4,nodes=12", "tree:depth=5,top_k=4,nodes=20", "tree:depth=6,top_k=8,nodes=48",
@@ -40,7 +42,8 @@ class TuneConfig(MeasurementConfig):
 def tune(config: TuneConfig) -> None:
     """Find the fastest draft shape on this machine for each batch size, and the batch from which drafting does not pay.
 
-    The prompts are decoded with every shape and plainly, in turn. Writes tune.json and report.md.
+    The prompts are decoded with every shape and plainly, in turn. Writes tune.json, report.md, and schedule.json, the
+    fastest chain of every batch size as vLLM and SGLang take it; specdec serve --bench measures that on a real vLLM.
 
     Example: specdec tune --target embedded --drafter runs/quickstart/drafter --prompts mt_bench.jsonl --batch_sizes 1 8
 
@@ -54,6 +57,7 @@ def tune(config: TuneConfig) -> None:
     pair = load_pair(config.target, config.drafter, config.device, config.other_target)
     with staged_directory(config.place("tune")) as folder:
         batches: list[dict[str, Any]] = []
+        fastest: dict[int, int] = {}
         skipped: dict[str, Skipped] = {}
         for batch in sizes:
             # prompts come again where two for each sequence are lacking
@@ -70,6 +74,8 @@ def tune(config: TuneConfig) -> None:
             results.sort(key=lambda one: -one["speedup"])
             recommended = results[0]["shape"] if results[0]["speedup"] > 1 else None
             batches.append({"batch": batch, "recommended": recommended, "results": results})
+            chains = [one for one in results if isinstance(parse_shape(one["shape"]), Chain) and one["speedup"] > 1]
+            fastest[batch] = parse_shape(chains[0]["shape"]).depth if chains else 0
         found: dict[str, Any] = {
             "break_even": next((one["batch"] for one in batches if one["recommended"] is None), None),
             "batches": batches,
@@ -83,7 +89,24 @@ def tune(config: TuneConfig) -> None:
         left_out = ReportTable("Prompts left out", ["Prompt", "Reason"], [[*one] for one in skipped.values()], left=2)
         write_report(folder / "report.md", "Tuning", notes, "", [*tables, left_out], context)
         write_json(folder / "tune.json", found)
+        write_json(folder / SCHEDULE, schedules(fastest))
     print_report(tables, notes)
+
+
+def schedules(fastest: Mapping[int, int]) -> dict[str, Any]:
+    """How many tokens to draft at how many sequences, as engines take it, of the fastest chain by batch size (0: none).
+
+    What was measured holds from its batch size up to the next. ``vllm`` goes into ``--speculative-config`` beside
+    ``method`` and ``model``; of ``sglang``, the file of ``--speculative-adaptive-config``, the nearest size counts.
+    """
+    sizes = sorted(fastest)
+    ends = [*(size - 1 for size in sizes[1:]), sizes[-1]]
+    ranges = [[size if n else 1, end, fastest[size]] for n, (size, end) in enumerate(zip(sizes, ends, strict=True))]
+    vllm = {"num_speculative_tokens": max(fastest.values()), "num_speculative_tokens_per_batch_size": ranges}
+    return {
+        "vllm": vllm if any(fastest.values()) else None,
+        "sglang": {str(size): {"candidate_steps": [fastest[size]]} for size in sizes},
+    }
 
 
 _HEADINGS = ("Draft shape", "Acceptance length", "Drafting", "Verification", "Tokens/s", "Plain tokens/s", "Speed-up")

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from specdec.cli import main
 from specdec.embedded import embedded_target
 from specdec.engines.serve import _measured, as_text
+from specdec.evaluation.tune import schedules
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, pieces
 from tests.export.made import names
@@ -62,6 +63,22 @@ def test_with_and_without_a_drafter(
     assert "--speculative-config" not in said["argv"] and not any(map(alive, said["pids"]))
     assert said["argv"][-3:] == ["--no-enable-prefix-caching", "--dtype", "float32"]
     assert "left out 1 of 5 prompts (void)" in caplog.text
+
+
+def test_several_numbers_of_drafts_and_the_schedule(
+    argv: list[str], drafter_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--drafter", str(drafter_directory), "--draft_tokens", "3", "1", "--concurrency", "1", "2"]
+    assert main([*argv, *more]) == 0
+    out, kinds = tmp_path / "out", ["baseline", "drafter-1", "drafter-3"]
+    files = [f"{name}-{users}.json" for name in kinds for users in (1, 2)]
+    assert names(out) == ["SHA256SUMS", *files, "provenance.json", "schedule.json"]
+    rate = {file: json.loads((out / file).read_text())["output_throughput"] for file in files}
+    best = {n: max((0, 1, 3), key=lambda k, n=n: rate[f"{kinds[min(k, 2)]}-{n}.json"]) for n in (1, 2)}
+    assert json.loads((out / "schedule.json").read_text()) == schedules(best)
+    shown = capsys.readouterr().out
+    assert shown.count("drafter-1") == shown.count("drafter-3") == shown.count("baseline") == 2
+    assert main([*argv[:1], *argv[3:], "--drafter", str(drafter_directory), "--draft_tokens", "1", "3"]) == 2
 
 
 def test_answers_that_differ_are_counted(

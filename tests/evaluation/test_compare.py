@@ -83,11 +83,12 @@ Make = Callable[..., str]
 def make(tmp_path: Path) -> Make:
     """An evaluation's directory."""
 
-    def made(name: str, shapes: dict[str, list[Answer]], target: str = "t", **changes: Any) -> str:
+    def made(name: str, shapes: dict[str, list[Answer]], target: str = "t", drafter: str = "d", **changes: Any) -> str:
         out = tmp_path / name
         out.mkdir()
         results = [{"shape": shape} for shape in shapes]
         metrics = {"results": results, "target": {"fingerprint": target}, "settings": SETTINGS | changes}
+        metrics["drafter"] = {"weights_sha256": drafter}
         (out / "metrics.json").write_text(json.dumps(metrics))
         write_answers(out / "answers.jsonl", list(shapes), list(shapes.values()))
         return str(out)
@@ -106,6 +107,12 @@ def test_two_runs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", b, a]) == 0
     shown = capsys.readouterr().out
     assert f"{-found.difference.mean:.3f} [-" in shown
+
+
+def test_one_drafter_and_two_verifiers(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = make("a", {"chain": ONE}), make("b", {"chain": TWO}, "another", dtype="bfloat16", revision="x")
+    assert main(["compare", a, b]) == 0
+    assert f"p = {compare_answers(ONE, TWO).p_value:.2g}" in capsys.readouterr().out
 
 
 def test_suites_are_compared_one_by_one_and_loops_are_told(
@@ -132,7 +139,8 @@ def test_suites_are_compared_one_by_one_and_loops_are_told(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"target": "u"}, "differ in their target"),
+        ({"target": "u", "drafter": "e"}, r"differ in their target (its fingerprint) and their drafter"),
+        ({"target": "u", "max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),
         ({"max_new_tokens": 128}, "differ in max_new_tokens: 64 and 128"),
         ({"thinking": False}, "differ in thinking: None and False"),
         ({"prompts_sha256": "2"}, "differ in their prompts"),

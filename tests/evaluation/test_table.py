@@ -16,8 +16,12 @@ Make = Callable[..., Path]
 def make(tmp_path: Path) -> Make:
     """Writes what a table reads of an evaluation on ``gsm8k``, with changes of its settings."""
 
-    def make(name: str, drafter: str, length: float = 2.0, speedup: float | None = None, **changes: Any) -> Path:
+    def make(
+        name: str, drafter: str, length: float = 2.0, speedup: float | None = None, target: str = "t", **changes: Any
+    ) -> Path:
+        about = {"directory": drafter, "label": Path(drafter).name, "weights_sha256": drafter}
         settings = {
+            "dtype": "float32",
             "prompts": ["gsm8k.jsonl"],
             "prompts_sha256": "1",
             "max_new_tokens": 64,
@@ -25,7 +29,7 @@ def make(tmp_path: Path) -> Make:
         }
         result = {"shape": "chain of 2", "prompts": 3, "looping_share": 0.0, "speedup": speedup}
         metrics = {
-            "target": {"fingerprint": "t"}, "drafter": {"directory": drafter, "label": Path(drafter).name},
+            "target": {"fingerprint": target, "source": f"models/{target}"}, "drafter": about,
             "settings": settings | changes, "baselines": [],
             "results": [result | {"acceptance_length": {"mean": length}}],
             "provenance": {"gpus": [], "cpu": "a processor", "versions": {"torch": "2"}},
@@ -41,6 +45,15 @@ def test_a_run_s_best_drafter_has_the_run_s_name(make: Make, tmp_path: Path) -> 
     write_table(tmp_path, [make("a", "runs/x/drafter"), make("b", "runs/x/drafter_best", 2.5), make("c", "other")])
     rows = [line.split("|")[2].strip() for line in (tmp_path / "table.md").read_text().splitlines() if "chain" in line]
     assert rows == ["x, chain of 2", "x (best), chain of 2", "other, chain of 2"]
+
+
+def test_one_drafter_has_a_row_for_every_verifier(make: Make, tmp_path: Path) -> None:
+    runs = [make("a", "runs/x/drafter"), make("b", "runs/x/drafter", target="tuned", dtype="bfloat16")]
+    write_table(tmp_path, runs)
+    rows = [line.split("|")[2].strip() for line in (tmp_path / "table.md").read_text().splitlines() if "chain" in line]
+    assert rows == ["x for t in float32, chain of 2", "x for tuned in bfloat16, chain of 2"]
+    with pytest.raises(ValueError, match="several targets and several drafters"):
+        write_table(tmp_path, [*runs, make("c", "runs/y/drafter")])
 
 
 def test_speed_up_is_spoken_of_where_it_was_timed(make: Make, tmp_path: Path) -> None:

@@ -34,8 +34,13 @@ def test_it_recommends_checks_and_writes(
 ) -> None:
     assert main(arguments) == 0
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"tune.json", "report.md", SUMS}
+    assert {path.name for path in out.iterdir()} == {"tune.json", "schedule.json", "report.md", SUMS}
     found = json.loads((out / "tune.json").read_text())
+    fastest = {}
+    for batch in found["batches"]:
+        chains = [one["shape"] for one in batch["results"] if one["shape"] in SHAPES[:2] and one["speedup"] > 1]
+        fastest[batch["batch"]] = int(chains[0][-1]) if chains else 0
+    assert json.loads((out / "schedule.json").read_text()) == tune.schedules(fastest)
     assert [batch["batch"] for batch in found["batches"]] == [1, 2]
     for batch in found["batches"]:
         speeds = [one["speedup"] for one in batch["results"]]
@@ -57,6 +62,16 @@ def test_it_recommends_checks_and_writes(
         assert main([*arguments[:-1], str(tmp_path / name), "--batch_sizes", "2"]) == 0
         told = capsys.readouterr().out
         assert said in told and ("not pay from batch size: 2" in told) == (speedup < 1)
+
+
+def test_what_engines_are_told() -> None:
+    """vLLM wants ranges from 1 on without a gap, and goes on with the last; it reads the file's own numbers."""
+    found = tune.schedules({16: 0, 1: 5, 4: 3})
+    vllm = {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 3, 5], [4, 15, 3], [16, 16, 0]]}
+    sglang = {size: {"candidate_steps": [steps]} for size, steps in (("1", 5), ("4", 3), ("16", 0))}
+    assert found == {"vllm": vllm, "sglang": sglang}
+    assert tune.schedules({8: 2})["vllm"]["num_speculative_tokens_per_batch_size"] == [[1, 8, 2]]
+    assert tune.schedules({1: 0, 2: 0})["vllm"] is None  # vLLM knows no drafter that never drafts
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def make_evaluation(directory: Path, chances: np.ndarray, shapes: Sequence[str],
     write_answers(directory / "answers.jsonl", shapes, answers)
     results = [{"shape": shape, "acceptance_length": {"mean": 1.0}} for shape in shapes]
     write(directory / "metrics.json", {"results": results, "target": {"fingerprint": "t"}, "provenance": {},
+          "drafter": {"weights_sha256": "d"},
                                        "settings": {"prompts_sha256": "ab", "max_new_tokens": 96}})  # fmt: skip
 
 

@@ -155,6 +155,15 @@ def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_pa
     assert f"norm=off, {found['conditions'][1]['name']}: 50% of the answers repeat themselves" in text
 
 
+def test_what_is_declared_at_a_draft_step_is_drawn_by_step(card: Path, tmp_path: Path) -> None:
+    found = numbers(card)
+    title = next(curve["title"] for curve in found["curves"] if curve["axis"] == "draft step")
+    for quantity, drawn in ((f"{title}, step 3", True), (f"{title} of another kind, step 3", False)):
+        declared = found | {"primary": [found["primary"][0] | {"quantity": quantity}]}
+        files = [file for file, _ in figures.draw(declared, tmp_path)["Primary contrasts"]]
+        assert files == ["primary.png", *(["primary_steps.png"] if drawn else [])]
+
+
 def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(card: Path) -> None:
     found, text = numbers(card), (card / "card.md").read_text()
     parts = dict(part.partition("\n")[::2] for part in text.split("\n## ")[1:])
