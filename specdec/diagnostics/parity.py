@@ -109,7 +109,8 @@ def parity(
         drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
         asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
-        directory, method, refused = exported or scratch / "served", subject_of(own, model).method, None
+        subject = subject_of(own, model)
+        directory, method, refused = exported or scratch / "served", subject.method, None
         if exported is None:
             try:
                 export_drafter(own, model, directory)
@@ -117,7 +118,7 @@ def parity(
                 refused = str(error)
         else:
             warn_unless_made_for(model, own)
-            warn_if_rounded(own, model, subject_of(own, model))
+            warn_if_rounded(own, model, subject)
         check_pair(model, own.to(model.device, model.dtype))  # only now: what is exported keeps its dtype
         numbered = [(str(n), ids) for n, ids in enumerate(asked)]
         with progress("the target's answers", "text", len(asked)) as done:
@@ -130,7 +131,7 @@ def parity(
             console.print(f"the export was not compared: {compared.not_compared}", markup=False)
         passes = None
         if where and compared.not_compared is None:
-            served = DrafterCheckpoint(directory.resolve(), method)
+            served = DrafterCheckpoint(directory.resolve(), method, subject.architecture)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, scratch / "vllm.log")
             except StopRequested as to_end:

@@ -59,6 +59,7 @@ class Settings(NamedTuple):
     fc_norm: bool
     norm_output: bool
     head_norms: bool
+    biased: str  # the attention's projections that have a bias, of q, k, v and o
     logit_scale: float
     windows: tuple[int | None, ...]
     rope: tuple[Tensor, float]  # as of :func:`rotary`
@@ -113,8 +114,9 @@ def settings(raw: Raw, method: str) -> Settings:
             raise Misread(f"config.json: {key} is {value!r}, no positive number")
     if config.get("hidden_act", "silu") != "silu":
         raise Misread(f"config.json: hidden_act is {config['hidden_act']!r}, the engine's drafters have silu")
-    if config.get("attention_bias") or config.get("bias"):
-        raise Misread("config.json switches biases on, which are not compared here")
+    if config.get("bias"):
+        raise Misread("config.json has a key bias, for which the engine leaves the attention's biases uninitialised")
+    biased = bool(config.get("attention_bias"))
     switches = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
     inner: Raw = config.get("eagle_config") or {}
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -127,6 +129,7 @@ def settings(raw: Raw, method: str) -> Settings:
         aux_ids=_aux_ids(config, inner, found in QWEN3) if fused else (),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
         head_norms=found in QWEN3,
+        biased="qkv" * biased if found in QWEN3 else "qkvo" * biased,
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
@@ -221,8 +224,9 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
             raise Misread(f"{file.name} is damaged or cut off ({error})") from error
     if not found:
         raise Misread("there is no .safetensors file in it")
-    found = {name.replace("midlayer.", "layers.0."): x for name, x in found.items() if not UNREAD.search(name)}
     H, wanted = read.hidden_size, dict(_wanted(read))
+    found = {name.replace("midlayer.", "layers.0."): x for name, x in found.items()}
+    found = {name: x for name, x in found.items() if name in wanted or not UNREAD.search(name)}
     # the target's stand in for these, or nothing reads them
     optional: dict[str, tuple[int, ...]] = {EMBEDDING: (read.vocab_size, H)}
     if read.method == "eagle3":
@@ -249,6 +253,8 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
         at, into = f"layers.{i}.", 2 * H if fused and i == 0 else H
         for name, shape in {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}.items():
             yield f"{at}self_attn.{name}_proj.weight", shape
+            if name in read.biased:
+                yield f"{at}self_attn.{name}_proj.bias", shape[:1]
         if read.head_norms:
             yield from ((f"{at}self_attn.{name}_norm.weight", (read.head,)) for name in "qk")
         for name, shape in {"gate": (inner, H), "up": (inner, H), "down": (H, inner)}.items():
@@ -350,8 +356,8 @@ def rms(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
 
 
 def project(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
-    """A matrix."""
-    return F.linear(x, served.weights[f"{name}.weight"])
+    """A matrix, and a bias where there is one."""
+    return F.linear(x, served.weights[f"{name}.weight"], served.weights.get(f"{name}.bias"))
 
 
 def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, past: Past) -> Tensor:

@@ -61,6 +61,7 @@ class DrafterSpec:
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
+        attention_bias: biases on queries, keys, values and the attention's output, as some published drafters have.
     """
 
     fusion: Fusion = field(default_factory=Concat)
@@ -74,6 +75,7 @@ class DrafterSpec:
     hidden_size: Width | Literal["target"] = "target"
     intermediate_size: Intermediate | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
+    attention_bias: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no target can make legal, before one is loaded."""
@@ -132,6 +134,7 @@ class DrafterConfig:
     vocab_size: Vocabulary
     draft_vocab_size: Vocabulary
     attention_window: int | Literal["full"]
+    attention_bias: bool
     rms_norm_eps: Share
     rope: Mapping[str, Any]
     max_position_embeddings: Positions
@@ -142,6 +145,8 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         check_numbers(DrafterConfig, vars(self))
         _check_window(self.attention_window)
+        if type(self.attention_bias) is not bool:
+            raise ValueError(f"attention_bias must be true or false, not {self.attention_bias!r:.60}")
         if self.head not in ("own", "target"):
             raise ValueError(f"head must be own or target, not {self.head!r:.60}")
         if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
@@ -180,6 +185,8 @@ class DrafterConfig:
             hf_config: the target's transformers config of its text model.
             vocab_size: rows of the target's output head.
         """
+        if getattr(hf_config, "is_heterogeneous", False):  # layers of several sizes (Gemma 4): the first one's
+            hf_config = hf_config.per_layer_config[0]
         chosen = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
         for width in ("hidden_size", "intermediate_size"):
             if chosen[width] == "target":

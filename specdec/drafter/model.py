@@ -27,7 +27,9 @@ class Layer(nn.Module):
         super().__init__()
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         norm = config.norms.build_heads(config)
-        self.attention = Attention(config.hidden_size, heads, kv_heads, config.head_dim, index, norm)
+        self.attention = Attention(
+            config.hidden_size, heads, kv_heads, config.head_dim, index, norm, config.attention_bias
+        )
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 

@@ -23,7 +23,7 @@ from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
 from specdec.export.formats import vllm_arguments
 from specdec.export.read import OURS, check_unchanged
-from specdec.export.switches import VLLM
+from specdec.export.switches import VLLM, target_flags
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
@@ -75,6 +75,7 @@ class DrafterCheckpoint(NamedTuple):
 
     directory: Path
     method: str  # eagle or eagle3
+    architecture: str  # the target's, as its config.json names the class
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class VllmLaunch:
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
         drafting = (self.draft_tokens, drafter.method, str(drafter.directory)) if drafter else ()
         port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, *drafting)
+        arguments += target_flags(drafter.architecture, drafter.method) if drafter else []
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
@@ -118,7 +120,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     """
     if not (directory / OURS).is_file():
         made = export_drafter(load_drafter(directory, dtype=None), target.load(), scratch, served=target)
-        return DrafterCheckpoint(made.directory, made.method)
+        return DrafterCheckpoint(made.directory, made.method, made.architecture)
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
     chosen = FORMATS.get(str(record.get("exported_as")))
@@ -131,7 +133,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         here, there = record["drafter"].get(ours), getattr(config, theirs)
         if here != there:
             raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
-    return DrafterCheckpoint(directory, str(record["method"]))
+    return DrafterCheckpoint(directory, str(record["method"]), str(record["target"].get("architecture")))
 
 
 class ServerError(ValueError):

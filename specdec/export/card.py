@@ -206,7 +206,8 @@ model verifies, so that what is said is the target's own. It is no language mode
     if "exported_as" in record:
         chosen = FORMATS[record["exported_as"]]
         source = TargetSource(target, identity["revision"], trust_remote_code=identity["trust_remote_code"])
-        line = chosen.command(name, Subject(config, False, False, False), source, record["draft_tokens"])
+        subject = Subject(config, False, False, False, str(record["target"].get("architecture")))
+        line = chosen.command(name, subject, source, record["draft_tokens"])
         yield (
             f"Written for {record['engine']}, format {record['exported_as']}, method {method}; it needs "
             f"{record['needs'] or 'no release in particular'} at least.\n\n```bash\n{line}\n```\n\n"

@@ -5,7 +5,8 @@ Legend: D draft vocabulary, V target vocabulary.
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, PostNorm
 from specdec.export import keys, tensors
-from specdec.export.switches import SGLANG, SWITCHES, VLLM, NotServable, Subject, lint
+from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, NotServable, Subject, lint, target_flags
 from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
@@ -39,9 +40,12 @@ class Format:
         found = {switch.since(self.engine) for switch in SWITCHES if switch.used(subject)} - {""}
         return max(found, key=lambda version: [int(part) for part in version.split(".")], default=None)
 
-    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
-        """The whole ``config.json``; some formats name the target in it, its architectures and the drafts a pass."""
-        return {"architectures": self.architectures(subject), **keys.write(subject.config, subject.method)}
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
+        """The whole ``config.json``; some formats name the target in it and the drafts a pass."""
+        written = keys.write(subject.config, subject.method)
+        if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
+            written.pop("target_hidden_size")
+        return {"architectures": self.architectures(subject), **written}
 
     def architectures(self, subject: Subject) -> list[str]:
         """The classes that the engine looks for.
@@ -52,7 +56,8 @@ class Format:
             return ["EagleLlamaForCausalLM"]
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
-        shared = not any(lint(subject, SGLANG)) and subject.config.num_layers == 1
+        config = subject.config  # of a window, SGLang would know by a flag alone
+        shared = not any(lint(subject, SGLANG)) and config.num_layers == 1 and config.attention_window == "full"
         return ["LlamaForCausalLMEagle3" if shared else "Eagle3LlamaForCausalLM"]
 
     def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
@@ -74,7 +79,10 @@ class Format:
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        return shlex.join(["vllm", *vllm_arguments(target, draft_tokens, subject.method, directory)])
+        drafting = draft_tokens, subject.method, directory
+        return shlex.join(
+            ["vllm", *vllm_arguments(target, *drafting), *target_flags(subject.architecture, subject.method)]
+        )
 
 
 def servable(target: TargetSource) -> str:
@@ -130,6 +138,8 @@ class SglangFormat(Format):
             "speculative-eagle-topk": 1,
             "speculative-num-draft-tokens": draft_tokens + 1,
         } | ({"revision": target.revision} if target.revision is not None else {})
+        if subject.config.attention_window != "full":
+            arguments["speculative-draft-window-size"] = subject.config.attention_window
         line = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in arguments.items())
         return f"python -m sglang.launch_server {line}" + " --trust-remote-code" * target.trust_remote_code
 
@@ -146,6 +156,10 @@ class SpeculatorsFormat(Format):
     name: ClassVar[str] = "speculators"
     first_layer: ClassVar[str] = "layers.0."  # the library's layers are all numbered
 
+    def tensors(self, drafter: Drafter, subject: Subject) -> dict[str, Tensor]:
+        """As the base; and the token embedding, which the library would leave uninitialised."""
+        return super().tensors(drafter, subject) | {EMBEDDING: drafter.embed_tokens.weight.detach().cpu().contiguous()}
+
     def needs(self, subject: Subject) -> str | None:
         """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
         config = subject.config
@@ -160,7 +174,7 @@ class SpeculatorsFormat(Format):
                 f"{VLLM} cannot serve this drafter: the speculators format has no method eagle: use --format vllm"
             )
 
-    def config(self, subject: Subject, target: str, architectures: Sequence[str], draft_tokens: int) -> dict[str, Any]:
+    def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
@@ -176,13 +190,16 @@ class SpeculatorsFormat(Format):
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
-                "verifier": {"name_or_path": target, "architectures": list(architectures)},
+                "verifier": {
+                    "name_or_path": str(Path(target).resolve()) if Path(target).is_dir() else target,
+                    "architectures": [subject.architecture],
+                },
             },
         }
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The checkpoint names target, method and number of drafts itself."""
-        return shlex.join(["vllm", "serve", directory])
+        return shlex.join(["vllm", "serve", directory, *target_flags(subject.architecture, subject.method)])
 
 
 FORMATS: dict[str, Format] = {each.name: each for each in (Format(), SpeculatorsFormat(), SglangFormat())}

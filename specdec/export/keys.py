@@ -82,6 +82,12 @@ def _fixed(key: str, value: Any) -> KeyRow:
     return KeyRow(key, lambda config: value, read)
 
 
+def _attention_bias(raw: Raw, hf: Any) -> dict[str, Any]:
+    if not isinstance(value := raw.get("attention_bias") or False, bool):
+        raise ValueError(f"attention_bias is {value!r}, wanted true or false")
+    return {"attention_bias": value}
+
+
 def _window(raw: Raw, hf: Any) -> dict[str, Any]:
     kinds = set(raw.get("layer_types") or [FULL])
     if kinds == {FULL}:
@@ -113,7 +119,7 @@ COMMON = (
     KeyRow("rope_theta", lambda c: c.rope["rope_theta"]),
     _same("max_position_embeddings"),
     KeyRow("tie_word_embeddings", lambda c: False),
-    _fixed("attention_bias", False),
+    KeyRow("attention_bias", lambda c: c.attention_bias, _attention_bias),
     _fixed("mlp_bias", False),
 )  # fmt: skip
 
@@ -196,7 +202,8 @@ def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...
     meant = max(outputs or [0]) == num_target_layers
     ours = [i + (not meant) for i in outputs or ()]
     named = [sorted(ids) for ids in (top, layer_ids, ours) if ids]
-    usual = list(Concat().default_layers(num_target_layers))
+    # a target of six layers or fewer has no usual ones
+    usual = list(Concat().default_layers(num_target_layers)) if num_target_layers > 6 or not named else []
     found = named[0] if named else usual
     where = "say which boundaries were trained with --aux_layers"
     if any(ids != found for ids in named):

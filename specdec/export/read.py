@@ -35,8 +35,13 @@ log = logging.getLogger(__name__)
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
+OTHER_DRAFTERS = {  # by what stands in a tensor's name
+    "kv_a_proj_with_mqa": "a drafter with multi-head latent attention (MLA), as those of DeepSeek and Kimi",
+    "mask_hidden": "a parallel drafter (P-EAGLE)",
+}
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
+SPECFORGE = "SpecForge or TorchSpec"
 NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
 EAGLE1 = Norms(embed=False, hidden=False, output=False)
 
@@ -84,6 +89,11 @@ def import_drafter(
     read = read_checkpoint(fetch(str(checkpoint), revision))
     loaded = target if isinstance(target, Target) else target.load()
     drafter = import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
+    if layout(read) == SPECFORGE and keys.write(drafter.config, "eagle3")["norm_output"]:
+        log.warning(
+            "SpecForge trained norm_output with the raw state fed back until its pull request 879 (September 2026): a "
+            "checkpoint of before drafts otherwise here, and in every engine, than it was trained"
+        )
     for line in recognised(read, drafter.config, given=bool(aux_layers)):
         log.info("%s", line)
     return drafter
@@ -225,7 +235,7 @@ def layout(checkpoint: Checkpoint) -> str:
     if checkpoint.layer.startswith("model."):
         return "Automodel"
     if keys.IDS in inner:
-        return "SpecForge or TorchSpec"
+        return SPECFORGE
     return "SafeAILab" if checkpoint.layer == "midlayer." or BIAS in checkpoint.tensors else "vLLM"
 
 
@@ -272,6 +282,9 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     config = flat(raw)
+    for mark, kind in OTHER_DRAFTERS.items():
+        if name := next((one for one in tensors if mark in one), None):
+            raise ValueError(f"{kind} ({name}), which drafters here are not")
     lacking = [name for name in (QUERIES, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
     if lacking:
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""

@@ -13,6 +13,19 @@ SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
+# of vLLM's own classes: those that hand states to method eagle3, and those without a head that method eagle can share;
+# where its class lacks what is needed, vLLM's Transformers backend runs the model instead
+_STATES = (
+    "Afmoe Apertus Cohere2Moe Deepseek DeepseekV2 DeepseekV3 Ernie4_5 Gemma4 GptOss Granite GraniteSWA InternLM3 Llama "
+    "Llama4 MiniCPM MiniCPM3 MiMo MiMoV2 MiniMaxM2 Ministral3 Mistral NemotronH Phi3 Plamo3 Qwen2 Qwen3 Qwen3Moe "
+    "Qwen3Next Qwen3_5 Step1"
+)
+_IMAGES = "Gemma4 Llama4 Llava Mistral3 Pixtral Qwen2_5_VL Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe"
+EAGLE3_TARGETS = {f"{name}ForCausalLM" for name in _STATES.split()}
+EAGLE3_TARGETS |= {f"{name}ForConditionalGeneration" for name in _IMAGES.split()}
+HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohere2Moe", "Gemma2", "Gemma3n")}
+THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
+
 
 class NotServable(ValueError):  # noqa: N818  a verdict
     """An engine cannot express the drafter: the message names what it lacks and its version."""
@@ -25,6 +38,7 @@ class Subject(NamedTuple):
     own_embedding: bool  # whether the token embedding is another than the target's
     own_head: bool  # whether the head knows fewer tokens than the target's, or has other weights
     entry_bias: bool  # whether a narrow entry adds a bias that is not zero
+    architecture: str = ""  # of the target, as its config.json names the class
 
     @property
     def method(self) -> str:
@@ -35,6 +49,12 @@ class Subject(NamedTuple):
     def shared(self) -> tuple[str, ...]:
         """Weights that are the target's and stay with it."""
         return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if self.method == "eagle" else ())
+
+
+def target_flags(architecture: str, method: str) -> list[str]:
+    """The flags of ``vllm serve`` without which a target of this class would not be drafted for."""
+    native = architecture in EAGLE3_TARGETS if method == "eagle3" else architecture not in HEADLESS_TARGETS
+    return [] if native else THROUGH_TRANSFORMERS
 
 
 class Switch(NamedTuple):
@@ -137,10 +157,13 @@ SWITCHES = (
     Switch("num_layers above 1, with method eagle3", _eagle3(lambda c: c.num_layers > 1),
            vllm_since="0.11.1", sglang_since="0.5.12"),
     Switch("attention_window, with method eagle3", _eagle3(lambda c: c.attention_window != "full"),
-           sglang="no config says so, only a flag of the server", vllm_since="0.10.2"),
+           vllm_since="0.10.2"),
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
+    Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
+    Switch("attention_bias with norms.query_key", _any(lambda c: c.attention_bias and c.norms.query_key),
+           vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
     *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
       for kind, lacks in ROPE_KINDS.items()),
     Switch("any other rope_type", _any(lambda c: c.rope["rope_type"] not in ROPE_KINDS), **_both(_UNKNOWN)),

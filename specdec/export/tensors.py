@@ -61,17 +61,19 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
     wide = "entry.token_qkv_proj.weight" in names
     # the embedding's half first, which then opens every matrix that it goes into
     for name in sorted(names, key=lambda name: not name.startswith("entry.token_")):
-        at, _, last = name.removesuffix(".weight").rpartition(".")
+        module, _, kind = name.rpartition(".")
+        at, _, last = module.rpartition(".")
         first = at == "layers.layers.0.attention"
         if last in ("token_qkv_proj", "qkv_proj"):
-            columns = ALL if not wide or not (last == "token_qkv_proj" or first) else halves[last == "qkv_proj"]
+            halved = wide and (last == "token_qkv_proj" or first) and kind == "weight"
+            columns = halves[last == "qkv_proj"] if halved else ALL
             place = "layers.layers.0.attention" if last == "token_qkv_proj" else at
             for part, rows in _stacked(heads):
-                yield TensorBlock(name, f"{place}.{part}_proj.weight", rows, columns)
+                yield TensorBlock(name, f"{place}.{part}_proj.{kind}", rows, columns)
         elif last == "gate_up_proj":
             for part, rows in _stacked({"gate": config.intermediate_size, "up": config.intermediate_size}):
                 yield TensorBlock(name, f"{at}.{part}_proj.weight", rows)
-        elif last in ("token_fc", "feature_fc"):
+        elif last in ("token_fc", "feature_fc") and kind == "weight":
             yield TensorBlock(name, f"{at}.fc.weight", columns=halves[last == "feature_fc"])
         else:
             place = name.replace("feature_fc.bias", "fc.bias").replace(".attention.norm.", ".attention.")

@@ -77,6 +77,7 @@ class Exported(NamedTuple):
 
     directory: Path
     method: str  # ``eagle`` or ``eagle3``, as engines call it
+    architecture: str  # of the target, as its config.json names the class
     command: str  # the line that serves it
 
 
@@ -113,14 +114,13 @@ def export_drafter(
     subject = subject_of(drafter, target)
     chosen.check(subject)
     served = served or TargetSource(target.source)
-    architectures = target.model.config.architectures or [type(target.model).__name__]
     line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
         "needs": chosen.needs(subject), "draft_tokens": draft_tokens, "serve": line, "drafter": config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
-        "target": {**loaded_by, "fingerprint": target.identity["fingerprint"]},
+        "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": target.identity["fingerprint"]},
         "training": card.trained(run) if run else None,
     }  # fmt: skip
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
@@ -134,13 +134,13 @@ def export_drafter(
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), architectures, draft_tokens))
+        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), draft_tokens))
         record["weights_sha256"] = sha256(file)
         write_json(temporary / read.OURS, record)
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
-    return Exported(directory, subject.method, line)
+    return Exported(directory, subject.method, subject.architecture, line)
 
 
 def subject_of(drafter: Drafter, target: Target) -> Subject:
@@ -152,6 +152,7 @@ def subject_of(drafter: Drafter, target: Target) -> Subject:
         own_embedding=not is_targets(state[EMBEDDING], target.embedding_weight()),
         own_head=not is_targets(state[HEAD], target.head_weight()),
         entry_bias=type(config.entry) is Narrow and bias is not None and bool(bias.any()),
+        architecture=(target.model.config.architectures or [type(target.model).__name__])[0],
     )
 
 
@@ -162,7 +163,8 @@ def _verify(directory: Path, drafter: Drafter, target: Target, subject: Subject)
         raise NotServable(f"the checkpoint does not say all of the drafter: {', '.join(lost)} read back otherwise")
     state, theirs = drafter.state_dict(), _weights(target)
     for name, value in read.import_checkpoint(checkpoint, target).state_dict().items():
-        wanted = theirs[name].to(state[name].dtype) if name in subject.shared else state[name]
+        left = name in subject.shared and name not in checkpoint.tensors
+        wanted = theirs[name].to(state[name].dtype) if left else state[name]
         if not torch.equal(value, wanted.cpu()) or value.dtype != wanted.dtype:
             raise ValueError(f"{directory}: {name} reads back otherwise than it was written: nothing was exported")
 

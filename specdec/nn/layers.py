@@ -41,7 +41,8 @@ class _Lean(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, None, *ctx.gradient(*grads, *ctx.saved_tensors, *ctx.options)
+        kept = [x.detach() for x in ctx.saved_tensors]  # else a graph for every mix of gradients wanted
+        return None, None, None, None, *ctx.gradient(*grads, *kept, *ctx.options)
 
 
 @pointwise
@@ -83,14 +84,20 @@ class RMSNorm(nn.Module):
 
 def rope_parameters(hf_config: Any) -> dict[str, Any]:
     """The rope block of a transformers config, flat, as one JSON-able dict; of one nested per layer type (Gemma 3) the
-    full-attention block, since a drafter attends to everything.
+    full-attention block, since a drafter attends to everything, unless that belongs to heads of a width that the first
+    layers have not (Gemma 4's ``proportional``). What multimodal models say of images is left out: a
+    text's positions are the same in every dimension.
 
     Raises:
         ValueError: the config names no rope at all (ALiBi, learned positions).
     """
     block = getattr(hf_config, "rope_parameters", None)  # transformers 5; else rope_theta, with rope_scaling
     block = block or getattr(hf_config, "rope_scaling", None) or {}
-    flat = dict(block.get("full_attention") or block.get("sliding_attention") or block)
+    full = block.get("full_attention") or {}
+    full = {} if full.get("rope_type") == "proportional" else full
+    flat = dict(full or block.get("sliding_attention") or block)
+    for key in ("mrope_section", "mrope_interleaved"):
+        flat.pop(key, None)
     kind = flat.pop("type", None)  # the older spelling; where both stand, transformers reads rope_type
     flat.setdefault("rope_type", kind or "default")
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
@@ -225,13 +232,16 @@ class Attention(nn.Module):
         width: H, of input and output.
         layer: index under which the view's cache keeps this layer's keys.
         norm: on the heads, (B, T, h + 2g, d) to the same, before queries and keys are rotated.
+        bias: whether both projections have one.
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, layer: int, norm: nn.Module) -> None:
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, layer: int, norm: nn.Module, bias: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
-        self.qkv_proj = nn.Linear(width, (heads + 2 * kv_heads) * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.qkv_proj = nn.Linear(width, (heads + 2 * kv_heads) * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
         self.norm = norm
 
     def forward(

@@ -145,7 +145,8 @@ TENSORS = {  # preset, change, what is told
 CONFIGS = {
     "norms switched off": ("eagle3_1", sets(fc_norm=False), "fc_norm.0.weight: the engine has no such tensor"),
     "norms switched on": ("eagle3", sets(norm_before_fc=True), "lacks input_norm.weight"),
-    "biases switched on": ("eagle3", sets(bias=True), "biases on, which are not compared here"),
+    "biases switched on": ("eagle3", sets(bias=True), "a key bias, for which the engine leaves"),
+    "attention biases switched on": ("eagle3", sets(attention_bias=True), "it lacks layers.0.self_attn.q_proj.bias"),
     "no number of states": ("four_states", uncounted, "names 4 states and fc is made for 3"),
     "a state beyond the last": ("eagle3", sets(**{IDS: [2, 3, 8]}), r"states \[2, 3, 8\] of a target with 0 to 7"),
     "no list at the top": ("eagle3", drops(IDS), "two runners would take different states"),

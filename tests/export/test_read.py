@@ -283,6 +283,25 @@ def test_a_layer_under_another_name_is_guessed(tmp_path: Path, target: Target) -
         import_checkpoint(read_checkpoint(written(tmp_path / "x", flat(), tensors)), target)
 
 
+def test_attention_with_biases(tmp_path: Path, target: Target) -> None:
+    sizes = {"q": 48, "k": 24, "v": 24, "o": H}
+    biases = {f"midlayer.self_attn.{name}_proj.bias": torch.randn(size) for name, size in sizes.items()}
+    drafter = check(written(tmp_path / "x", flat(attention_bias=True), eagle3() | biases), target)
+    attention = drafter.layers.layers[0].attention
+    joined = torch.cat([biases[f"midlayer.self_attn.{name}_proj.bias"] for name in "qkv"])
+    assert torch.equal(attention.qkv_proj.bias, joined)
+    assert torch.equal(attention.o_proj.bias, biases["midlayer.self_attn.o_proj.bias"])
+
+
+@pytest.mark.parametrize("norm_output", [True, False])
+def test_a_warning_of_what_specforge_trained_otherwise(
+    norm_output: bool, tmp_path: Path, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = flat(norm_output=norm_output, eagle_config={IDS: [1, 2, 3]}) | {IDS: [2, 3, 4]}
+    import_drafter(written(tmp_path / "x", config, eagle3()), target)
+    assert ("pull request 879" in caplog.text) == norm_output
+
+
 def test_an_imported_drafter_learns(tmp_path: Path, target: Target) -> None:
     """Its parameters are ordinary ones: a step of descent changes them, and they export again."""
     drafter = import_checkpoint(read_checkpoint(written(tmp_path / "x", flat(), eagle3())), target)
@@ -331,7 +350,16 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "norms too few": (lambda c, t: c.update(fc_norm=True), "it lacks fc_norm.0.weight"),
     "both norms": (lambda c, t: c.update(fc_norm=True, norm_before_fc=True), "both on"),
     "a bias": (lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}), "without a place: layers.0"),
-    "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "mask_hidden"),
+    "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), r"a parallel drafter .P-EAGLE. .mask_hidden"),
+    "latent": (
+        lambda c, t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(8, H)}),
+        r"multi-head latent attention \(MLA\)",
+    ),
+    "half a bias": (
+        lambda c, t: (c.update(attention_bias=True), t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)})),
+        "it lacks layers.0.self_attn.k_proj.bias",
+    ),
+    "a word for a bias": (lambda c, t: c.update(attention_bias="yes"), "attention_bias"),
     "a wrong width": (
         lambda c, t: c.update(intermediate_size=50),
         r"gate_proj.weight is \[48, 32\], the config says \[50, 32\]",
@@ -428,6 +456,12 @@ def test_our_own_record_must_agree(tmp_path: Path, target: Target) -> None:
 
 
 L = 36
+
+
+def test_a_shallow_target_has_no_usual_boundaries() -> None:
+    assert boundaries({IDS: [1, 2, 3], "eagle_config": {IDS: [0, 1, 2]}}, 4) == (1, 2, 3)
+    with pytest.raises(ValueError, match="too shallow for EAGLE-3's boundaries"):
+        boundaries({}, 4)
 
 
 @pytest.mark.parametrize(

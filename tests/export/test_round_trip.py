@@ -23,7 +23,7 @@ PRESETS = sorted((Path(__file__).parents[2] / "conf" / "drafter").glob("*.yaml")
 REFUSED = {  # of the presets, by format
     "vllm": {"narrow_fusion", "weighted_sum"},
     "speculators": {"narrow_fusion", "weighted_sum", "eagle1", "eagle2", "hass"},
-    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "sliding_window"},
+    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators"},
 }
 ROPES = (
     None,
@@ -141,7 +141,7 @@ def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> 
     layers = spec.aux_layers
     assert isinstance(layers, list)
     narrower = spec.hidden_size == 24
-    if norms.residual == "normed" or norms.query_key or spec.attention_window != "full":
+    if norms.residual == "normed" or norms.query_key:
         return False
     if layers[0] == 0 or layers[-1] == LAYERS or (len(layers) == 1 and not narrower):
         return False

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
+from tests.perfect import markov_target
 from tests.tiny import HIDDEN, VOCAB, biased, largest_file, llama_config, presets, tiny_target
 
 H = HIDDEN
@@ -32,7 +34,6 @@ EAGLE3_1 = {
     "vocab_size": VOCAB,
     "draft_vocab_size": 40,
     "hidden_size": H,
-    "target_hidden_size": H,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
@@ -156,6 +157,10 @@ def test_a_window_and_further_layers(tmp_path: Path, target: Target) -> None:
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["layers.1.self_attn.q_proj.weight"].shape == (48, H)
     assert "layers.1.input_layernorm.weight" in tensors and not {"d2t", "t2d"} & set(tensors)
+    assert config["architectures"] == ["Eagle3LlamaForCausalLM"]  # SGLang does not read the window there
+    windowed = made_drafter(DrafterSpec(attention_window=16), target)
+    line = export_drafter(windowed, target, tmp_path / "sglang", "sglang").command
+    assert "--speculative-draft-window-size 16" in line
 
 
 def test_sglang_gets_what_it_would_leave_at_random(tmp_path: Path, target: Target) -> None:
@@ -184,7 +189,43 @@ def test_speculators_nests_the_layer(tmp_path: Path, target: Target) -> None:
     assert config["norm_before_residual"] is False and config["fc_norm"] is True and config["norm_output"] is True
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4] and config["draft_vocab_size"] == 40
     assert exported.command == f"vllm serve {tmp_path / 'out'}"
-    assert "layers.0.self_attn.q_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert "layers.0.self_attn.q_proj.weight" in tensors
+    # the library loads nothing from the verifier of its own accord
+    assert torch.equal(tensors["embed_tokens.weight"], target.embedding_weight())
+    target.model.save_pretrained(tmp_path / "target")
+    here = TargetSource(os.path.relpath(tmp_path / "target"))
+    export_drafter(made_drafter(SPEC, target), target, tmp_path / "here", "speculators", served=here)
+    verifier = config_of(tmp_path / "here")["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == str(tmp_path / "target")
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "flags"),
+    [
+        ("llama", SPEC, ""),
+        ("gemma2", SPEC, " --model-impl transformers"),
+        ("gemma2", presets()["eagle1"], " --model-impl transformers"),
+        ("mistral", SPEC, ""),
+    ],
+)
+def test_the_line_has_the_flags_that_the_family_needs(
+    family: str, spec: DrafterSpec, flags: str, tmp_path: Path
+) -> None:
+    target = markov_target(family)
+    target = Target(target.model.float())
+    for format in ("vllm", "speculators") if spec is SPEC else ("vllm",):
+        exported = export_drafter(made_drafter(spec, target), target, tmp_path / format, format)
+        assert exported.command.endswith(flags) and ("--model-impl" in exported.command) == bool(flags)
+
+
+def test_the_embedding_that_eagles_own_code_would_not_load(tmp_path: Path, target: Target) -> None:
+    """It takes the target's where the config has no target_hidden_size, and the file's otherwise."""
+    export_drafter(made_drafter(SPEC, target), target, tmp_path / "theirs")
+    export_drafter(made_drafter(SPEC, target, own_embedding=True), target, tmp_path / "own")
+    for name, held in (("theirs", False), ("own", True)):
+        assert ("target_hidden_size" in config_of(tmp_path / name)) == held
+        assert ("embed_tokens.weight" in load_file(tmp_path / name / "model.safetensors")) == held
 
 
 def test_the_card_quotes_an_evaluation_of_this_drafter_alone(tmp_path: Path, target: Target) -> None:
