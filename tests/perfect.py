@@ -22,10 +22,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from specdec.drafter import Drafter, DrafterSpec, Narrow
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Narrow
 from specdec.target import Target
 from tests.published import fill, published
-from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets, tiny_config
+from tests.tiny import HIDDEN, LAYERS, VOCAB, llama_config, presets
 
 WINDOW = 5
 OUTPUTS = tuple(f"{name}.weight" for name in ("o_proj", "out_proj", "down_proj", "dense", "fc2", "w2"))
@@ -119,7 +119,8 @@ def perfect_drafter(target: Target, spec: DrafterSpec, seed: int = 0, sharpness:
     the more exclusively the higher ``sharpness``, and its value takes the embedding in and the old feature out.
     """
     head_dim = getattr(target.config, "head_dim", None) or 12
-    config = replace(tiny_config(spec, head_dim=head_dim), num_target_layers=target.num_layers)
+    sizes = {"vocab_size": VOCAB, "num_target_layers": target.num_layers, "identity": {"source": "tiny"}}
+    config = DrafterConfig.for_target(spec, llama_config(head_dim=head_dim), **sizes)
     size = config.draft_vocab_size
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:size].sort().values
     drafter = Drafter(config, ids).double().requires_grad_(False)
