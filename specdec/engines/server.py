@@ -23,7 +23,7 @@ from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
 from specdec.export.formats import vllm_arguments
 from specdec.export.read import OURS, check_unchanged
-from specdec.export.switches import VLLM, target_flags
+from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
@@ -100,9 +100,9 @@ class VllmLaunch:
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
-        drafting = (self.draft_tokens, drafter.method, str(drafter.directory)) if drafter else ()
+        of = drafter and (drafter.method, str(drafter.directory), drafter.architecture)
+        drafting = (self.draft_tokens, *of) if of else ()
         port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, *drafting)
-        arguments += target_flags(drafter.architecture, drafter.method) if drafter else []
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)

@@ -79,10 +79,8 @@ class Format:
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        drafting = draft_tokens, subject.method, directory
-        return shlex.join(
-            ["vllm", *vllm_arguments(target, *drafting), *target_flags(subject.architecture, subject.method)]
-        )
+        drafting = draft_tokens, subject.method, directory, subject.architecture
+        return shlex.join(["vllm", *vllm_arguments(target, *drafting)])
 
 
 def servable(target: TargetSource) -> str:
@@ -95,15 +93,19 @@ def servable(target: TargetSource) -> str:
     return target.directory()
 
 
-def vllm_arguments(target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "") -> list[str]:
-    """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path."""
+def vllm_arguments(
+    target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "", architecture: str = ""
+) -> list[str]:
+    """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
+    one, what the target's ``architecture`` needs for that."""
     arguments = ["serve", servable(target)]
     if method:
         speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
         arguments += ["--speculative-config", json.dumps(speculative)]
     if target.revision is not None:
         arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
-    return [*arguments, *(["--trust-remote-code"] if target.trust_remote_code else [])]
+    arguments += ["--trust-remote-code"] if target.trust_remote_code else []
+    return [*arguments, *(target_flags(architecture, method) if method else [])]
 
 
 class SglangFormat(Format):

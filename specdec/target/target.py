@@ -213,8 +213,8 @@ class Target:
         final_BTH = aux_BTNH.new_zeros(B, T, self.hidden_size)
         longest_first = sorted(documents, key=lambda one: one[1].start - one[1].stop)
         while longest_first:
-            longest = len(range(T)[longest_first[0][1]])
-            batch = [one for one in longest_first if 2 * len(range(T)[one[1]]) > longest]
+            longest = longest_first[0][1].stop - longest_first[0][1].start
+            batch = [one for one in longest_first if 2 * (one[1].stop - one[1].start) > longest]
             longest_first = longest_first[len(batch) :]
             ids_NL = ids_BT.new_zeros(len(batch), longest)  # what follows a document does not reach it
             for n, (row, where) in enumerate(batch):

@@ -75,13 +75,7 @@ def test_they_prove_themselves(family: str, dtype: torch.dtype) -> None:
 def test_a_family_whose_cache_cannot_go_on_is_refused() -> None:
     """OLMo hybrid of transformers 5.19 forgets its state where several tokens follow."""
     torch.manual_seed(0)
-    sizes = {
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }
-    model = OlmoHybridForCausalLM(OlmoHybridConfig(**SIZES, **sizes, layer_types=KINDS))
+    model = OlmoHybridForCausalLM(OlmoHybridConfig(**SIZES, **{**DELTA, "linear_num_key_heads": 4}))
     with pytest.raises(ValueError, match="verifying a chain: its state at boundary 1 is not the model's own"):
         Target(model).prove()
 
