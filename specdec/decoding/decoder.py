@@ -330,10 +330,11 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     elif not refuse or target.dtype == torch.float16:
         log.warning("this drafter was trained for another target (%s) of the same shape", which)
     else:
-        same = ", of another build or version" if which == given["source"] else ""
+        adapted = f" with {target.adapter}" if target.adapter is not None else ""
+        same = ", of another build or version" if which == given["source"] and not adapted else ""
         raise ValueError(
             f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
-            f"of {given['source']} are others{same}; give it its own target, or --other_target true (also if it was "
+            f"of {given['source']}{adapted} are others{same}; give it its own target, or --other_target true (also if it was "
             "trained with its target in float16)"
         )
     return False

@@ -129,7 +129,9 @@ def _blocks(found: Sequence[dict[str, Any]], places: Sequence[Path]) -> dict[flo
 
 def verifier(metrics: dict[str, Any]) -> str:
     """A target's name where one drafter has several."""
-    return f"{Path(metrics['target']['source']).name} in {metrics['settings']['dtype']}"
+    adapter = metrics["target"].get("adapter")
+    with_adapter = f" with {Path(adapter).name}" if adapter else ""
+    return f"{Path(metrics['target']['source']).name}{with_adapter} in {metrics['settings']['dtype']}"
 
 
 def _short(drafter: dict[str, Any]) -> str:

@@ -84,7 +84,12 @@ class Format:
 
 
 def servable(target: TargetSource) -> str:
-    """Where an engine finds the target; ``NotServable`` if that is a GGUF file."""
+    """Where an engine finds the target; ``NotServable`` if that is a GGUF file, or has an adapter merged into it."""
+    if target.adapter is not None:
+        raise NotServable(
+            f"{target.source} with {target.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
+            "merged model (docs/data.md says how), and give that as the target"
+        )
     if target.is_gguf:
         raise NotServable(
             f"{target.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "

@@ -216,6 +216,7 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
     parser = parser_of(command, kind)
     given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
     given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
+    given |= {"target.adapter": target.adapter} if target.adapter is not None else {}
     given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arguments.items() if key not in OF_PROMPTS}
     given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
     several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}

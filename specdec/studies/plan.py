@@ -316,6 +316,9 @@ def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
 @functools.lru_cache(maxsize=16)
 def target_contents(source: TargetSource) -> Any:
     """The model's dtype, and hashes of its weights, configuration and tokenizer on disk, or a Hub id's commit."""
+    if source.adapter is not None:
+        alone = dataclasses.replace(source, adapter=None)
+        return [target_contents(alone), target_contents(dataclasses.replace(alone, source=source.adapter))]
     place = Path(source.directory())
     if place.exists():
         files = sorted(place.iterdir()) if place.is_dir() else [place]

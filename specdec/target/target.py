@@ -18,17 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.embedded import embedded_target
 from specdec.nn.view import Spans, View
+from specdec.target.adapter import merge_adapter
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.loading import (
-    failing_in_one_line,
-    fingerprint,
-    gguf_file,
-    is_local,
-    load_config,
-    load_model,
-    load_tokenizer,
-    spread,
-)
+from specdec.target.files import failing_in_one_line, gguf_file, is_local
+from specdec.target.loading import fingerprint, load_config, load_model, load_tokenizer, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import check_finite, prove
 
@@ -52,7 +45,8 @@ class Target:
 
     Args:
         model: any decoder-only model of ``transformers`` with full or sliding attention.
-        source: where it came from, a directory or a Hub id; kept for :attr:`identity` and for messages.
+        source: where it came from, a directory or a Hub id; kept for :attr:`identity` and for messages, as ``adapter``
+            is, which has been merged into the model.
 
     Raises:
         ValueError: the family cannot verify a draft tree, or its parts cannot be found.
@@ -64,9 +58,10 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None = None,
         source: str = "in memory",
         revision: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.source, self.revision = source, revision
+        self.source, self.revision, self.adapter = source, revision, adapter
         self._tokenizer = tokenizer
         self._parts = parts = model_parts(model)
         use_own_attention(model)
@@ -128,6 +123,7 @@ class Target:
             "vocab_size": self.vocab_size,
             "num_layers": self.num_layers,
             "fingerprint": self._fingerprint,
+            **({} if self.adapter is None else {"adapter": self.adapter}),
         }
 
     @cached_property
@@ -313,6 +309,7 @@ class TargetSource:
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         trust_remote_code: run code that the model's repository brings; off unless you have read it.
         device_map: ``auto`` spreads the layers over the GPUs that this process sees, by transformers and accelerate.
+        adapter: a LoRA adapter of it as PEFT saves one, a directory or a Hub id; merged into the weights.
     """
 
     source: str = EMBEDDED
@@ -320,6 +317,7 @@ class TargetSource:
     dtype: str = "float32"
     trust_remote_code: bool = False
     device_map: str | None = None
+    adapter: str | None = None
 
     @classmethod
     def of(cls, target: "TargetSource | Target | str | Path") -> "TargetSource":
@@ -327,7 +325,7 @@ class TargetSource:
         if isinstance(target, TargetSource):
             return target
         if isinstance(target, Target):
-            return cls(target.source, target.revision, str(target.dtype).removeprefix("torch."))
+            return cls(target.source, target.revision, str(target.dtype).removeprefix("torch."), adapter=target.adapter)
         return cls(str(target))
 
     def load_tokenizer(self) -> Any:
@@ -363,8 +361,10 @@ class TargetSource:
         """
         place, trusted = self.directory(), self.trust_remote_code
         log.info("loading the target %s in %s", self.source, self.dtype)
-        loaded = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+        model, tokenizer = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+        if self.adapter is not None:
+            model = merge_adapter(model, self.adapter)
         with failing_in_one_line(place):
-            target = Target(*loaded, self.source, self.revision)
+            target = Target(model, tokenizer, self.source, self.revision, self.adapter)
         check_finite(target)
         return target

@@ -136,5 +136,5 @@ def test_what_is_wrong_is_one_line(
     assert whole.count(layers) == 1
     (tmp_path / "deep.gguf").write_bytes(whole.replace(layers + b"\x04", layers + b"\xf0"))
     assert "config.json says 240 layers, the files hold 39 tensors" in refused(tmp_path / "deep.gguf")
-    monkeypatch.setattr("specdec.target.loading.is_gguf_available", lambda: False)
+    monkeypatch.setattr("specdec.target.files.is_gguf_available", lambda: False)
     assert refused(made[1]).endswith("a GGUF file is read by two more packages: pip install gguf accelerate")

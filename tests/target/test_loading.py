@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, modeling_utils
 
 from specdec.data.template import prompt_ids
-from specdec.target import Target, TargetSource, load_config, loading
+from specdec.target import Target, TargetSource, files, load_config, loading
 from specdec.target.loading import SAMPLES, fingerprint
 from specdec.target.model_parts import OURS_EAGER
 from tests.target.zoo import make
@@ -106,7 +106,7 @@ def test_an_adapter_is_refused(copy: Path, alone: bool) -> None:
     (copy / "adapter_config.json").write_text(json.dumps(about))
     if alone:
         (copy / "config.json").unlink()
-    assert "adapter_config.json: it holds a PEFT adapter: merge that into its model" in refused(copy)
+    assert "adapter_config.json: it holds a PEFT adapter: give that as target.adapter" in refused(copy)
 
 
 def test_a_directory_without_tokenizer(copy: Path) -> None:
@@ -335,12 +335,12 @@ def test_the_hubs_files_are_measured_too(saved: Path, copy: Path, monkeypatch: p
             raise EntryNotFoundError(name)
         return str(copy / name)
 
-    monkeypatch.setattr(loading, "hf_hub_download", download)
-    assert loading._weight_files("a/b", None) == [copy / "model.safetensors"] and asked == ["model.safetensors"]
+    monkeypatch.setattr(files, "hf_hub_download", download)
+    assert files._weight_files("a/b", None) == [copy / "model.safetensors"] and asked == ["model.safetensors"]
     index(copy, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}})
-    assert loading._weight_files("a/b", None) == [copy / "one.safetensors"]
+    assert files._weight_files("a/b", None) == [copy / "one.safetensors"]
     (copy / "model.safetensors.index.json").unlink()
-    assert loading._weight_files("a/b", None) == []
+    assert files._weight_files("a/b", None) == []
 
 
 def test_a_config_alone_is_measured_too(copy: Path) -> None:
