@@ -1,7 +1,8 @@
 """Speculative decoding beside the target alone: greedy tokens in float32, and draws against the exact distribution.
 
 Greedily, every text must be the one that ``generate`` of an untouched transformers model says, of five families, in
-chains and trees, in batches of texts of all lengths, eager and compiled. A token that differs is a near-tie if the two
+chains and trees, in batches of texts of all lengths, eager and compiled, and of four hybrids with recurrent layers, in
+chains one by one. A token that differs is a near-tie if the two
 tokens' logits are at most ``TOLERANCE`` units in float32's last place apart. Sampled texts of a small vocabulary are
 counted against the probabilities of all of them, enumerated with transformers' own logits warpers. Rules of acceptance
 with a planted fault must be found out by the same checks.
@@ -40,6 +41,7 @@ from specdec.nn.view import View
 from specdec.target import Target
 from tests import perfect
 from tests.decoding.test_accept_wrong import NoResidual, OneHotDrawsAgain, ResidualNotNormalised, WithoutTheDrafter
+from tests.target import test_recurrent as recurrent
 from tests.tiny import VOCAB
 
 TOLERANCE = 64.0  # units in the last place of the greatest logit's float32
@@ -57,6 +59,11 @@ FAMILIES: dict[str, tuple[Callable[[], hf.PreTrainedModel], float, str, tuple[st
     "Gemma 2": (lambda: perfect.FAMILIES["gemma2"](12), 2.1, "eagle3_1", ("dynamic tree", 1)),
     "Mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SIZES, head_dim=12, **EXPERTS)), 0.4, "eagle3", None),
     "Phi": (lambda: hf.PhiForCausalLM(hf.PhiConfig(**SIZES)), 0.6, "eagle3_1", None),
+}  # fmt: skip
+# with recurrent layers, of which chains alone are decoded, one text at a time; their four layers are kept
+HYBRIDS = {
+    "Qwen3.5": ("qwen3_5", 0.8), "Falcon-H1": ("falcon_h1", 0.6), "Nemotron-H": ("nemotron_h", 0.6),
+    "LFM2": ("lfm2", 0.3),
 }  # fmt: skip
 SHAPES: dict[str, DraftShape] = {
     "chain": Chain(4), "static tree": StaticTree(), "dynamic tree": DynamicTree(depth=4, top_k=3, nodes=12),
@@ -119,9 +126,13 @@ def greedy(family: str, shape: str, batch: int, compiled: bool, texts: int, new:
 
     A gap is in units in the last place, infinite for a token that is missing.
     """
-    build, context, preset, _ = FAMILIES[family]
+    if family in HYBRIDS:
+        (name, context), layers, preset = HYBRIDS[family], 4, "eagle3_1"
+        build = recurrent.FAMILIES[name]
+    else:
+        (build, context, preset, _), layers = FAMILIES[family], 3
     torch.manual_seed(0)
-    model = perfect.make_markov(build(), context, layers=3).float()
+    model = perfect.make_markov(build(), context, layers=layers).float()
     alone = copy.deepcopy(model)  # a Target gives its model another attention
     target = Target(model)
     spec = replace(DrafterSpec.preset(preset), draft_vocab_size="all", aux_layers=[1, 2, 3])
@@ -283,7 +294,11 @@ def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, A
         if setting is None:
             one = {"greedy": greedily("Llama", "chain", 4, False, 0, min(texts, 8))}
         faults.append({"fault": fault, **one})
-    return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults]
+    hybrids = [
+        {"fault": None, "greedy": greedily(family, "chain", 1, False, 10**4 + n, texts * 5 // 2)}
+        for n, family in enumerate(HYBRIDS)
+    ]
+    return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults, *hybrids]
 
 
 def wrong(found: dict[str, Any]) -> bool:

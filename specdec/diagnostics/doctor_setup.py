@@ -168,8 +168,11 @@ def set_up(module: DrafterModule, data: TokenData, trainer: Any, drafter: str | 
     module.target.to(device)
     if drafter is not None:
         config = load_drafter(drafter).config
-        fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(DrafterSpec)}
-        module.spec = DrafterSpec(**{**fields, "aux_layers": list(config.aux_layers)})
+        names = {one.name for one in dataclasses.fields(DrafterSpec)} & {one.name for one in dataclasses.fields(config)}
+        fields = {name: getattr(config, name) for name in names} | {"aux_layers": list(config.aux_layers)}
+        theta = config.rope["rope_theta"]
+        plain = dict(config.rope) == {"rope_type": "default", "rope_theta": theta}
+        module.spec = DrafterSpec(**fields, rope_theta=theta if plain else "target")
         module.objective.loss.check(module.spec)
         module.start = FromDrafter(drafter)
         module.train_head = module.train_head and module.spec.head == "own"

@@ -62,6 +62,8 @@ class DrafterSpec:
         intermediate_size: feed-forward width, or the ``target``'s.
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
         attention_bias: biases on queries, keys, values and the attention's output, as some published drafters have.
+        rope_theta: base of the drafter's rotary positions, unscaled, or all as the ``target`` has them. A target
+            without such positions (Nemotron-H) wants a number.
     """
 
     fusion: Fusion = field(default_factory=Concat)
@@ -76,6 +78,7 @@ class DrafterSpec:
     intermediate_size: Intermediate | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
     attention_bias: bool = False
+    rope_theta: float | Literal["target"] = "target"
 
     def __post_init__(self) -> None:
         """Refuse what no target can make legal, before one is loaded."""
@@ -191,6 +194,8 @@ class DrafterConfig:
         for width in ("hidden_size", "intermediate_size"):
             if chosen[width] == "target":
                 chosen[width] = getattr(hf_config, width)
+        theta = chosen.pop("rope_theta")
+        rope = rope_parameters(hf_config) if theta == "target" else {"rope_type": "default", "rope_theta": float(theta)}
         default = spec.aux_layers == "default"
         chosen["aux_layers"] = tuple(spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers)
         size, heads = spec.draft_vocab_size, hf_config.num_attention_heads
@@ -202,7 +207,7 @@ class DrafterConfig:
             head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
             vocab_size=vocab_size,
             rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),  # families without RMSNorm name no such epsilon
-            rope=rope_parameters(hf_config),
+            rope=rope,
             max_position_embeddings=hf_config.max_position_embeddings,
             target_hidden_size=hf_config.hidden_size,
             num_target_layers=num_target_layers,

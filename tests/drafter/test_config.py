@@ -340,3 +340,17 @@ def test_an_unknown_key_is_refused() -> None:
 def test_illegal_values_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DrafterConfig.from_json(build(DrafterSpec()).to_json() | changes, "here")
+
+
+def test_a_target_without_rotary_positions_wants_a_base_for_the_drafters() -> None:
+    """Nemotron-H has none; a number replaces those of any target."""
+    none = llama_config()
+    none.rope_parameters = None
+    with pytest.raises(ValueError, match=r"no rope_theta: .*give --model\.drafter\.rope_theta 10000, or another"):
+        build(DrafterSpec(), none)
+    for config in (none, llama_config()):
+        built = build(DrafterSpec(rope_theta=5e4), config)
+        assert built.rope == {"rope_type": "default", "rope_theta": 5e4}
+        assert DrafterConfig.from_json(built.to_json()) == built
+    with pytest.raises(ValueError, match="rope_theta must be a number above 0"):
+        build(DrafterSpec(rope_theta=-1.0), none)
