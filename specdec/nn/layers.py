@@ -103,8 +103,8 @@ def rope_parameters(hf_config: Any) -> dict[str, Any]:
     theta = flat.get("rope_theta", getattr(hf_config, "rope_theta", None))
     if theta is None:
         raise ValueError(
-            f"the target's config ({type(hf_config).__name__}) has no rope_theta: EAGLE drafters need rotary positions: "
-            "give --model.drafter.rope_theta 10000, or another"
+            f"the target's config ({type(hf_config).__name__}) has no rope_theta, and EAGLE drafters need rotary "
+            "positions: give --model.drafter.rope_theta 10000, or another"
         )
     flat["rope_theta"] = float(theta)
     for key in ("partial_rotary_factor", "original_max_position_embeddings"):

@@ -346,7 +346,7 @@ def test_a_target_without_rotary_positions_wants_a_base_for_the_drafters() -> No
     """Nemotron-H has none; a number replaces those of any target."""
     none = llama_config()
     none.rope_parameters = None
-    with pytest.raises(ValueError, match=r"no rope_theta: .*give --model\.drafter\.rope_theta 10000, or another"):
+    with pytest.raises(ValueError, match=r"no rope_theta.*give --model\.drafter\.rope_theta 10000, or another"):
         build(DrafterSpec(), none)
     for config in (none, llama_config()):
         built = build(DrafterSpec(rope_theta=5e4), config)
