@@ -334,7 +334,7 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
         same = ", of another build or version" if which == given["source"] and not adapted else ""
         raise ValueError(
             f"this drafter was trained for another target of the same shape, {which}: the weights or the configuration "
-            f"of {given['source']}{adapted} are others{same}; give it its own target, or --other_target true (also if it "
-            "was trained with its target in float16)"
+            f"of {given['source']}{adapted} are others{same}; give it its own target, or --other_target true (also if "
+            "it was trained with its target in float16)"
         )
     return False
