@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 SHARD_BYTES = 512_000_000
 SPARE = 1.01  # keys and headers
 INSIDE = Path(__file__).parent / "inside_vllm"
-KNOWN = "0.32."  # the connector is private to vLLM, and another in every version
+KNOWN = "0.32.", "0.33."  # versions of one connector, to the byte, which is private to vLLM
 TOKENS = 16384  # of rows that vLLM works out at once
 
 RowStates = tuple[PackedRow, Tensor, Tensor]  # a row, its boundaries' states (R, N, H) and its final one (R, H)

@@ -22,6 +22,7 @@ from specdec.decoding import DraftShape, Request, Sampling, SpeculativeDecoder, 
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target
+from specdec.target.rounding import moved_logits
 from specdec.utils.files import sha256, write_json
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many
@@ -126,6 +127,9 @@ def check_greedy(
         best_T, likeliest_T = logits_TV.max(-1)
         gap_T = best_T - logits_TV.gather(-1, torch.tensor(ids, device=best_T.device)[:, None])[:, 0]
         allowed_T = TOLERANCE[target.dtype] * best_T.abs().clamp_min(1)
+        if target.dtype in (torch.bfloat16, torch.float16) and target.routed and bool((gap_T > allowed_T).any()):
+            # a tie of two experts moves logits by more than rounding: by what the model itself moves them on this text
+            allowed_T = allowed_T.clamp_min(2 * float(moved_logits(target, torch.tensor([[*prompt, *ids[:-1]]])).max()))
         for at in gap_T.nonzero()[:, 0].tolist():
             one = {"prompt": number, "position": at, "token": ids[at], "likeliest": int(likeliest_T[at])}
             gap, allowed = float(gap_T[at]), float(allowed_T[at])

@@ -101,7 +101,7 @@ def check_files(source: str) -> None:
 def check_numbers(raw: dict[str, Any]) -> None:
     """Refuse a ``config.json`` whose numbers cannot be: transformers makes lists as long as they say."""
     layers, experts = [1.0], [1.0]
-    for name, number in _numbers(raw):
+    for name, number in numbers(raw):
         most = next(most for pattern, most in LARGEST.items() if re.fullmatch(pattern, name))
         if not number <= most:  # NaN is not, either
             raise ValueError(f"config.json: {name} is {number:,}, at most {most:,} can be: correct it")
@@ -113,11 +113,11 @@ def check_numbers(raw: dict[str, Any]) -> None:
         raise ValueError(f"config.json: {max(layers):g} layers of {max(experts):g} experts are too many: correct it")
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+def numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     """All numbers of a JSON document, by the last name above them."""
     if isinstance(value, dict | list):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _numbers(child, key if isinstance(key, str) else name)
+            yield from numbers(child, key if isinstance(key, str) else name)
     elif isinstance(value, int | float):
         yield printable(name)[:60], value
 

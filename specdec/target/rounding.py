@@ -67,6 +67,19 @@ def run_itself(target: "Target", ids_BT: Tensor, **more: Any) -> tuple[list[Tens
 
 
 @torch.no_grad()
+def moved_logits(target: "Target", ids_1T: Tensor) -> Tensor:
+    """By how much the model itself moves the logits of a text when it runs token by token with its cache: (T,) float64,
+    each token's greatest difference."""
+    ids_1T, cache, rows = ids_1T.to(target.device), None, []
+    whole_TV = target.model(input_ids=ids_1T, use_cache=False).logits[0].double()
+    for token_11 in ids_1T.split(1, 1):
+        out = target.model(input_ids=token_11, use_cache=True, past_key_values=cache)
+        cache = out.past_key_values
+        rows.append(out.logits[0, 0].double())
+    return (torch.stack(rows) - whole_TV).abs().amax(-1)
+
+
+@torch.no_grad()
 def own_states(target: "Target", kept: torch.dtype | None = None) -> Own:
     """Run the model on a short text, and again in other ways.
 

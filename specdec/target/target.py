@@ -20,7 +20,7 @@ from specdec.embedded import embedded_target
 from specdec.nn.view import Spans, View
 from specdec.target.adapter import merge_adapter
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
-from specdec.target.files import failing_in_one_line, gguf_file, is_local
+from specdec.target.files import failing_in_one_line, gguf_file, is_local, numbers
 from specdec.target.loading import fingerprint, load_config, load_model, load_tokenizer, spread
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import check_finite, prove
@@ -72,6 +72,8 @@ class Target:
         self.hidden_size = int(self.config.hidden_size)  # H
         self.vocab_size = int(parts.head.weight.shape[0])  # V, the head's rows; a tokenizer may know fewer tokens
         self.attends = parts.attends  # of every layer, whether it attends; else it is recurrent, or has no mixer
+        # whether its layers choose among experts
+        self.routed = any(name.endswith("experts") and value > 1 for name, value in numbers(self.config.to_dict()))
         self.recurrent = any(parts.recurrent)  # then its drafts are chains
         self.most_texts = 1 if self.recurrent else sys.maxsize  # that can be decoded side by side
         self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number

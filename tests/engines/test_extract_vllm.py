@@ -64,9 +64,9 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_python_without_a_known_vllm_is_refused(tmp_path: Path) -> None:
     """By the script that runs there."""
-    job = json.dumps({"known": "0.1."})
+    job = json.dumps({"known": ["0.1.", "0.2."]})
     done = subprocess.run([sys.executable, INSIDE / "extract.py", job], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["refused"].startswith("it needs vLLM 0.1.x, and this Python has ")
+    assert json.loads(done.stdout)["refused"].startswith("it needs vLLM 0.1.x or 0.2.x, and this Python has ")
 
 
 @pytest.mark.parametrize(

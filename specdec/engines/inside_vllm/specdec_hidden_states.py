@@ -1,7 +1,7 @@
 """Runs in vLLM's environment: vLLM's own connector of hidden states, for a CPU.
 
 The stock one copies through CUDA streams and pinned memory, and asks for a layout of the cache that the CPU backend
-does not have. vLLM 0.32.
+does not have. vLLM 0.32 and 0.33.
 """
 
 import os
