@@ -75,12 +75,14 @@ for name in eagle1 eagle3 eagle3_1; do
     --prompts "$3/gsm8k.jsonl" --limit 16 --max_new_tokens 128 --shape chain:depth=4 --out $run/compiled/$name
 done
 
-# 7. The checkpoint that vLLM serves, what vLLM makes of it, and what it gains
-step $run/served specdec export --target $target --target.dtype $dtype --drafter $run/eagle3_1/drafter --draft_tokens 4 \
-  --evaluation $run/suites/eagle3_1/*-t? --out $run/served
+# 7. The checkpoints that vLLM serves, what vLLM makes of the last one, and what it gains
+for name in eagle1 eagle3 eagle3_1; do
+  step $run/served/$name specdec export --target $target --target.dtype $dtype --drafter $run/$name/drafter \
+    --draft_tokens 4 --evaluation $run/suites/$name/*-t? --out $run/served/$name
+done
 step $run/parity specdec parity --target $target --drafter $run/eagle3_1/drafter --prompts "$3/gsm8k.jsonl" --engine vllm \
   --draft_tokens 4 --out $run/parity
-step $run/bench specdec serve --target $target --target.dtype $dtype --drafter $run/served --draft_tokens 4 \
+step $run/bench specdec serve --target $target --target.dtype $dtype --drafter $run/served/eagle3_1 --draft_tokens 4 \
   --bench "$3/gsm8k.jsonl" --limit 32 --max_new_tokens 128 --concurrency 1 4 16 --out $run/bench
 
 # 8. The studies of attention drift, whose cards come to runs/studies (two hours; robust_real has the trainings of drift_real)
