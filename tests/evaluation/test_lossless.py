@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from specdec.decoding import Chain, DraftShape, DynamicTree, Request, Sampling, SpeculativeDecoder, StaticTree
 from specdec.decoding.accept import Accepted, DraftTree, Rule, WithoutReplacement
@@ -12,7 +14,10 @@ from specdec.decoding.sampling import AcceptanceNoise
 from specdec.evaluation.lossless import certify, check_greedy, check_sampled, most_open
 from specdec.target import Target
 from tests.evaluation.made import alter, soft_target
-from tests.tiny import presets, tiny_drafter, tiny_target
+from tests.perfect import disturb, make_markov, perfect_drafter
+from tests.tiny import llama_config, presets, tiny_drafter, tiny_target
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "model_type": "mixtral", "sliding_window": None}
 
 PROMPTS = [[3, 4, 5], [9], list(range(20))]
 SHAPES: list[DraftShape] = [Chain(3), StaticTree(), DynamicTree(depth=3, top_k=3, nodes=9)]
@@ -54,6 +59,22 @@ def test_a_near_tie_is_no_fault(apart: float) -> None:
         found = check_greedy(Target(target), tiny_drafter(presets()["eagle3_1"]).float(), Chain(2), PROMPTS[1:2], 6)
     told, untold = (found["near_ties"], found["wrong"]) if apart < 1 else (found["wrong"], found["near_ties"])
     assert [one["position"] for one in told] == [5] and not untold and (found["fault"] is None) == (apart < 1)
+
+
+def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits it moves a mixture's logits by more than rounding does, however it is decoded; others stay wrong."""
+    sizes = llama_config(head_dim=32, intermediate_size=64).to_dict()
+    torch.manual_seed(0)
+    mixture = MixtralForCausalLM(MixtralConfig(**{**sizes, **EXPERTS}))
+    target = Target(make_markov(mixture, 0.75).to(torch.bfloat16))
+    drafter = disturb(perfect_drafter(target, replace(presets()["eagle3_1"], draft_vocab_size="all")), 0.3)
+    asked = target, drafter.bfloat16(), Chain(4), PROMPTS, 100
+    assert check_greedy(*asked)["fault"] is None
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.evaluation.lossless.moved_logits", lambda target, ids_1T: torch.zeros(1))
+        assert check_greedy(*asked)["fault"] == "1 of 300 tokens wrong"
+    alter(monkeypatch, lambda decoder, asked, ids: [*ids[:40], (ids[40] + 7) % 61, *ids[41:]])
+    assert check_greedy(*asked)["fault"]
 
 
 @pytest.mark.parametrize("rule", ["one_hot", "without_replacement"])
