@@ -10,6 +10,7 @@ set -euo pipefail
 run=runs/recipe
 target=$run/target
 dtype=bfloat16
+export VLLM_CPU_KVCACHE_SPACE=3 # GiB; a vLLM without a GPU would ask for nearly all memory
 mkdir -p $run
 [ -e $target ] || ln -s "$(realpath "$1")" $target
 
@@ -27,7 +28,7 @@ kept() { # kept FILE COMMAND...: with what it printed in FILE, if it succeeded
 
 # 1. Is the target one that can be trained for, as it runs here? (a minute)
 for each in bfloat16 float32; do
-  step $run/doctor-$each.txt kept $run/doctor-$each.txt specdec doctor --config conf/chat.yaml --data.train "$2" \
+  step $run/doctor-$each.txt kept $run/doctor-$each.txt specdec doctor --config conf/chat.yaml --data.train "$2" --seconds 180 \
     --model.target.dtype $each
 done
 
@@ -37,7 +38,7 @@ if [ ! -e $run/answers_alpaca.jsonl ]; then
 import json, sys
 for line in sys.stdin:
     print(json.dumps({"messages": [{"role": "user", "content": json.loads(line)["turns"][0]}]}))' > $run/alpaca.jsonl
-  VLLM_CPU_KVCACHE_SPACE=3 PATH=$(dirname "$SPECDEC_VLLM_PYTHON"):$PATH vllm serve $target --dtype $dtype --port 8011 \
+  PATH=$(dirname "$SPECDEC_VLLM_PYTHON"):$PATH vllm serve $target --dtype $dtype --port 8011 \
     --max-model-len 2048 --max-num-seqs 128 > $run/vllm.log 2>&1 &
   server=$!
   trap 'kill $server' EXIT

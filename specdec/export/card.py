@@ -229,8 +229,8 @@ model verifies, so that what is said is the target's own. It is no language mode
     yield "## Measured\n"
     if not record["evaluations"]:
         yield "Nothing was measured.\n"
-    for one in record["evaluations"]:
-        yield from _measured(one)
+    else:
+        yield from _measured(record["evaluations"])
     yield from _training(record["training"])
     yield "## Limits\n\n- It drafts for this target; a fine-tune of it accepts less, which has to be measured."
     if config.draft_vocab_size < config.vocab_size:
@@ -249,29 +249,36 @@ model verifies, so that what is said is the target's own. It is no language mode
     yield f"\nSHA-256 of the drafter's weights: `{record['drafter_sha256']}`\n"
 
 
-def _measured(metrics: Record) -> Iterator[str]:
-    """An evaluation's conditions and its table."""
-    settings, made, sampling = metrics["settings"], metrics["provenance"], metrics["settings"]["sampling"]
-    drawn = f"temperature {sampling['temperature']:g}" if sampling["temperature"] else "greedy"
-    yield (
-        f"By `specdec evaluate` on {_prompts(settings)}: {drawn}, at most {settings['max_new_tokens']} new tokens, "
-        f"{settings['dtype']}, batch size {settings['batch_size']}, {_device(made)}, "
-        f"torch {made['versions']['torch']}, {made['date'][:10]}. Acceptance length is tokens committed per target "
-        f"pass, the target's own (bonus) token included. Brackets: {settings['intervals']}.\n\n"
-        "| Draft shape | Prompts | Acceptance length | Speed-up | Identical outputs | Loops | Without loops |\n"
-        "|---|--:|--:|--:|--:|--:|--:|"
-    )
-    for one in metrics["results"]:
-        length, speedup, compared = one["acceptance_length"], one["speedup"], one["compared_outputs"]
-        faster = "-" if speedup is None else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
-        same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
-        others = one["acceptance_length_without_looping"]
-        without = f"{others['mean']:.2f}{_brackets(others)}" if others else "-"
-        yield (
-            f"| {one['shape']} | {one['prompts']} | {length['mean']:.2f}{_brackets(length)} | {faster} | {same} | "
-            f"{one['looping_share']:.0%} | {without} |"
+def _measured(evaluations: Sequence[Record]) -> Iterator[str]:
+    """A table for each way that evaluations were made in, with a row for each suite, temperature and draft shape."""
+    alike: dict[str, list[Record]] = {}
+    for metrics in evaluations:
+        settings, made = metrics["settings"], metrics["provenance"]
+        how = (
+            f"at most {settings['max_new_tokens']} new tokens, {settings['dtype']}, batch size "
+            f"{settings['batch_size']}, {_device(made)}, torch {made['versions']['torch']}, {made['date'][:10]}"
         )
-    yield "\nLoops: answers that repeat themselves, which is easy to draft, and the acceptance length without them.\n"
+        alike.setdefault(f"By `specdec evaluate`: {how}. Brackets: {settings['intervals']}.\n", []).append(metrics)
+    for how, group in alike.items():
+        columns = "Temperature | Draft shape | Acceptance length | Speed-up | Identical outputs | Loops | Without loops"
+        yield f"{how}\n| Prompts | Count | {columns} |\n|---|--:|--:|---|--:|--:|--:|--:|--:|"
+        for metrics in group:
+            prompts, temperature = _prompts(metrics["settings"]), metrics["settings"]["sampling"]["temperature"]
+            for one in metrics["results"]:
+                length, speedup, compared = one["acceptance_length"], one["speedup"], one["compared_outputs"]
+                faster = "-" if speedup is None else f"{speedup:.2f}x{_brackets(one['speedup_interval'] or {})}"
+                same = f"{one['identical_outputs']} of {compared}" if compared else "not compared"
+                others = one["acceptance_length_without_looping"]
+                without = f"{others['mean']:.2f}{_brackets(others)}" if others else "-"
+                yield (
+                    f"| {prompts} | {one['prompts']} | {temperature:g} | {one['shape']} | {length['mean']:.2f}"
+                    f"{_brackets(length)} | {faster} | {same} | {one['looping_share']:.0%} | {without} |"
+                )
+        yield ""
+    yield (
+        "Acceptance length is tokens committed per target pass, the target's own (bonus) token included. Loops: "
+        "answers that repeat themselves, which is easy to draft, and the acceptance length without them.\n"
+    )
 
 
 def _training(training: Record | None) -> Iterator[str]:

@@ -68,14 +68,12 @@ def test_figures_come_back_as_they_were_measured(
     assert single.metric_value == 3.0 and "low" not in single.metric_args and "[" not in single.metric_name
     front = card.data.to_dict()
     assert model_index_to_eval_results(front["model-index"]) == ("small", card.data.eval_results)
-    assert "intervals are wide" in card.text and "| tree | 1 | 3.00 | - | not compared | 10% | 2.10 [" in card.text
+    assert "intervals are wide" in card.text and "| 1 | 0 | tree | 3.00 | - | not compared | 10% | 2.10 [" in card.text
     assert "Warning: up to 10% of the answers repeat themselves" in card.text
     suite = {"title": "GSM8K", "published": "EAGLE's 80 questions of GSM8K", "rows_sha256": "1"}
     of_suite = quoted(away / "c", drafter, suite=suite)
-    assert (
-        "on GSM8K (EAGLE's 80 questions of GSM8K): greedy"
-        in pushed(directory, capsys, "--evaluation", str(of_suite)).text
-    )
+    told = "| GSM8K (EAGLE's 80 questions of GSM8K) | 80 | 0 | chain of 5 | 2.35 [2.10, 2.60] |"
+    assert told in pushed(directory, capsys, "--evaluation", str(of_suite)).text
     both = pushed(directory, capsys, "--evaluation", str(tmp_path / "a"), str(drawn))
     assert both.data.eval_results[:3] == card.data.eval_results and len(both.data.eval_results) == 6
     one = both.data.eval_results[3]
