@@ -329,12 +329,13 @@ def test_two_processes_share_a_directory(base: list[str], tmp_path: Path, strate
     assert load_drafter(out / "drafter").config.draft_vocab_size == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "status"),
     [
         (signal.SIGHUP, 129),  # which is told to Lightning as SIGTERM
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
     ],
 )
 def test_an_interrupted_run_can_be_resumed(
@@ -370,6 +371,7 @@ def test_an_interrupted_run_can_be_resumed(
     assert (out / "config.yaml").read_text() != (out / "config.1.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -> None:
     """SIGKILL, wherever it strikes after the first checkpoint, and ``--ckpt_path auto``."""
     args = [*base, "--trainer.max_steps=24", "--checkpoint.every_n_train_steps=2", "--trainer.limit_val_batches=0"]
@@ -387,6 +389,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(base: list[str], tmp_path: Path) -
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_tensorboards_ends_the_run(base: list[str], tmp_path: Path) -> None:
     """Its thread dies with what it was to write; nothing hangs, and the run goes on when there is room."""
     small, out = tmp_path / "small", tmp_path / "run"

@@ -77,6 +77,7 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     assert "tokens per target pass" in printed and "2/4 training the drafter, EAGLE-3.1: done before" in printed
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0

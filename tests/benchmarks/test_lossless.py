@@ -102,9 +102,11 @@ def test_the_plan_covers_all_and_no_two_share_a_seed() -> None:
     jobs = plan(24, 96, 14500, 3000)
     greedy = [job["greedy"] for job in jobs if "greedy" in job and not job["fault"]]
     assert sum(one["texts"] * one["new"] for one in greedy) >= 100_000
-    assert {(one["family"], one["shape"], one["batch"]) for one in greedy if not one["compiled"]} == set(
+    hybrids = {(family, "chain", 1) for family in lossless.HYBRIDS}
+    assert {(one["family"], one["shape"], one["batch"]) for one in greedy if not one["compiled"]} == hybrids | set(
         itertools.product(FAMILIES, SHAPES, lossless.BATCHES)
     )
+    assert sum(one["texts"] * one["new"] for one in greedy if one["family"] in lossless.HYBRIDS) >= 20_000
     assert sum(one["compiled"] for one in greedy) >= 3 and len({one["seed"] for one in greedy}) == len(greedy)
     drawn = [job["sampled"] for job in jobs if "sampled" in job and not job["fault"]]
     assert len(drawn) == len(SETTINGS) and sum(one["draws"] for one in drawn) >= 100_000

@@ -40,15 +40,16 @@ def pair(family: str = "llama", dtype: torch.dtype = torch.float64) -> tuple[Tar
     return Target(target.model.to(dtype)), drafter.to(dtype)
 
 
+@slow
 @pytest.mark.usefixtures("no_graphs")
 @pytest.mark.parametrize(
     ("family", "shape", "sampling", "batch", "count"),
     [
         ("llama", Chain(2), Sampling(), 2, 2),
-        pytest.param("llama", TREE, Sampling(), 1, 2, marks=slow),
-        pytest.param("llama", TREE, Sampling(temperature=0.8, top_p=0.9), 2, 2, marks=slow),
-        pytest.param("mistral", STATIC, Sampling(temperature=0.8), 2, 2, marks=slow),
-        pytest.param("gemma2", TREE, Sampling(), 1, 2, marks=slow),
+        ("llama", TREE, Sampling(), 1, 2),
+        ("llama", TREE, Sampling(temperature=0.8, top_p=0.9), 2, 2),
+        ("mistral", STATIC, Sampling(temperature=0.8), 2, 2),
+        ("gemma2", TREE, Sampling(), 1, 2),
     ],
 )
 def test_compiled_tokens_are_plain_ones(

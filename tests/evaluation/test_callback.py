@@ -155,6 +155,7 @@ def test_the_best_drafter_is_kept_beside_the_last(
     assert f"best: {lengths[best]:.2f} [{found['low']:.2f}, {found['high']:.2f}] at step {best}; last: " in said
 
 
+@pytest.mark.slow
 def test_the_best_drafter_survives_a_kill(worse: list[str], tmp_path: Path) -> None:
     """The folder is the run's, though the checkpoint that goes on is older; only what was decoded alike compares."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"

@@ -193,6 +193,7 @@ sys.exit(run(Path(sys.argv[1]), jobs, Local(workers=2))[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # twelve processes are begun, one after the other
 def test_killed_sweeps_end_as_undisturbed_ones(study: Path, job: MakeJob, runs: Runs, go: Path, tmp_path: Path) -> None:
     """SIGKILL of the runner, of everything, and of a supervisor and a command; every job is done exactly once."""

@@ -30,6 +30,7 @@ def test_any_other_strategy_is_refused(given: Any) -> None:
 
 PROCESSES = 2
 STRATEGIES = ("ddp", "fsdp2")
+pytestmark = pytest.mark.slow  # starts several processes
 # answers in each row, rows of a process's batch, batches of a step, and the rows of every step
 CASES: dict[str, tuple[list[int], int, int, list[slice]]] = {
     "different numbers of rows": ([12, 3, 4, 8], 1, 1, [slice(0, 2), slice(2, 4)]),
