@@ -388,7 +388,7 @@ def main() -> int:
     if a.resume:
         earlier = json.loads(a.resume.read_text())
         found, about["begun"] = dict(enumerate(earlier["checks"])), earlier["run"].get("begun", earlier["run"])
-        if [one["fault"] for one in found.values()] != [job["fault"] for job in jobs]:
+        if [one["fault"] for one in found.values()] != [job["fault"] for job in jobs][: len(found)]:
             raise ValueError(f"{a.resume}: of other checks")
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         waiting = {pool.submit(work, job): n for n, job in enumerate(jobs) if n not in found}
