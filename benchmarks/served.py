@@ -61,7 +61,12 @@ SLIDING: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 SPARSE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 CAPPED: dict[str, Any] = {"query_pre_attn_scalar": 32, "final_logit_softcapping": 30.0, "attn_implementation": "eager"}
-ROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+ROPE: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    },
+}  # fmt: skip
 # the model's class, its layers, how far its context leads it astray, and what else its config says
 TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "Llama": ("Llama", 7, 0.75, {}),
