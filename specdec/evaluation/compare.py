@@ -33,13 +33,8 @@ MAY_DIFFER = {
     "source", "prompts", "limit", "layouts", "shape", "plain", "baselines", "certify", "batch_size", "compile",
     "other_target", "intervals", "torch_threads", "suite",
 }  # fmt: skip
-OF_TARGET = {
-    "revision",
-    "dtype",
-    "trust_remote_code",
-    "device_map",
-    "adapter",
-}  # what another verifier may have otherwise
+# what another verifier may have otherwise
+OF_TARGET = {"revision", "dtype", "trust_remote_code", "device_map", "adapter"}
 
 
 class SavedEvaluation(NamedTuple):

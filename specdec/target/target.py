@@ -72,8 +72,6 @@ class Target:
         self.hidden_size = int(self.config.hidden_size)  # H
         self.vocab_size = int(parts.head.weight.shape[0])  # V, the head's rows; a tokenizer may know fewer tokens
         self.attends = parts.attends  # of every layer, whether it attends; else it is recurrent, or has no mixer
-        # whether its layers choose among experts
-        self.routed = any(name.endswith("experts") and value > 1 for name, value in numbers(self.config.to_dict()))
         self.recurrent = any(parts.recurrent)  # then its drafts are chains
         self.most_texts = 1 if self.recurrent else sys.maxsize  # that can be decoded side by side
         self.most_slots = rope_limit(self.config)  # that a cache of it can have; None for any number
@@ -104,6 +102,11 @@ class Target:
     def device(self) -> torch.device:
         """The device it runs on."""
         return self.embedding_weight().device
+
+    @property
+    def routed(self) -> bool:
+        """Whether its layers choose among experts."""
+        return any(name.endswith("experts") and value > 1 for name, value in numbers(self.config.to_dict()))
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
