@@ -43,7 +43,7 @@ from specdec.target import Target
 from specdec.target.rounding import moved_logits
 from tests import perfect
 from tests.decoding.test_accept_wrong import NoResidual, OneHotDrawsAgain, ResidualNotNormalised, WithoutTheDrafter
-from tests.target import test_recurrent as recurrent
+from tests.target import hybrids
 from tests.tiny import VOCAB
 
 TOLERANCE = 64.0  # units in the last place of the greatest logit's float32
@@ -88,11 +88,8 @@ SETTINGS: tuple[tuple[DraftShape, int, Sampling], ...] = (
     (TREE, 64, Sampling(0.9, top_p=0.9, top_k=4, rule=DRAWN, draft_temperature=0.6)),
 )
 LEAST = 5.0  # draws expected in a cell of the chi-square; rarer texts are counted together
-ALPHA, MORE, FOUND = (
-    0.01,
-    4,
-    1e-6,
-)  # of all sampled settings together (Bonferroni); the p-value that finds a planted fault
+ALPHA, MORE = 0.01, 4  # of all sampled settings together (Bonferroni)
+FOUND = 1e-6  # the p-value that finds a planted fault
 
 
 class NodeBefore(Greedy):
@@ -130,7 +127,7 @@ def greedy(family: str, shape: str, batch: int, compiled: bool, texts: int, new:
     """
     if family in HYBRIDS:
         (name, context), layers, preset = HYBRIDS[family], 4, "eagle3_1"
-        build = recurrent.FAMILIES[name]
+        build = hybrids.FAMILIES[name]
     else:
         (build, context, preset, _), layers = FAMILIES[family], 3
     torch.manual_seed(0)

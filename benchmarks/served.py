@@ -67,6 +67,14 @@ ROPE: dict[str, Any] = {
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     },
 }  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 4,
+    "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 1, "chunk_size": 8,
+}  # fmt: skip
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 # the model's class, its layers, how far its context leads it astray, and what else its config says
 TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "Llama": ("Llama", 7, 0.75, {}),
@@ -84,7 +92,14 @@ TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "Granite": ("Granite", 7, 0.75, ONE | {"logits_scaling": 3.0, "residual_multiplier": 0.5}),
     "Cohere": ("Cohere", 7, 0.75, ONE | {"logit_scale": 0.3}),
     "OLMo-2": ("Olmo2", 7, 0.75, ONE),
-    "GPT-OSS": ("GptOss", 7, 0.4, EXPERTS | SLIDING | ROPE),
+    "Nemotron-H": ("NemotronH", 4, 0.6, MAMBA),
+    "Qwen3-Next": ("Qwen3Next", 4, 0.6, SPARSE | DELTA),
+    "GPT-OSS": (
+        "GptOss",
+        7,
+        0.4,
+        EXPERTS | ROPE | {"sliding_window": 16},
+    ),  # its layers take turns, the last slides too
 }
 
 
@@ -103,6 +118,8 @@ def make(family: str, preset: str, folder: Path) -> tuple[Target, Drafter]:
     own = spec.head == "own"
     boundaries: Any = [1, layers // 2, layers - 1] if own and layers < 7 else "default"
     spec = replace(spec, draft_vocab_size=DRAFT_VOCAB if own else "all", aux_layers=boundaries)
+    if name == "NemotronH":  # it has no positions that a drafter could take over
+        spec = replace(spec, rope_theta=10000.0)
     return target, perfect.disturb(perfect.perfect_drafter(target, spec), NOISE if own else 0.0).float()
 
 

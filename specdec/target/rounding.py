@@ -66,17 +66,23 @@ def run_itself(target: "Target", ids_BT: Tensor, **more: Any) -> tuple[list[Tens
     return [x.to(ids_BT.device) for x in (*(h[b] for b in boundaries), out.hidden_states[-1], out.logits)], out
 
 
+def in_pieces(target: "Target", ids_1T: Tensor, sizes: int | list[int]) -> list[Tensor]:
+    """The model's own states on a text, of which it runs pieces of these sizes one after the other, with its cache."""
+    parts, cache = [], None
+    for piece in ids_1T.split(sizes, 1):
+        states, out = run_itself(target, piece, use_cache=True, past_key_values=cache)
+        parts.append(states)
+        cache = out.past_key_values
+    return [torch.cat(part, 1) for part in zip(*parts, strict=True)]
+
+
 @torch.no_grad()
 def moved_logits(target: "Target", ids_1T: Tensor) -> Tensor:
     """By how much the model itself moves the logits of a text when it runs token by token with its cache: (T,) float64,
     each token's greatest difference."""
-    ids_1T, cache, rows = ids_1T.to(target.device), None, []
-    whole_TV = target.model(input_ids=ids_1T, use_cache=False).logits[0].double()
-    for token_11 in ids_1T.split(1, 1):
-        out = target.model(input_ids=token_11, use_cache=True, past_key_values=cache)
-        cache = out.past_key_values
-        rows.append(out.logits[0, 0].double())
-    return (torch.stack(rows) - whole_TV).abs().amax(-1)
+    ids_1T = ids_1T.to(target.device)
+    whole_1TV, stepped_1TV = run_itself(target, ids_1T)[0][-1], in_pieces(target, ids_1T, 1)[-1]
+    return (stepped_1TV[0].double() - whole_1TV[0].double()).abs().amax(-1)
 
 
 @torch.no_grad()
@@ -121,15 +127,10 @@ def _other_ways(target: "Target", ids_1T: Tensor) -> Iterator[tuple[str, list[Te
         positions_2S = (seen_2S.cumsum(1) - 1).clamp_min(0)
         return [x[:1, 3:] for x in run_itself(target, ids_2S, attention_mask=seen_2S, position_ids=positions_2S)[0]]
 
-    def in_pieces() -> list[Tensor]:
-        parts, cache = [], None
-        for piece in ids_1T.split([PREFIX, 1, 1, LENGTH - PREFIX - 2], 1):
-            states, out = run_itself(target, piece, use_cache=True, past_key_values=cache)
-            parts.append(states)
-            cache = out.past_key_values
-        return [torch.cat(part, 1) for part in zip(*parts, strict=True)]
+    def cached() -> list[Tensor]:
+        return in_pieces(target, ids_1T, [PREFIX, 1, 1, LENGTH - PREFIX - 2])
 
-    ways: dict[str, Callable[[], list[Tensor]]] = {"padded in a batch": padded, "in pieces with its cache": in_pieces}
+    ways: dict[str, Callable[[], list[Tensor]]] = {"padded in a batch": padded, "in pieces with its cache": cached}
     if theirs == OURS:  # sdpa; a model that runs with eager attention may have no other
         ways = {"with eager attention": eager, **ways}
     for name, way in ways.items():

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -34,22 +35,26 @@ def noisy_markov() -> Target:
 
 MARKOV = noisy_markov()
 DRAFTER = perfect_drafter(MARKOV, presets()["eagle3_1"])
+TINY = tiny_target(), tiny_drafter(presets()["eagle3"])
+
+
+@cache
+def plain(name: str, target: Target) -> list[list[int]]:
+    """What plain decoding says with seeds 0 and 1."""
+    return [PlainDecoder(target, WARPS[name]).generate(PROMPT, 20, seed=seed).ids for seed in range(2)]
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
 @pytest.mark.parametrize("name", WARPS)
 def test_the_tokens_are_those_that_plain_decoding_draws(name: str, growth: DraftShape) -> None:
     accepted = 0
-    for target, drafter in ((MARKOV, DRAFTER), (tiny_target(), tiny_drafter(presets()["eagle3"]))):
-        plain, decoder = PlainDecoder(target, WARPS[name]), SpeculativeDecoder(target, drafter, growth, WARPS[name])
-        texts = set()
-        for seed in range(3):
-            wanted = plain.generate(PROMPT, 24, seed=seed)
-            made = decoder.generate(PROMPT, 24, seed=seed)
-            assert made.ids == wanted.ids
+    for pair in (MARKOV, DRAFTER), TINY:
+        decoder, texts = SpeculativeDecoder(*pair, growth, WARPS[name]), plain(name, pair[0])
+        for seed, wanted in enumerate(texts):
+            made = decoder.generate(PROMPT, 20, seed=seed)
+            assert made.ids == wanted
             accepted += sum(made.accepted)
-            texts.add(tuple(made.ids))
-        assert len(texts) == (3 if WARPS[name].temperature else 1)
+        assert len(set(map(tuple, texts))) == (2 if WARPS[name].temperature else 1)
     assert accepted > 0
 
 
@@ -92,7 +97,7 @@ def test_what_is_drawn_has_the_targets_law(rule: str, growth: DraftShape) -> Non
     """A G-test of the first three tokens; rare triples are counted together."""
     sampling = Sampling(temperature=0.9, top_k=3, rule=rule, draft_temperature=1.3)  # type: ignore[arg-type]
     decoder = SpeculativeDecoder(MARKOV, DRAFTER, growth, sampling, batch=70)
-    runs, accepted = 700, 0
+    runs, accepted = 420, 0
     counts: Counter[tuple[int, ...]] = Counter()
     for _, made in decoder.generate_all([Request(PROMPT, 3, seed) for seed in range(runs)]):
         counts[tuple(made.ids)] += 1

@@ -49,6 +49,7 @@ def test_it_is_a_target_and_has_the_sink_that_its_card_names() -> None:
     assert strongest > 0.2  # of another text than the card's
 
 
+@pytest.mark.slow
 def test_its_answers_are_text_for_drafters() -> None:
     tokenizer = TargetSource().load_tokenizer()
     own, text = EmbeddedData(answers=True, seq_len=256), EmbeddedData(seq_len=256)

@@ -61,6 +61,7 @@ def test_a_near_tie_is_no_fault(apart: float) -> None:
     assert [one["position"] for one in told] == [5] and not untold and (found["fault"] is None) == (apart < 1)
 
 
+@pytest.mark.slow
 def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 16 bits it moves a mixture's logits by more than rounding does, however it is decoded; others stay wrong."""
     sizes = llama_config(head_dim=32, intermediate_size=64).to_dict()

@@ -1,56 +1,20 @@
 """Targets with recurrent layers: their proof, packed texts, and chains that are taken back where they are refused."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    FalconH1Config,
-    FalconH1ForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    OlmoHybridConfig,
-    OlmoHybridForCausalLM,
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import OlmoHybridConfig, OlmoHybridForCausalLM, PreTrainedModel
 
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import Drafter
 from specdec.nn.view import View
 from specdec.target import Target, TargetCache
 from tests.perfect import disturb, make_markov, perfect_drafter, worst_drafter
-from tests.target.zoo import MOE
-from tests.target.zoo import SIZES as ZOO
-from tests.tiny import HIDDEN, VOCAB, presets
+from tests.target.hybrids import DELTA, FAMILIES, SIZES
+from tests.tiny import VOCAB, presets
 
-SIZES = {**ZOO, "vocab_size": VOCAB, "hidden_size": HIDDEN, "bos_token_id": None, "eos_token_id": None}
-KINDS = ["linear_attention", "full_attention"] * 2
-DELTA = {
-    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "layer_types": KINDS,
-}  # fmt: skip
-EXPERTS = {**MOE, **SIZES, "num_experts": 4, "shared_expert_intermediate_size": 24}
-MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3_5": lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES, **DELTA, head_dim=12)),
-    "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**EXPERTS, **DELTA, head_dim=12)),
-    "falcon_h1": lambda: FalconH1ForCausalLM(FalconH1Config(**SIZES, **MAMBA, mamba_chunk_size=8)),
-    "nemotron_h": lambda: NemotronHForCausalLM(
-        NemotronHConfig(
-            **SIZES, layers_block_type=["linear_attention", "full_attention", "mlp", "linear_attention"],
-            mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8, n_groups=1, chunk_size=8, head_dim=12,
-        )
-    ),
-    "lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2)),
-}  # fmt: skip
 PROMPTS, TAPPED = [[5, 6, 7], [9, 1, 30, 31, 2, 8], [44]], [1, 2, 4]
 
 
