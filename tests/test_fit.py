@@ -41,6 +41,7 @@ def base(target_directory: Path, text_file: Path, tmp_path: Path) -> list[str]:
         },
         "trainer": {"max_steps": 6, "log_every_n_steps": 2, "accelerator": "cpu", "enable_model_summary": False},
         "checkpoint": {"every_n_train_steps": 3, "save_top_k": -1},
+        "acceptance": {"max_new_tokens": 8, "count": 2},
     }
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(config))
     return ["--config", str(tmp_path / "base.yaml")]

@@ -35,6 +35,7 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     config = yaml.safe_load((Path(__file__).parents[1] / "conf" / "quickstart.yaml").read_text())
     config["trainer"] |= {"max_steps": 4, "val_check_interval": 2, "accelerator": "cpu"}
     config["data"]["init_args"] = {"seq_len": 32, "batch_size": 2}
+    config["acceptance"] = {**config.get("acceptance", {}), "max_new_tokens": 8, "count": 2}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(specdec.quickstart, "CONFIG", str(tmp_path / "small.yaml"))
     monkeypatch.setattr(sys, "argv", ["specdec"])

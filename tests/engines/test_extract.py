@@ -49,7 +49,7 @@ def test_a_cache_trains_as_the_target_does(config: list[str], tmp_path: Path) ->
     assert main(["cache", *config, "--out", str(out)]) == 0
     index = FeatureIndex.read(out / "index.json")
     assert index.contract.layers == (2, 3, 4) and len(index.shards) > 1
-    fit = ["fit", *config[:2], "--trainer.limit_val_batches", "1"]
+    fit = ["fit", *config[:2], "--trainer.limit_val_batches", "1", "--acceptance.max_new_tokens", "8"]
     cached = ["--model.features", "Cached", "--model.features.directory", str(out)]
     assert main([*fit, "--model.features.rows", "1", "--out", str(tmp_path / "fly")]) == 0
     assert main([*fit, *cached, "--out", str(tmp_path / "cached")]) == 0
