@@ -91,18 +91,19 @@ def assert_decoding_earns_what_training_measures(family: str, drafter: Drafter) 
     assert min(refused, deep) >= 5, passes  # neither always nor never, or the equality says nothing
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize(
-    ("name", "level"),
+    ("family", "name", "level"),
     [
-        ("eagle1", 0.7),
-        ("eagle1", 0.9),
-        ("eagle3", 0.2),
-        ("eagle3", 0.4),
-        ("eagle3_1", 0.2),
-        ("eagle3_1", 0.4),
-        ("eagle3_1_reduced", 0.2),
-        ("two_layer", 0.2),
+        ("llama", "eagle1", 0.7),
+        ("mistral", "eagle1", 0.9),
+        ("mistral", "eagle3", 0.2),
+        ("llama", "eagle3", 0.4),
+        ("llama", "eagle3_1", 0.2),
+        ("mistral", "eagle3_1", 0.4),
+        ("llama", "eagle3_1_reduced", 0.2),
+        ("mistral", "eagle3_1_reduced", 0.2),
+        ("llama", "two_layer", 0.2),
+        ("mistral", "two_layer", 0.2),
     ],
 )
 def test_disturbed_drafters(family: str, name: str, level: float) -> None:
