@@ -66,6 +66,7 @@ def reproduce(card: Path, out: Path) -> int:
     return main(["sweep", str(card), "--reproduce", "only", "--seed", "5", "--out", str(out)])
 
 
+@pytest.mark.slow
 def test_the_same_arm_is_equal_to_the_last_bit(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce(study / "card", tmp_path / "again") == 0
     told = capsys.readouterr().out

@@ -52,8 +52,15 @@ def sent(monkeypatch: pytest.MonkeyPatch, method: str, at: int, *signums: signal
     monkeypatch.setattr(DrafterModule, method, interrupted)
 
 
-@pytest.mark.parametrize("signum", STATUS)
-@pytest.mark.parametrize(("method", "at"), [("training_step", 3), ("training_step", 5), ("validation_step", 0)])
+@pytest.mark.parametrize(
+    ("signum", "method", "at"),
+    [
+        (signal.SIGINT, "training_step", 3),
+        (signal.SIGTERM, "training_step", 5),
+        (signal.SIGINT, "validation_step", 0),
+        (signal.SIGTERM, "validation_step", 0),
+    ],
+)
 def test_a_run_stopped_within_a_step_goes_on_as_if_it_were_not(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, method: str, at: int
 ) -> None:
