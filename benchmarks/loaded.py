@@ -39,12 +39,11 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     def load(folder: str) -> dict[str, Any]:
         try:
             model = SpeculatorModel.from_pretrained(folder + "/served").float().eval()
+            text, logits = load_file(folder + "/text.safetensors"), list[torch.Tensor]()
+            model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0]))
+            model(text["states"], text["ids"], torch.zeros_like(text["ids"]), ttt_steps=STEPS)
         except (*FAILURES, OSError) as error:  # whatever it says is the result
             return {"error": f"{type(error).__name__}: {error}"}
-        text, logits = load_file(folder + "/text.safetensors"), list[torch.Tensor]()
-        model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0]))
-        documents = torch.zeros_like(text["ids"])
-        model(text["states"], text["ids"], documents, ttt_steps=STEPS)
         save_file({str(k): one.log_softmax(-1) for k, one in enumerate(logits)}, folder + "/theirs.safetensors")
         return {"class": type(model).__name__}
 
@@ -100,11 +99,12 @@ def judged(one: dict[str, Any]) -> list[float]:
 
 
 def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict[str, Any]]) -> list[str]:
-    """Markdown."""
+    """A table of designs by targets in Markdown, with reasons of refusals below."""
     designs = list(dict.fromkeys(one["design"] for one in cells))
+    further = max((max(one["apart"]) for one in cells if one["window"] and "apart" in one), default=0.0)
     reasons = [
         "A sliding window, which in the library's unroll does not move with the depth: equal at the first step, "
-        f"{max((max(one['apart']) for one in cells if one.get('window')), default=0.0):.1e} apart further on.",
+        f"{further:.1e} apart further on.",
         *dict.fromkeys(one["refused"] for one in cells if "refused" in one),
     ]
     rows = []
@@ -121,8 +121,8 @@ def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict
     return [
         f"# Exports in the speculators library, {about['date'][:10]}", "",
         *harness.conditions(about, about["versions"] | {f"the library's {k}": v for k, v in versions.items()}), "",
-        f"{len(loaded)} exports loaded, {equal} equal to {TOLERANCE:g} at each of {STEPS} unroll steps. A figure is "
-        "the greatest difference of two log-probs, as a share of their range.", "",
+        f"{len(loaded)} exports loaded, {equal} equal to {TOLERANCE:g} at each of {STEPS} unroll steps, those with a "
+        "sliding window at the first. A figure is the greatest difference of two log-probs, as a share of their range.", "",
         *harness.table(["design", *TARGETS], rows), "", *(f"{n}. {text}" for n, text in enumerate(reasons, 1)),
     ]  # fmt: skip
 

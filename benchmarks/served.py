@@ -71,10 +71,6 @@ MAMBA: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 4,
     "mamba_head_dim": 32, "ssm_state_size": 32, "n_groups": 1, "chunk_size": 8,
 }  # fmt: skip
-DELTA: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "shared_expert_intermediate_size": 64,
-}  # fmt: skip
 # the model's class, its layers, how far its context leads it astray, and what else its config says
 TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "Llama": ("Llama", 7, 0.75, {}),
@@ -93,13 +89,7 @@ TARGETS: dict[str, tuple[str, int, float, dict[str, Any]]] = {
     "Cohere": ("Cohere", 7, 0.75, ONE | {"logit_scale": 0.3}),
     "OLMo-2": ("Olmo2", 7, 0.75, ONE),
     "Nemotron-H": ("NemotronH", 4, 0.6, MAMBA),
-    "Qwen3-Next": ("Qwen3Next", 4, 0.6, SPARSE | DELTA),
-    "GPT-OSS": (
-        "GptOss",
-        7,
-        0.4,
-        EXPERTS | ROPE | {"sliding_window": 16},
-    ),  # its layers take turns, the last slides too
+    "GPT-OSS": ("GptOss", 7, 0.4, EXPERTS | ROPE | {"sliding_window": 16}),
 }
 
 

@@ -41,7 +41,9 @@ def losses(out: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(stream) if row.get("train/loss")]
 
 
-def test_from_text_to_an_export(hybrid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_text_to_an_export(
+    hybrid: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     text = Path("text.txt")
     text.write_text("".join(f"def add_{n}(a, b):\n    return a + {n} * b\n\n\n" for n in range(60)))
     run = short_run(
@@ -63,6 +65,7 @@ def test_from_text_to_an_export(hybrid: Path, capsys: pytest.CaptureFixture[str]
     assert found["identical_outputs"] == 3 and json.loads(Path("evaluated/certificate.json").read_text())["holds"]
     assert main(["drift", *of, "--depths", "3", "--max_new_tokens", "16", "--out", "drift"]) == 0
     assert main(["export", *of[:4], "--out", "served"]) == 0
+    assert "the target has recurrent layers, whose state an engine must put back" in caplog.text
     assert main(["parity", *of, "--max_new_tokens", "16", "--depth", "3", "--exported", "served"]) == 0
     capsys.readouterr()
     assert main(["evaluate", *decoding, "--out", "compiled"]) == 2

@@ -125,6 +125,11 @@ def export_drafter(
     }  # fmt: skip
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []
     warn_if_rounded(drafter, target, subject)
+    if target.recurrent:
+        log.warning(
+            "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
+            "on a CPU does not, and says other text than without a drafter: check with specdec parity --engine vllm"
+        )
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
     log.info("writing %s for %s, method %s", how_many(len(tensors), "tensor"), chosen.engine, subject.method)
