@@ -122,7 +122,8 @@ def report(about: dict[str, Any], versions: dict[str, str], cells: Sequence[dict
         f"# Exports in the speculators library, {about['date'][:10]}", "",
         *harness.conditions(about, about["versions"] | {f"the library's {k}": v for k, v in versions.items()}), "",
         f"{len(loaded)} exports loaded, {equal} equal to {TOLERANCE:g} at each of {STEPS} unroll steps, those with a "
-        "sliding window at the first. A figure is the greatest difference of two log-probs, as a share of their range.", "",
+        "sliding window at the first. A figure is the greatest difference of two log-probs, as a share of their "
+        "range.", "",
         *harness.table(["design", *TARGETS], rows), "", *(f"{n}. {text}" for n, text in enumerate(reasons, 1)),
     ]  # fmt: skip
 
