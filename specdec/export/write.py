@@ -128,7 +128,7 @@ def export_drafter(
     if target.recurrent:
         log.warning(
             "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
-            "on a CPU does not, and says other text than without a drafter: check with specdec parity --engine vllm"
+            "on a CPU says other text with a drafter than without one: check with specdec parity --engine vllm"
         )
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
