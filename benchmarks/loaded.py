@@ -24,7 +24,7 @@ from benchmarks import harness
 
 LENGTH, STEPS = 129, 4  # the library runs whole blocks of 128 rows
 TOLERANCE = 1e-4  # of log-probs in float32, as a share of their range
-FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError)  # of the library
+FAILURES = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ImportError, OSError)  # of the library
 TARGETS = ("Llama", "Llama, tied", "Qwen3")
 
 
@@ -42,7 +42,7 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
             text, logits = load_file(folder + "/text.safetensors"), list[torch.Tensor]()
             model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0]))
             model(text["states"], text["ids"], torch.zeros_like(text["ids"]), ttt_steps=STEPS)
-        except (*FAILURES, OSError) as error:  # whatever it says is the result
+        except FAILURES as error:  # whatever it says is the result
             return {"error": f"{type(error).__name__}: {error}"}
         save_file({str(k): one.log_softmax(-1) for k, one in enumerate(logits)}, folder + "/theirs.safetensors")
         return {"class": type(model).__name__}

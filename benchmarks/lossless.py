@@ -306,11 +306,11 @@ def plan(texts: int, new: int, draws: int, fault_draws: int) -> list[dict[str, A
         if setting is None:
             one = {"greedy": greedily("Llama", "chain", 4, False, 0, min(texts, 8))}
         faults.append({"fault": fault, **one})
-    hybrids = [
+    of_hybrids = [
         {"fault": None, "greedy": greedily(family, "chain", 1, False, 10**4 + n, texts * 5 // 2)}
         for n, family in enumerate(HYBRIDS)
     ]
-    return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults, *hybrids]
+    return [*tokens[: len(graphs)], *drawn, *tokens[len(graphs) :], *faults, *of_hybrids]
 
 
 def split(found: dict[str, Any]) -> tuple[list[float], list[float]]:
