@@ -128,7 +128,8 @@ def export_drafter(
     if target.recurrent:
         log.warning(
             "the target has recurrent layers, whose state an engine must put back where drafts are refused; vLLM 0.32 "
-            "on a CPU says other text with a drafter than without one: check with specdec parity --engine vllm"
+            "on a CPU does not put back its convolutions', and says other text then: check yours with specdec parity "
+            "--engine vllm"
         )
     tensors = chosen.tensors(drafter, subject)
     check_finite(tensors)
