@@ -180,7 +180,7 @@ def on_disk(a: argparse.Namespace, dtype: str, folder: Path) -> dict[str, Any]:
             load(a.drafter, dtype=target.dtype), Target.load(place, dtype=dtype), folder / f"drafter-{dtype}",
             draft_tokens=DRAFT_TOKENS,
         )  # fmt: skip
-        out |= {"served": str(exported.directory), "method": exported.method}
+        out |= {"served": str(exported.directory), "method": exported.checkpoint.method}
     return out
 
 

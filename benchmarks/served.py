@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 import transformers as hf
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
@@ -103,6 +103,7 @@ def make(family: str, preset: str, folder: Path) -> tuple[Target, Drafter]:
     perfect.make_markov(model(config), context, layers=layers).float().save_pretrained(folder)
     tokenizer = Tokenizer(WordLevel({f"t{n}": n for n in range(VOCAB)}, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_tokens([AddedToken(f"t{n}", normalized=False) for n in range(VOCAB)])  # all that Qwen2's class keeps
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="t0").save_pretrained(folder)
     target = Target.load(folder)
     spec = DrafterSpec.preset(preset)

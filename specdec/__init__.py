@@ -12,7 +12,7 @@ _NAMES = {
     "specdec.target": "Target TargetSource",
     "specdec.drafter": (
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
-        "PostNorm PreNorm"
+        "PostNorm PreNorm MaskConstant"
     ),
     "specdec.data": "Batch ChatData TextData TokenData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.drafter import DrafterConfig as DrafterConfig
     from specdec.drafter import DrafterSpec as DrafterSpec
     from specdec.drafter import LastLayer as LastLayer
+    from specdec.drafter import MaskConstant as MaskConstant
     from specdec.drafter import Narrow as Narrow
     from specdec.drafter import Norms as Norms
     from specdec.drafter import PostNorm as PostNorm

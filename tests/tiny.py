@@ -15,6 +15,7 @@ from specdec.drafter import (
     DrafterConfig,
     DrafterSpec,
     LastLayer,
+    MaskConstant,
     Narrow,
     Norms,
     PostNorm,
@@ -103,6 +104,8 @@ def variants() -> dict[str, DrafterSpec]:
         "weighted_sum": DrafterSpec(ScalarMix(), **small),
         "two_layer": DrafterSpec(num_layers=2, **small),
         "sliding_window": DrafterSpec(attention_window=16, **small),
+        "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
+        "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
     }
 

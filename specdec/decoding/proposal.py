@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from specdec.decoding.accept import DraftTree, Rule
 from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
@@ -226,12 +227,14 @@ class DynamicTree(DraftShape):
 class Proposer:
     """A drafter, its cache and a shape, for B sequences.
 
-    Row i of a sequence holds the pair of the target's true feature i and token i + 1.
+    Row i of a sequence holds the pair of the target's true feature i and token i + 1. A parallel drafter's rows of
+    masks, one for each draft but the first, run with those that are committed.
 
     Args:
         longest: tokens of the longest sequence, drafts excluded.
 
     Attributes:
+        ahead: rows of masks, none of a drafter that reads its own drafts.
         capacity: key slots of a sequence: those tokens, and the drafts or the padding behind the new rows.
     """
 
@@ -240,7 +243,8 @@ class Proposer:
         shape.check(config.draft_vocab_size)
         shape.prepare(weight.device)
         self.drafter, self.shape = drafter, shape
-        self.capacity = longest + max(shape.slots, shape.depth)
+        self.ahead = shape.depth - 1 if config.recurrence.parallel else 0
+        self.capacity = longest + max(shape.slots, shape.depth + self.ahead)
         self.cache = StaticCache(
             config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device,
             batch,
@@ -259,10 +263,21 @@ class Proposer:
             length_B: int64, the rows committed so far.
             ids_BM: the tokens that follow each feature; the last that counts is the next root.
             count_B: int64, how many of the M are meant; the rest is padding, whose rows are free again.
+
+        Returns:
+            What the drafter says at the last of them; and a parallel one at every row of masks, so that K levels stand
+            where else K nodes do.
         """
-        last_B1 = (count_B - 1).clamp_min(0)[:, None]
-        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=last_B1)
-        return self._frontier(self.drafter.step(ids_BM, self.drafter.fuse(aux_BMNH), view))
+        h_BMH, wanted_BK = self.drafter.fuse(aux_BMNH), (count_B - 1).clamp_min(0)[:, None]
+        if self.ahead:
+            order_M = torch.arange(ids_BM.shape[1] + self.ahead, device=ids_BM.device)
+            fresh_BM = order_M <= wanted_BK
+            ids_BM, h_BMH = F.pad(ids_BM, (0, self.ahead)), F.pad(h_BMH, (0, 0, 0, self.ahead))
+            ids_BM = torch.where(fresh_BM, ids_BM, self.drafter.following(ids_BM))
+            h_BMH = torch.where(fresh_BM[..., None], h_BMH, self.drafter.recurrence(h_BMH, h_BMH))
+            wanted_BK = wanted_BK + order_M[: self.ahead + 1]
+        view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=wanted_BK)
+        return self._frontier(self.drafter.step(ids_BM, h_BMH, view))
 
     def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.
@@ -270,8 +285,9 @@ class Proposer:
         Args:
             length_B: int64, the rows committed by now.
         """
-        expand = functools.partial(self.expand, length_B)
-        return self.shape.grow(root_B, start, expand, self.drafter.vocab, children)
+        expand = functools.partial(_level, start) if self.ahead else functools.partial(self.expand, length_B)
+        first = Frontier(*(x[:, :1] for x in start))
+        return self.shape.grow(root_B, first, expand, self.drafter.vocab, children)
 
     def expand(self, length_B: Tensor, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
         """One level of drafting, with the drafter's own features in place of the target's; see :data:`Expand`."""
@@ -281,3 +297,9 @@ class Proposer:
     def _frontier(self, step: Step) -> Frontier:
         logits_BKD = self.drafter.logits(step.normed_BTH)
         return Frontier(step.h_BTH, logits_BKD.to(wide(logits_BKD.dtype)))
+
+
+def _level(levels: Frontier, ids_BK: Tensor, h_BKH: Tensor, seen_BKQ: Tensor, depth_BQ: Tensor) -> Frontier:
+    """An :data:`Expand` of levels that are there already: all nodes of one level have the same to say."""
+    at_1 = depth_BQ.flatten()[-1:] + 1
+    return Frontier(*(x.index_select(1, at_1).expand(-1, ids_BK.shape[1], -1) for x in levels))

@@ -111,6 +111,7 @@ class AnchoredText:
             tokens.append(self.drafter.vocab.to_target(frontier.logits_BKD[0].argmax(-1)))
             if level + 1 < self.depth:
                 ids_1A = self.ids_1T[:, anchor_A + level + 1] if given else tokens[-1][None]
+                ids_1A = self.drafter.following(ids_1A)
             on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
 

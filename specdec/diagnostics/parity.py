@@ -27,9 +27,10 @@ from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare, decoded
 from specdec.drafter import Drafter, load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
-from specdec.engines.server import DrafterCheckpoint, VllmLaunch, find_vllm, flag_of
+from specdec.engines.server import VllmLaunch, find_vllm, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
+from specdec.export.formats import DrafterCheckpoint
 from specdec.export.read import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
@@ -131,7 +132,7 @@ def parity(
             console.print(f"the export was not compared: {compared.not_compared}", markup=False)
         passes = None
         if where and compared.not_compared is None:
-            served = DrafterCheckpoint(directory.resolve(), method, subject.architecture)
+            served = DrafterCheckpoint(directory.resolve(), method, subject.architecture, subject.parallel)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, scratch / "vllm.log")
             except StopRequested as to_end:

@@ -29,8 +29,10 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps",
          "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
 # what a config of the speculators library has at the top and hands on
-HANDED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm", "norm_output", IDS)
-EMBEDDING, HEAD, MAP = "embed_tokens.weight", "lm_head.weight", "d2t"
+HANDED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", IDS)
+OF_EAGLE3 = ("fc_norm", "norm_output")
+MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+MASK, EMBEDDING, HEAD, MAP = "mask_hidden", "embed_tokens.weight", "lm_head.weight", "d2t"
 UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")  # tensors that the engine drops without a word
 
 
@@ -63,6 +65,7 @@ class Settings(NamedTuple):
     logit_scale: float
     windows: tuple[int | None, ...]
     rope: tuple[Tensor, float]  # as of :func:`rotary`
+    mask_token: int | None  # of a parallel drafter, which reads it in place of tokens not known yet
 
 
 class ServedDrafter(NamedTuple):
@@ -133,6 +136,7 @@ def settings(raw: Raw, method: str) -> Settings:
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
+        mask_token=_mask_token(config),
         **switches,
     )
 
@@ -145,10 +149,18 @@ def _flat(raw: Raw) -> Raw:
         return raw
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
-    layer, handed = raw["transformer_layer_config"], {key: raw[key] for key in HANDED_ON if key in raw}
+    layer, parallel = raw["transformer_layer_config"], raw["speculators_model_type"] == "peagle"
+    handed = {key: raw[key] for key in HANDED_ON + OF_EAGLE3 * (not parallel) if key in raw}
     named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
-    residual = raw.get("norm_before_residual", True)
+    handed |= {"pard_token": raw["mask_token_id"]} if parallel else {}
+    residual = raw.get("norm_before_residual", not parallel)
     return {**layer, **handed, "norm_before_residual": residual, "architectures": [named]}
+
+
+def _mask_token(config: Raw) -> int | None:
+    """The first that is there, as the engine looks for them."""
+    holders = ((config.get("dflash_config") or {}, MASK_IDS[0]), *((config, key) for key in MASK_IDS))
+    return next((int(holder[key]) for holder, key in holders if key in holder), None)
 
 
 def _class(config: Raw, method: str) -> str:
@@ -226,6 +238,7 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
         raise Misread("there is no .safetensors file in it")
     H, wanted = read.hidden_size, dict(_wanted(read))
     found = {name.replace("midlayer.", "layers.0."): x for name, x in found.items()}
+    found |= {MASK: found[MASK].flatten()} if MASK in found else {}  # of any shape
     found = {name: x for name, x in found.items() if name in wanted or not UNREAD.search(name)}
     # the target's stand in for these, or nothing reads them
     optional: dict[str, tuple[int, ...]] = {EMBEDDING: (read.vocab_size, H)}
@@ -269,6 +282,8 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from ((f"fc_norm.{index}.weight", (read.target_width,)) for index in range(n))
         if read.norm_before_fc:
             yield "input_norm.weight", (n * read.target_width,)
+        if read.mask_token is not None:
+            yield MASK, (n * read.target_width,)
         if read.drafts != read.vocab_size:
             yield MAP, (read.drafts,)
 
@@ -281,6 +296,8 @@ def draft(
     An anchor is a place whose feature is the target's own; at depth k its chain has read the text's next k tokens
     instead of drafts of its own. Gives features read (A, K, H), and log-probabilities (A, K, V) of the token after
     next, -inf where the drafter has no such token.
+
+    A parallel drafter (https://arxiv.org/abs/2602.01469) reads at depth k its mask token and learned states instead.
     """
     empty_gSd = features_TH.new_empty(served.settings.num_key_value_heads, 0, served.settings.head)
     past = [(empty_gSd, empty_gSd)] * served.settings.num_hidden_layers
@@ -290,11 +307,15 @@ def draft(
     for anchor in anchors:
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
         feature_1H = feedback_TH[anchor : anchor + 1]
+        if (mask := served.settings.mask_token) is not None:
+            feature_1H = fuse(served, list(served.weights[MASK].view(1, -1).split(served.settings.target_width, -1)))
         read.append(features_TH[anchor])
         log_probs.append(_log_probs(served, hidden_TH[anchor]))
         for at in range(anchor + 1, anchor + depth + 1):
             read.append(feature_1H[0])
-            feature_1H, hidden_1H = step(served, ids_T[at + 1 : at + 2], feature_1H, places_T[at : at + 1], own)
+            token_1 = ids_T[at + 1 : at + 2] if mask is None else torch.full_like(ids_T[:1], mask)
+            fed_1H, hidden_1H = step(served, token_1, feature_1H, places_T[at : at + 1], own)
+            feature_1H = fed_1H if mask is None else feature_1H
             log_probs.append(_log_probs(served, hidden_1H[0]))
     shape = (len(anchors), depth + 1)
     return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)

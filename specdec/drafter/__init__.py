@@ -7,10 +7,10 @@ from specdec.drafter.io import load_drafter, save_drafter
 from specdec.drafter.model import Drafter, DraftVocab, Step, choose
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import dry_run
-from specdec.drafter.recurrence import PostNorm, PreNorm, Recurrence
+from specdec.drafter.recurrence import MaskConstant, PostNorm, PreNorm, Recurrence
 
 __all__ = [
     "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered", "Entry", "EntryModule", "Fusion",
-    "LastLayer", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step", "Wide", "choose",
-    "dry_run", "load_drafter", "save_drafter",
+    "LastLayer", "MaskConstant", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step",
+    "Wide", "choose", "dry_run", "load_drafter", "save_drafter",
 ]  # fmt: skip

@@ -162,6 +162,8 @@ class DrafterConfig:
         _check_boundaries(self.aux_layers, self.num_target_layers)
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size {self.draft_vocab_size} must lie in 1..{self.vocab_size}")
+        if self.recurrence.of_target(self.vocab_size) != self.recurrence:
+            raise ValueError("the mask token of a drafter's config must be its own number, not one from the end")
         if self.head == "target" and self.draft_vocab_size != self.vocab_size:
             raise ValueError("head=target covers the whole vocabulary: set draft_vocab_size=all")
         if self.head == "target" and self.hidden_size != self.target_hidden_size:
@@ -200,6 +202,7 @@ class DrafterConfig:
         chosen["aux_layers"] = tuple(spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers)
         size, heads = spec.draft_vocab_size, hf_config.num_attention_heads
         chosen["draft_vocab_size"] = vocab_size if size == "all" else min(size, vocab_size)
+        chosen["recurrence"] = spec.recurrence.of_target(vocab_size)
         return cls(
             **chosen,
             num_attention_heads=heads,

@@ -15,6 +15,7 @@ from specdec.drafter.config import DrafterConfig
 from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
+from specdec.drafter.recurrence import FeedMask, MaskConstant
 from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
 from specdec.utils.text import how_many
@@ -98,6 +99,8 @@ class Drafter(nn.Module):
         self.entry = built("entry", config, EntryModule)  # token, feature -> first layer's input and residual
         self.layers = Layers(config)
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
+        if isinstance(self.recurrence, FeedMask):
+            self.recurrence.fuse = self.fuse
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.is_meta:
@@ -119,6 +122,11 @@ class Drafter(nn.Module):
             dtype: the features'; under autocast the embedding table is wider.
         """
         return self.entry.read(self.norms.embed(self.embed_tokens(ids_BT).to(dtype)))
+
+    def following(self, ids_BT: Tensor) -> Tensor:
+        """What steps after the first read in place of tokens that have been drafted: the same, or a mask's."""
+        mask = self.config.recurrence
+        return torch.full_like(ids_BT, mask.mask_token_id) if isinstance(mask, MaskConstant) else ids_BT
 
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         """Advance every node by one token.

@@ -1,7 +1,11 @@
-"""What a drafting step hands to the next one."""
+"""What a drafting step hands to the next one.
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+Legend: B batch, T nodes, N aux layers, H hidden.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -17,6 +21,13 @@ class Recurrence(Part):
 
     One of your own: ``--allow_imports my_parts --model.drafter.recurrence my_parts.Mine``.
     """
+
+    parallel: ClassVar[bool] = False
+    """Whether no step reads what another made, so that all drafts of a target pass come of one call of the drafter."""
+
+    def of_target(self, vocab_size: int) -> Self:
+        """The same for a target of so many tokens."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -47,3 +58,46 @@ class PostNorm(Recurrence):
 class FeedNormed(nn.Module):
     def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
         return normed_BTH
+
+
+@dataclass(frozen=True)
+class MaskConstant(Recurrence):
+    """P-EAGLE (https://arxiv.org/abs/2602.01469): every step after the first reads a mask token, and learned states in
+    place of the target's, fused as those are. Drafts of a pass do not know each other, and all come of one call.
+
+    Args:
+        mask_token_id: a token that texts do not hold; a negative one counts from the end of the target's vocabulary.
+    """
+
+    mask_token_id: int = -1
+    parallel: ClassVar[bool] = True
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        if not config.fusion.mixes:
+            raise ValueError(
+                f"recurrence MaskConstant learns states to be fused, and fusion {type(config.fusion).__name__} mixes "
+                "nothing: use fusion Concat"
+            )
+
+    def of_target(self, vocab_size: int) -> Self:
+        """With the mask's own number; ValueError if the target has no such token."""
+        if not -vocab_size <= self.mask_token_id < vocab_size:
+            raise ValueError(f"mask_token_id {self.mask_token_id} is none of the target's {vocab_size} tokens")
+        return replace(self, mask_token_id=self.mask_token_id % vocab_size)
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """With the state, one row for each of the target's boundaries, as a drafter starts its embeddings."""
+        return FeedMask(len(config.aux_layers), config.target_hidden_size)
+
+
+class FeedMask(nn.Module):
+    """The learned state, fused, whatever the step made; the drafter that has it sets ``fuse`` to its own."""
+
+    fuse: Callable[[Tensor], Tensor]
+
+    def __init__(self, states: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Embedding(states, width)
+
+    def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
+        return self.fuse(self.hidden.weight[None, None]).expand_as(raw_BTH)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
-from specdec.export.formats import vllm_arguments
+from specdec.export.formats import DrafterCheckpoint, vllm_arguments
 from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
 from specdec.export.write import DRAFT_TOKENS
@@ -70,14 +70,6 @@ def find_vllm(given: str | None = None) -> list[str]:
     return [path, "-m", MODULE]
 
 
-class DrafterCheckpoint(NamedTuple):
-    """A checkpoint for vLLM."""
-
-    directory: Path
-    method: str  # eagle or eagle3
-    architecture: str  # the target's, as its config.json names the class
-
-
 @dataclass(frozen=True)
 class VllmLaunch:
     """How vLLM is started for a target; ValueError if a flag in ``extra`` is specdec's, or a number out of range."""
@@ -100,9 +92,7 @@ class VllmLaunch:
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
-        of = drafter and (drafter.method, str(drafter.directory), drafter.architecture)
-        drafting = (self.draft_tokens, *of) if of else ()
-        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, *drafting)
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, drafter, self.draft_tokens)
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
@@ -120,7 +110,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
     """
     if not (directory / OURS).is_file():
         made = export_drafter(load_drafter(directory, dtype=None), target.load(), scratch, served=target)
-        return DrafterCheckpoint(made.directory, made.method, made.architecture)
+        return made.checkpoint
     check_unchanged(directory)  # before anything in it is believed
     record = read_json(directory / OURS)
     chosen = FORMATS.get(str(record.get("exported_as")))
@@ -133,7 +123,8 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         here, there = record["drafter"].get(ours), getattr(config, theirs)
         if here != there:
             raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
-    return DrafterCheckpoint(directory, str(record["method"]), str(record["target"].get("architecture")))
+    named = str(record["method"]), str(record["target"].get("architecture"))
+    return DrafterCheckpoint(directory, *named, bool(record["parallel"]))
 
 
 class ServerError(ValueError):

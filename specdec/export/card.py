@@ -134,6 +134,8 @@ def card(record: Record, name: str, license: str | None = None, base_model: str 
 def _generation(config: DrafterConfig) -> str:
     if isinstance(config.fusion, LastLayer):
         return "EAGLE-1"
+    if config.recurrence.parallel:
+        return "P-EAGLE"
     newest = config.norms.aux == "each" and isinstance(config.recurrence, PostNorm)
     of_3 = isinstance(config.fusion, Concat) and isinstance(config.entry, Wide)
     return ("EAGLE-3.1" if newest else "EAGLE-3") if of_3 else "EAGLE"

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,15 @@ from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, NotServab
 from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
+
+
+class DrafterCheckpoint(NamedTuple):
+    """A checkpoint for vLLM."""
+
+    directory: Path | str
+    method: str  # eagle or eagle3
+    architecture: str  # the target's, as its config.json names the class
+    parallel: bool = False  # whether its drafts come of one call
 
 
 class Format:
@@ -70,6 +79,8 @@ class Format:
             theirs = tensors.translate(name, rows)
             if theirs is None:
                 raise NotServable(f"{self.engine} cannot serve this drafter: it has no place for the weights {name}")
+            if theirs == tensors.MASK:
+                theirs, value = theirs.removesuffix(".weight"), value.reshape(1, 1, -1)
             made[theirs.replace("layers.0.", self.first_layer) if subject.method == "eagle3" else theirs] = value
         if not drafter.vocab.complete:
             ids_D = drafter.vocab.target_ids_D
@@ -79,8 +90,8 @@ class Format:
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        drafting = draft_tokens, subject.method, directory, subject.architecture
-        return shlex.join(["vllm", *vllm_arguments(target, *drafting)])
+        drafter = DrafterCheckpoint(directory, subject.method, subject.architecture, subject.parallel)
+        return shlex.join(["vllm", *vllm_arguments(target, drafter, draft_tokens)])
 
 
 def servable(target: TargetSource) -> str:
@@ -98,19 +109,20 @@ def servable(target: TargetSource) -> str:
     return target.directory()
 
 
-def vllm_arguments(
-    target: TargetSource, draft_tokens: int = 0, method: str = "", directory: str = "", architecture: str = ""
-) -> list[str]:
+def vllm_arguments(target: TargetSource, drafter: DrafterCheckpoint | None = None, draft_tokens: int = 0) -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
-    one, what the target's ``architecture`` needs for that."""
+    one, what the target's architecture needs for that."""
     arguments = ["serve", servable(target)]
-    if method:
-        speculative = {"method": method, "model": directory, "num_speculative_tokens": draft_tokens}
+    if drafter is not None:
+        speculative: dict[str, Any] = {"method": drafter.method, "model": str(drafter.directory)}
+        speculative |= {"num_speculative_tokens": draft_tokens} | (
+            {"parallel_drafting": True} if drafter.parallel else {}
+        )
         arguments += ["--speculative-config", json.dumps(speculative)]
     if target.revision is not None:
         arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
     arguments += ["--trust-remote-code"] if target.trust_remote_code else []
-    return [*arguments, *(target_flags(architecture, method) if method else [])]
+    return [*arguments, *(target_flags(drafter.architecture, drafter.method) if drafter is not None else [])]
 
 
 class SglangFormat(Format):
@@ -154,7 +166,7 @@ class SglangFormat(Format):
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
 # of the flat keys, those that stand at the top in the speculators format; the others describe the layer
 TOP = {"draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
-TOP |= {keys.IDS, "tie_word_embeddings"}
+TOP |= {keys.IDS, "tie_word_embeddings", "mask_token_id"}
 
 
 class SpeculatorsFormat(Format):
@@ -184,17 +196,20 @@ class SpeculatorsFormat(Format):
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
+        kind, name = ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
+        if subject.parallel:  # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
+            layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}
         proposal = {"proposal_type": "greedy", "speculative_tokens": draft_tokens}
         proposal |= {"verifier_accept_k": 1, "accept_tolerance": 0.0}
         return {
-            "architectures": ["Eagle3Speculator"],
-            "speculators_model_type": "eagle3",
+            "architectures": [name],
+            "speculators_model_type": kind,
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
             **{key: value for key, value in flat.items() if key in TOP},
             "speculators_config": {
-                "algorithm": "eagle3",
+                "algorithm": kind,
                 "default_proposal_method": "greedy",
                 "proposal_methods": [proposal],
                 "verifier": {
@@ -217,11 +232,11 @@ def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")
-    if kind != "eagle3":
-        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 can be read")
+    if kind not in ("eagle3", "peagle"):
+        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 and peagle can be read")
     if not isinstance(raw.get(LAYER), Mapping):
         raise ValueError(f"{LAYER} is missing")
-    if "norm_before_residual" not in raw:
+    if "norm_before_residual" not in raw and kind == "eagle3":
         raise ValueError(
             "norm_before_residual is absent, which vLLM takes for true and speculators for false: write it"
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import Concat, DrafterConfig, PostNorm
+from specdec.drafter import Concat, DrafterConfig, MaskConstant, PostNorm
 from specdec.nn.layers import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
 
@@ -97,6 +97,19 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
     return {"attention_window": raw.get("sliding_window")}
 
 
+MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
+
+
+def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
+    holders = raw.get("dflash_config") or {}, *(dict([one]) for one in raw.items() if one[0] in MASKS)
+    named = [holder[key] for key in MASKS for holder in holders if holder.get(key) is not None]
+    if not named:
+        return {}
+    if type(named[0]) is not int:
+        raise ValueError(f"mask_token_id is {named[0]!r}, wanted a whole number")
+    return {"recurrence": MaskConstant(named[0])}
+
+
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
     """The embeddings, boundary 0, are no layer's output."""
     ids = {IDS: [b - 1 for b in config.aux_layers]} if config.aux_layers[0] else {}
@@ -141,6 +154,7 @@ EAGLE3 = (
     _flag("norm_before_fc", "norms.aux", "concat"),
     _flag("fc_norm", "norms.aux", "each", "use_aux_norm"),
     _flag("norm_output", "recurrence", PostNorm()),
+    KeyRow("mask_token_id", lambda c: getattr(c.recurrence, "mask_token_id", None), _mask),
     KeyRow("use_sliding_window", lambda c: c.attention_window != "full"),
     KeyRow("sliding_window", lambda c: None if c.attention_window == "full" else c.attention_window),
     KeyRow("layer_types", lambda c: [FULL if c.attention_window == "full" else SLIDING] * c.num_layers, _window),
@@ -151,7 +165,8 @@ TABLES = {"eagle": EAGLE, "eagle3": EAGLE3}
 
 def write(config: DrafterConfig, method: str) -> dict[str, Any]:
     """Every key but ``architectures``."""
-    return {row.key: row.write(config) for row in TABLES[method]}
+    made = {row.key: row.write(config) for row in TABLES[method]}
+    return {key: value for key, value in made.items() if not (key in MASKS and value is None)}
 
 
 def read(raw: Raw, method: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
 OTHER_DRAFTERS = {  # by what stands in a tensor's name
     "kv_a_proj_with_mqa": "a drafter with multi-head latent attention (MLA), as those of DeepSeek and Kimi",
-    "mask_hidden": "a parallel drafter (P-EAGLE)",
 }
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
@@ -293,6 +292,9 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     hidden = len(tensors["fc.weight"])
     wide = tensors[QUERIES].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
     found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
+    if (named.MASK in tensors) != found["recurrence"].parallel:
+        lacks = "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
+        raise ValueError(f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}")
     norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
     if wide:
         shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
@@ -348,6 +350,8 @@ def _filled(
         theirs |= {HEAD: target.head_weight()} if config.draft_vocab_size == config.vocab_size else {}
         weights = theirs | weights
     _drop_doubles(weights, config)
+    if named.MASK in weights and config.recurrence.parallel:  # published flat
+        weights[named.MASK] = weights[named.MASK].reshape(-1, target.hidden_size)
     rows = named.table(config)
     state = {name: value for name, value in skeleton_of(config).state_dict().items() if name != VOCABULARY}
     shapes = named.published(state, config)

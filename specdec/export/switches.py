@@ -3,7 +3,18 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from specdec.drafter import Concat, DrafterConfig, LastLayer, Narrow, Norm, PostNorm, PreNorm, ScalarMix, Wide
+from specdec.drafter import (
+    Concat,
+    DrafterConfig,
+    LastLayer,
+    MaskConstant,
+    Narrow,
+    Norm,
+    PostNorm,
+    PreNorm,
+    ScalarMix,
+    Wide,
+)
 
 VLLM, SGLANG = "vLLM 0.32.0", "SGLang 0.5.23"
 ENGINES = (VLLM, SGLANG)
@@ -44,6 +55,11 @@ class Subject(NamedTuple):
     def method(self) -> str:
         """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` is EAGLE-3 and 3.1."""
         return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
+
+    @property
+    def parallel(self) -> bool:
+        """Whether its drafts come of one call, which engines are told."""
+        return self.config.recurrence.parallel
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -133,6 +149,8 @@ SWITCHES = (
            sglang="its residual path starts at the raw feature", vllm_since="0.10.1"),
     Switch("recurrence PostNorm (norm_output)", _eagle3(lambda c: type(c.recurrence) is PostNorm),
            vllm_since="0.22.0", sglang_since="0.5.12"),
+    Switch("recurrence MaskConstant (P-EAGLE)", _any(lambda c: type(c.recurrence) is MaskConstant),
+           sglang="it drafts one after another"),
     Switch("norms.query_key, with method eagle3", _eagle3(lambda c: c.norms.query_key),
            sglang="its layers have no norms on queries and keys", vllm_since="0.24.0"),
     Switch("aux_layers of another number than three", _eagle3(lambda c: len(c.aux_layers) != 3),
@@ -185,7 +203,7 @@ def _stock(config: DrafterConfig) -> bool:
     return (
         type(config.fusion) in (LastLayer, Concat, ScalarMix)
         and type(config.entry) in (Narrow, Wide)
-        and type(config.recurrence) in (PreNorm, PostNorm)
+        and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant)
         and not any(isinstance(norm, Norm) for norm in vars(config.norms).values())
     )
 

@@ -87,6 +87,7 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
         start += size
 
 
+MASK = "mask_hidden.weight"  # P-EAGLE's learned state, whose published name has no second half
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
 # of a layer, after `layers.layers.{i}.` and `layers.{i}.`
@@ -103,12 +104,14 @@ ELSEWHERE = {
     "norms.hidden": "layers.0.hidden_norm",
     "norms.output": "norm",
     "lm_head": "lm_head",
+    "recurrence.hidden": "mask_hidden",
 }
 
 # what others write for the same
 SPELLINGS = (
     (r"^(model\.)+", ""),
     (r"^midlayer\.", "layers.0."),
+    (r"^mask_hidden$", MASK),
     (r"^aux_norm_low\.", "fc_norm.0."),
     (r"^aux_norm_mid\.", "fc_norm.1."),
     (r"^aux_norm_high\.", "fc_norm.2."),

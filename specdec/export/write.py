@@ -15,7 +15,7 @@ from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, read
-from specdec.export.formats import FORMATS
+from specdec.export.formats import FORMATS, DrafterCheckpoint
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
@@ -76,8 +76,7 @@ class Exported(NamedTuple):
     """What an export leaves."""
 
     directory: Path
-    method: str  # ``eagle`` or ``eagle3``, as engines call it
-    architecture: str  # of the target, as its config.json names the class
+    checkpoint: DrafterCheckpoint  # how engines are told of it
     command: str  # the line that serves it
 
 
@@ -118,6 +117,7 @@ def export_drafter(
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
+        "parallel": subject.parallel,
         "needs": chosen.needs(subject), "draft_tokens": draft_tokens, "serve": line, "drafter": config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
         "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": target.identity["fingerprint"]},
@@ -146,7 +146,9 @@ def export_drafter(
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
-    return Exported(directory, subject.method, subject.architecture, line)
+    return Exported(
+        directory, DrafterCheckpoint(directory, subject.method, subject.architecture, subject.parallel), line
+    )
 
 
 def subject_of(drafter: Drafter, target: Target) -> Subject:

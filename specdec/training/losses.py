@@ -72,6 +72,14 @@ class DistributionLoss(Loss):
 class FeatureLoss(Loss):
     """A loss of the drafter's state against the target's post-final-norm state that it stands for (EAGLE-1)."""
 
+    def check(self, spec: "DrafterSpec") -> None:
+        """Some state must be handed on."""
+        if spec.recurrence.parallel:
+            raise ValueError(
+                f"{type(self).__name__} compares the states that steps hand on, and recurrence "
+                f"{type(spec.recurrence).__name__} hands on none: leave it out of model.loss"
+            )
+
     def __call__(self, state_RH: Tensor, target_RH: Tensor) -> Tensor:
         """The loss of every row, (R,), differentiable by ``state_RH``."""
         raise TypeError(f"{type(self).__name__} must say how to compare states")

@@ -105,6 +105,8 @@ def ttt_unroll(
     for k in range(steps):
         if k == 1 and kept is not None:
             view = view.of(kept.slots_BM)
+        if k == 1 and drafter.config.recurrence.parallel:  # of the text no later step reads anything, but the mask
+            read = drafter.read(drafter.following(ids_BT[:1, :1]), h_BTH.dtype).expand(*read.shape[:2], -1)
         read_k = read[:, 1 + k : 1 + k + T] if k == 0 or kept is None else kept.take(read, 1 + k)
         here = view._replace(positions_BT=view.positions_BT + k)
         if recompute and torch.is_grad_enabled():

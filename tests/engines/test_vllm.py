@@ -81,8 +81,8 @@ def inside_drafted(
 ) -> list[dict[str, Any]]:
     """What vLLM says with the exported drafter: greedily, and at temperature 1."""
     made = drafter_checkpoint(drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter")
-    assert made.method == METHODS[drafter.parent.name]
-    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    assert made.checkpoint.method == METHODS[drafter.parent.name]
+    speculative = {"method": made.checkpoint.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
     asked = [(0, prompts), (1, prompts * COPIES)]
     found: list[dict[str, Any]] = inside(
         "offline", target=target.source, drafter=speculative, tokens=TOKENS, asked=asked

@@ -350,7 +350,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "norms too few": (lambda c, t: c.update(fc_norm=True), "it lacks fc_norm.0.weight"),
     "both norms": (lambda c, t: c.update(fc_norm=True, norm_before_fc=True), "both on"),
     "a bias": (lambda c, t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)}), "without a place: layers.0"),
-    "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), r"a parallel drafter .P-EAGLE. .mask_hidden"),
+    "parallel": (lambda c, t: t.update(mask_hidden=torch.ones(1, 3 * H)), "it lacks mask_token_id in config.json"),
+    "a mask, no state": (lambda c, t: c.update(pard_token=7), "it lacks the tensor mask_hidden"),
+    "no such mask": (lambda c, t: (c.update(ptd_token_id=99), t.update(mask_hidden=torch.ones(3 * H))), "none of the"),
+    "an odd mask": (lambda c, t: c.update(dflash_config={"mask_token_id": "x"}), "mask_token_id is 'x'"),
     "latent": (
         lambda c, t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(8, H)}),
         r"multi-head latent attention \(MLA\)",
@@ -395,7 +398,7 @@ def test_what_is_wrong_is_told_in_one_line(name: str, tmp_path: Path, target: Ta
     ("change", "message"),
     [
         ({"norm_before_residual": None}, "norm_before_residual is absent"),
-        ({"speculators_model_type": "peagle"}, "only eagle3 can be read"),
+        ({"speculators_model_type": "dflash"}, "only eagle3 and peagle can be read"),
         ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
     ],
 )

@@ -101,7 +101,7 @@ def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> No
     with safe_open(out / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
     assert files(out) == ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "specdec.json"]
-    assert exported.method == "eagle3" and exported.directory == out
+    assert exported.checkpoint.method == "eagle3" and exported.directory == out
     words = shlex.split(exported.command)
     assert words[:4] == ["vllm", "serve", "org/target", "--speculative-config"]
     assert json.loads(words[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.data import Batch
-from specdec.drafter import Drafter, PostNorm
+from specdec.drafter import Drafter, MaskConstant, PostNorm
 from specdec.nn.unroll import Blocked, Dense, Merged, UnrollKernel
 from specdec.training.divergences import (
     ForwardKL,
@@ -196,6 +196,9 @@ def reference(
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
         positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])
         mask = wide_mask(rows, k, drafter.config.attention_window)
+        if k and isinstance(drafter.config.recurrence, MaskConstant):
+            ids_BT = torch.full_like(ids_BT, VOCAB - 1)
+            h = naive.fuse(naive.w["recurrence.hidden.weight"].expand(*ids_BT.shape, -1, -1))
         h, normed = naive.step(ids_BT, h, positions_BT, pasts, mask)
         draft_BTD = naive.linear(normed, "lm_head")
         used = [

@@ -37,13 +37,17 @@ def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> fl
         first = documents.index(documents[anchor])
         proposer = Drafting(drafter, Chain(steps), length)
         frontier = proposer.commit(ids[:, first + 1 : anchor + 2], aux[:, first : anchor + 1])
+        at_once = frontier.logits_BKD[0]  # all levels of a parallel drafter
         for k in range(steps):
             want = unrolled[k][anchor].log_softmax(-1)
+            if k < len(at_once):
+                gap = max(gap, float((at_once[k].log_softmax(-1) - want).abs().max()))
             gap = max(gap, float((frontier.logits_BKD[0, 0].log_softmax(-1) - want).abs().max()))
             token = anchor + 2 + k
             if token >= length or documents[token] != documents[anchor]:
                 break
             seen = torch.ones(1, k + 1, dtype=torch.bool)
             depth_Q = torch.arange(k + 1)
-            frontier = proposer.expand(proposer.length_B, ids[:, token : token + 1], frontier.h_BKH, seen, depth_Q)
+            ids_11 = drafter.following(ids[:, token : token + 1])
+            frontier = proposer.expand(proposer.length_B, ids_11, frontier.h_BKH[:, :1], seen, depth_Q)
     return gap
