@@ -41,7 +41,24 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
             model = SpeculatorModel.from_pretrained(folder + "/served").float().eval()
             text, logits = load_file(folder + "/text.safetensors"), list[torch.Tensor]()
             model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0]))
-            model(text["states"], text["ids"], torch.zeros_like(text["ids"]), ttt_steps=STEPS)
+            states, ids, one_document = text["states"], text["ids"], torch.zeros_like(text["ids"])
+            if type(model).__name__ == "PEagleDraftModel":  # all depths in one pass, at places drawn: here at most
+                from speculators.losses import resolve_loss_config
+                from speculators.models.peagle.data import generate_cod_sample_indices
+
+                all_of_it = {"num_depths": STEPS, "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
+                torch.manual_seed(0)
+                anchors, depths = generate_cod_sample_indices(ids.shape[1], torch.ones_like(ids), **all_of_it)
+                torch.manual_seed(0)
+                loss = resolve_loss_config("kl_div", "eager")  # which is not read
+                last = states[..., : model.hidden_size]
+                model(states, ids, one_document, verifier_last_hidden_states=last, loss_config=loss, **all_of_it)
+                (drawn,) = logits
+                logits = [drawn.new_full((ids.shape[1], drawn.shape[-1]), float("nan")) for _ in range(STEPS)]
+                for k, one in enumerate(logits):
+                    one[anchors[depths == k]] = drawn[depths == k]
+            else:
+                model(states, ids, one_document, ttt_steps=STEPS)
         except FAILURES as error:  # whatever it says is the result
             return {"error": f"{type(error).__name__}: {error}"}
         save_file({str(k): one.log_softmax(-1) for k, one in enumerate(logits)}, folder + "/theirs.safetensors")
@@ -89,7 +106,8 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     apart = []
     for k in range(STEPS):
         one, two = ours.log_probs_AKV[:, k][:, known], theirs[str(k)][slots]
-        apart.append(float((one - two).abs().max() / (one.max() - one.min())))
+        there = two[:, 0].isfinite()  # P-EAGLE's places are drawn
+        apart.append(float((one - two)[there].abs().max() / (one.max() - one.min())) if there.any() else float("inf"))
     return found | reply | {"apart": apart}
 
 

@@ -81,8 +81,9 @@ def inside_drafted(
 ) -> list[dict[str, Any]]:
     """What vLLM says with the exported drafter: greedily, and at temperature 1."""
     made = drafter_checkpoint(drafter, TargetSource(target.source), tmp_path_factory.mktemp("exported") / "drafter")
-    assert made.checkpoint.method == METHODS[drafter.parent.name]
-    speculative = {"method": made.checkpoint.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    assert (made.method, made.parallel) == METHODS[drafter.parent.name]
+    speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
+    speculative |= {"parallel_drafting": made.parallel}
     asked = [(0, prompts), (1, prompts * COPIES)]
     found: list[dict[str, Any]] = inside(
         "offline", target=target.source, drafter=speculative, tokens=TOKENS, asked=asked
@@ -113,6 +114,7 @@ def test_tokens_and_acceptance_are_ours_at_every_position(
     assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
 
 
+@pytest.mark.parametrize("drafter", ["eagle1", "eagle3", "eagle3_1"], indirect=True)  # which accept at every depth
 def test_acceptance_at_temperature_one_is_ours_within_chance(
     drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
 ) -> None:

@@ -16,8 +16,10 @@ DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
     "eagle3": ["--config", "conf/train/eagle3.yaml", "--model.drafter.draft_vocab_size", "1000"],
     "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
+    "peagle_3_1": ["--model.drafter", "conf/drafter/peagle_3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
 }
-METHODS = {"eagle1": "eagle", "eagle3": "eagle3", "eagle3_1": "eagle3"}
+METHODS = {"eagle1": ("eagle", False), "peagle_3_1": ("eagle3", True)}  # as vLLM calls it, and whether it is parallel
+METHODS |= dict.fromkeys(("eagle3", "eagle3_1"), ("eagle3", False))
 
 
 def make_target(folder: Path) -> Path:
