@@ -57,6 +57,14 @@ class UnrollCache:
         self.layers[layer].append(Keys(k_BgTd, v_BgTd))
         return self.kernel(q_BhTd, self.layers[layer], visible)
 
+    def narrow(self, nodes_BM: Tensor) -> None:
+        """Go on with these of the nodes: of the others' later keys none is needed any more."""
+        index = nodes_BM[:, None, :, None]
+        self.layers = [
+            [first, *(Keys(*(x.take_along_dim(index, 2) for x in own)) for own in later)]
+            for first, *later in self.layers
+        ]
+
     def copy(self) -> Self:
         """One with the same keys, which goes on by itself."""
         return replace(self, layers=[list(steps) for steps in self.layers])

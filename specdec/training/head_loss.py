@@ -113,12 +113,12 @@ class Piece(NamedTuple):
     groups: list[StepSlots]
 
 
-def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Iterator[Piece]:
+def pieces(trained_KBT: Tensor, size: int, kept: Sequence[KeptSlots | None] = ()) -> Iterator[Piece]:
     """Cut the trained slots into pieces of at most ``size`` positions.
 
     Args:
         trained_KBT: bool, the slots trained at each step; slot t of step k must have a position t + 1 + k.
-        kept: the slots that the steps yield; None for all.
+        kept: of every step, the slots that it yields; None, or no list at all, for all.
     """
     K, S = len(trained_KBT), trained_KBT[0].numel()
     trained_KS = trained_KBT.flatten(1)
@@ -128,7 +128,7 @@ def pieces(trained_KBT: Tensor, size: int, kept: KeptSlots | None = None) -> Ite
     positions_U = needed_S.nonzero()[:, 0]
     rank_S = needed_S.cumsum(0) - 1
     slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
-    places = slots if kept is None else [kept.place_S[at] for at in slots]
+    places = [at if one is None else one.place_S[at] for at, one in zip(slots, kept or [None] * K, strict=True)]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)
     cuts = torch.stack([torch.searchsorted(rank, starts) for rank in ranks]).tolist()

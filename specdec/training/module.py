@@ -35,7 +35,7 @@ from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
-from specdec.training.noise import FeatureNoise, NoNoise, noisy
+from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
@@ -110,6 +110,8 @@ class DrafterModule(pl.LightningModule):
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_decay: weight of step k is ``step_decay**k``.
+        step_keep: share of a step's slots that the next one keeps, drawn anew for every batch, a fifth of all at least
+            (conditional drop, https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); 1 keeps all.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
         features: where the target's features come from: ``OnTheFly``, or ``Cached`` by ``specdec cache``.
         noise: on the target's features as they enter the drafter, in training only.
@@ -133,6 +135,7 @@ class DrafterModule(pl.LightningModule):
         loss: Loss = SoftCrossEntropy(),  # noqa: B008  frozen
         ttt_steps: Depth = 7,
         step_decay: PositiveShare = 0.8,
+        step_keep: PositiveShare = 1.0,
         in_vocab: bool = True,
         features: Features = OnTheFly(),  # noqa: B008  frozen
         noise: FeatureNoise = NoNoise(),  # noqa: B008  frozen
@@ -159,7 +162,7 @@ class DrafterModule(pl.LightningModule):
         self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
         self.start, self.noise = start, noise
         self.features, self.source = features, FeatureSource()
-        self.objective = ObjectiveConfig(loss, ttt_steps, step_decay, in_vocab, recompute=recompute)
+        self.objective = ObjectiveConfig(loss, ttt_steps, step_decay, in_vocab, recompute=recompute, keep=step_keep)
         self.train_embed, self.train_head = train_embed, train_head and self.spec.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
         self.compile_parts = compile
@@ -383,7 +386,11 @@ class DrafterModule(pl.LightningModule):
         if stage == "train" and not isinstance(self.noise, NoNoise):
             aux_BTNH = noisy(self.noise, target.aux_BTNH, batch, self.global_step, self.global_rank)
             target = target._replace(aux_BTNH=aux_BTNH)
-        out: StepOutput = self.train_step(batch, target, measure)
+        drawn_BT = None
+        if stage == "train" and self.objective.keep < 1:
+            generator = generator_of(batch, self.global_step, self.global_rank, purpose=1)
+            drawn_BT = torch.rand(batch.ids_BT.shape, generator=generator, device=batch.ids_BT.device)
+        out: StepOutput = self.train_step(batch, target, measure, drawn_BT)
         if out.counts is not None:
             self.metrics[STAGES.index(stage)].update(out.counts)  # type: ignore[operator]
         return out

@@ -64,6 +64,10 @@ class LengthScaledNoise(UniformNoise):
 def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: int) -> Tensor:
     """A batch's features with noise, which depends on the run's seed, step, rank and batch alone: a resumed run draws
     what the uninterrupted one would."""
-    seed = hash((torch.initial_seed(), step, rank, int(batch.ids_BT.sum())))
-    generator = Generator(batch.ids_BT.device).manual_seed(seed % 2**63)
-    return noise(aux_BTNH, batch.documents_BT, generator)
+    return noise(aux_BTNH, batch.documents_BT, generator_of(batch, step, rank))
+
+
+def generator_of(batch: Batch, step: int, rank: int, purpose: int = 0) -> Generator:
+    """Of a batch's random numbers, a stream for each purpose."""
+    seed = hash((torch.initial_seed(), step, rank, int(batch.ids_BT.sum()), *([purpose] if purpose else [])))
+    return Generator(batch.ids_BT.device).manual_seed(seed % 2**63)

@@ -23,6 +23,8 @@ from specdec.training.head_loss import HeadTask, Index, TargetHead, TargetProbs,
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, NamedTerm, SoftCrossEntropy, terms
 from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
 
+LEAST = 0.2  # of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
+
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
@@ -35,6 +37,8 @@ class ObjectiveConfig:
         in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
         kernel: how the unroll attends.
         recompute: run each step again in the backward pass instead of keeping its insides.
+        keep: share of a step's slots that the next one keeps, if numbers are drawn for them; never less than
+            :data:`LEAST` of all.
         piece_bytes: memory for the logits of a piece.
     """
 
@@ -44,6 +48,7 @@ class ObjectiveConfig:
     in_vocab: bool = True
     kernel: UnrollKernel = ORACLE
     recompute: bool = False
+    keep: float = 1.0
     piece_bytes: int = 3 * 2**23
 
     @cached_property
@@ -126,20 +131,31 @@ class TrainStep(nn.Module):
         super().__init__()
         self.drafter, self.objective, self.terms = drafter, objective, terms(objective.loss)
 
-    def forward(self, batch: Batch, target: TargetOutputs, measure: bool = True) -> StepOutput:
+    def forward(
+        self, batch: Batch, target: TargetOutputs, measure: bool = True, drawn_BT: Tensor | None = None
+    ) -> StepOutput:
         """The unrolled loss: its mean over the rows of all steps, step k weighted by ``decay**k``.
 
         A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
 
         Args:
             measure: count for the metrics too, which costs several passes over the logits.
+            drawn_BT: a number from 0 to 1 for each slot: step k leaves those out that are above its share. Figures are
+                of what is left.
         """
         drafter, config = self.drafter, self.objective
         K, mask, documents = config.steps, batch.loss_mask_BT, batch.documents_BT
 
         # Which slots learn at which unroll step; of the others only the keys of step 0, which later slots attend to.
         trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
-        kept = KeptSlots.of(trained_KBT)
+        left_KBT = torch.ones_like(trained_KBT)
+        kept = [KeptSlots.of(trained_KBT)] * K
+        # Conditional drop (https://arxiv.org/abs/2504.18583): a slot that a step leaves out is in no later one either.
+        if drawn_BT is not None and config.keep < 1:
+            shares_K = [max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
+            left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
+            trained_KBT &= left_KBT
+            kept = [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)
@@ -148,7 +164,8 @@ class TrainStep(nn.Module):
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = None
         if measure:
-            counter = _Counter(torch.stack([reachable(mask, documents, k) for k in range(K)]).flatten(1))
+            reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)]) & left_KBT
+            counter = _Counter(reached_KBT.flatten(1))
         size = max(16, config.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
         final_SH = target.final_BTH.flatten(0, 1)
         task = HeadTask(
@@ -175,7 +192,7 @@ class TrainStep(nn.Module):
                 for k, step in enumerate(steps):
                     slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
                     target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
-                    h_RH = step.h_BTH.flatten(0, 1)[slots_R if kept is None else kept.place_S[slots_R]]
+                    h_RH = step.h_BTH.flatten(0, 1)[slots_R if (at := kept[k]) is None else at.place_S[slots_R]]
                     by_step.append(term.loss(h_RH, target_RH.to(h_RH.dtype)).sum())
                 per_K = torch.stack(by_step)
                 loss = loss + term.weight * (per_K * decays).sum() / rows.clamp(min=1e-30)

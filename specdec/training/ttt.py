@@ -6,7 +6,7 @@ at position t+1+k.
 Legend: B batch, T tokens, N aux layers, H hidden, S = B T slots, M kept slots of a row, K unroll steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -69,6 +69,14 @@ class KeptSlots(NamedTuple):
         slots_BM[rows_R, rank_BT[rows_R, slots_R]] = slots_R
         return cls(slots_BM, (rank_BT + torch.arange(B, device=rank_BT.device)[:, None] * M).flatten())
 
+    def among(self, others: Self | None) -> Tensor:
+        """Where these slots, which must be among the others, stand in the others' M; None for all T: int64 (B, M)."""
+        if others is None:
+            return self.slots_BM
+        B, M = others.slots_BM.shape
+        at_BM = others.place_S.view(B, -1).gather(1, self.slots_BM)
+        return (at_BM - torch.arange(B, device=at_BM.device)[:, None] * M).clamp(min=0)  # copies may be of none
+
     def take(self, x: Tensor, ahead: int = 0) -> Tensor:
         """(B, T or more, ...) at the kept slots, or ``ahead`` of them: (B, M, ...)."""
         B, T = x.shape[:2]
@@ -84,7 +92,7 @@ def ttt_unroll(
     steps: int,
     kernel: UnrollKernel = ORACLE,
     recompute: bool = False,
-    kept: KeptSlots | None = None,
+    kept: Sequence[KeptSlots | None] = (),
 ) -> Iterator[Step]:
     """The drafter's steps 0..steps-1 at every anchor at once.
 
@@ -94,20 +102,24 @@ def ttt_unroll(
     Args:
         kernel: how the attention is computed; all kernels give the same numbers.
         recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
-        kept: the slots whose states are wanted, (B, M, H) then, the others being run for their step-0 keys only; None
-            for all.
+        kept: of every step, the slots whose states are wanted, (B, M, H) then, among those of the step before; None, or
+            no list at all, for all. Of the others only the step-0 keys are worked out.
     """
-    view, T = View.packed(documents_BT), ids_BT.shape[1]
-    if kept is not None:
-        view = view._replace(wanted_BM=kept.slots_BM)
+    whole, T = View.packed(documents_BT), ids_BT.shape[1]
+    view, before = whole, None
     h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)  # the first feature is the target's
     read = drafter.read(torch.nn.functional.pad(ids_BT, (0, steps)), h_BTH.dtype)  # every token once, for all steps
     for k in range(steps):
-        if k == 1 and kept is not None:
-            view = view.of(kept.slots_BM)
+        if (now := kept[k] if kept else None) is not None and (k < 2 or now is not before):
+            view = whole.of(now.slots_BM) if k else whole._replace(wanted_BM=now.slots_BM)
+        if k and now is not None and now is not before:  # fewer slots than the step before
+            at_BM = now.among(before)
+            h_BTH = h_BTH.take_along_dim(at_BM[..., None], 1)
+            keys.narrow(at_BM)
+        before = now
         if k == 1 and drafter.config.recurrence.parallel:  # of the text no later step reads anything, but the mask
             read = drafter.read(drafter.following(ids_BT[:1, :1]), h_BTH.dtype).expand(*read.shape[:2], -1)
-        read_k = read[:, 1 + k : 1 + k + T] if k == 0 or kept is None else kept.take(read, 1 + k)
+        read_k = read[:, 1 + k : 1 + k + T] if k == 0 or now is None else now.take(read, 1 + k)
         here = view._replace(positions_BT=view.positions_BT + k)
         if recompute and torch.is_grad_enabled():
             step = _recomputed(drafter, read_k, h_BTH, here, keys)

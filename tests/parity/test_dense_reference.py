@@ -181,8 +181,9 @@ FORMULAS: dict[type, Callable[..., Tensor]] = {
 
 
 def reference(
-    drafter: Drafter, batch: Batch, teacher: TargetOutputs, head_VH: Tensor, recipe: ObjectiveConfig
-) -> Tensor:
+    drafter: Drafter, batch: Batch, teacher: TargetOutputs, head_VH: Tensor, recipe: ObjectiveConfig,
+    drawn_BT: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The loss by its definition."""
     naive, ids_D = Naive(drafter), drafter.vocab.target_ids_D
     rows = [places(documents) for documents in batch.documents_BT.tolist()]
@@ -207,6 +208,7 @@ def reference(
             for t in range(T - 2 - k)
             if row[t].document[0] >= 0 and row[t].document == row[t + 2 + k].document
             if masks[b][t + 1 + k] and masks[b][t + 2 + k]
+            if drawn_BT is None or drawn_BT[b, t] <= max(recipe.keep**k, 0.2)
             if not recipe.in_vocab or int(target_BTV[b, t + 1 + k].argmax()) in ids_D.tolist()
         ]
         if not used:
@@ -259,11 +261,13 @@ def gradients(loss: Tensor, drafter: Drafter) -> dict[str, Tensor]:
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def check(name: str, recipe: ObjectiveConfig, measure: bool = False, plain: bool = False) -> None:
+def check(
+    name: str, recipe: ObjectiveConfig, measure: bool = False, plain: bool = False, drawn_BT: Tensor | None = None
+) -> None:
     """Loss and every gradient, to ten digits."""
     drafter, batch, teacher, head_VH = lesson(name, recipe, measure=measure, plain=plain)
-    got = TrainStep(drafter, recipe)(batch, teacher, measure).loss
-    want = reference(drafter, batch, teacher, head_VH, recipe)
+    got = TrainStep(drafter, recipe)(batch, teacher, measure, drawn_BT).loss
+    want = reference(drafter, batch, teacher, head_VH, recipe, drawn_BT)
     assert math.isclose(float(got.detach()), float(want.detach()), rel_tol=1e-10)
     ours, theirs = gradients(got, drafter), gradients(want, drafter)
     for key, gradient in theirs.items():
@@ -318,6 +322,16 @@ def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None
 @pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window"}))
 def test_every_other_design(name: str) -> None:
     check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
+
+
+@pytest.mark.parametrize(("recompute", "kernel"), [(False, "blocked-5"), (True, "dense"), (False, "merged")])
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["eagle3_1", "peagle_3_1", "two_layer"])
+def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute: bool) -> None:
+    """No later step has them, and their keys of step 0 stay."""
+    drawn_BT = torch.rand(3, 48 if plain else 13, generator=torch.Generator().manual_seed(5))
+    recipe = ObjectiveConfig(steps=4, kernel=KERNELS[kernel](), recompute=recompute, keep=0.6)
+    check(name, recipe, measure=True, plain=plain, drawn_BT=drawn_BT)
 
 
 @pytest.mark.parametrize("measure", [False, True])

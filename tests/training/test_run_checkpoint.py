@@ -22,11 +22,12 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 @pytest.fixture
 def base(target_directory: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments of four steps of three batches each, on the CPU; noise would show another place in the run."""
+    """Arguments of four steps of three batches each, on the CPU; what is drawn would show another place in the run."""
     monkeypatch.setattr(sys, "argv", ["specdec"])
     return short_run(
         target_directory, text_file,
         model__noise="UniformNoise",
+        model__step_keep="0.6",
         model__optimizer__lr="1e-2",
         trainer__max_steps=4,
         trainer__accumulate_grad_batches=3,

@@ -208,7 +208,7 @@ def unrolled(drafter: Drafter, kernel: UnrollKernel, recompute: bool, kept: Kept
     generator = torch.Generator().manual_seed(3)
     aux = torch.randn(ROWS, TOKENS, len(drafter.config.aux_layers), HIDDEN, dtype=torch.float64, generator=generator)
     ids = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
-    return list(ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, kept))
+    return list(ttt_unroll(drafter, ids, aux, three_documents(), STEPS, kernel, recompute, [kept] * STEPS))
 
 
 def rows(steps: list[Step], kept: KeptSlots | None) -> list[Tensor]:
