@@ -14,12 +14,11 @@ from specdec.embedded import embedded_target
 PROMPTS = ["def add(", "def __init__(self, ", "    def parse(self, text):\n        ", "def main(args):\n    "]
 DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
-    "eagle3": ["--config", "conf/train/eagle3.yaml", "--model.drafter.draft_vocab_size", "1000"],
     "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
     "peagle_3_1": ["--model.drafter", "conf/drafter/peagle_3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
 }
-METHODS = {"eagle1": ("eagle", False), "peagle_3_1": ("eagle3", True)}  # as vLLM calls it, and whether it is parallel
-METHODS |= dict.fromkeys(("eagle3", "eagle3_1"), ("eagle3", False))
+# as vLLM calls it, and whether it is parallel
+METHODS = {"eagle1": ("eagle", False), "eagle3_1": ("eagle3", False), "peagle_3_1": ("eagle3", True)}
 
 
 def make_target(folder: Path) -> Path:
