@@ -12,7 +12,7 @@ _NAMES = {
     "specdec.target": "Target TargetSource",
     "specdec.drafter": (
         "Drafter DrafterConfig DrafterSpec load_drafter save_drafter Concat LastLayer ScalarMix Narrow Wide Norms "
-        "PostNorm PreNorm MaskConstant"
+        "PostNorm PreNorm MaskConstant GQA MLA"
     ),
     "specdec.data": "Batch ChatData TextData TokenData",
     "specdec.embedded.corpus": "EmbeddedData held_out_prompts",
@@ -56,6 +56,8 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.decoding import Sampling as Sampling
     from specdec.decoding import SpeculativeDecoder as SpeculativeDecoder
     from specdec.decoding import StaticTree as StaticTree
+    from specdec.drafter import GQA as GQA
+    from specdec.drafter import MLA as MLA
     from specdec.drafter import Concat as Concat
     from specdec.drafter import Drafter as Drafter
     from specdec.drafter import DrafterConfig as DrafterConfig

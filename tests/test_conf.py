@@ -9,7 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from specdec.drafter import Drafter, DrafterSpec, dry_run
+from specdec.drafter import MLA, Drafter, DrafterSpec, dry_run
 from specdec.fit import run
 from specdec.utils.command import parse
 from specdec.utils.config import canonical, compose
@@ -40,7 +40,8 @@ def read(path: Path) -> DrafterSpec:
 def shipped(design: DrafterSpec) -> DrafterSpec:
     """The tests' small design at its shipped size."""
     sizes = {name: size for name, size in SHIPPED.items() if isinstance(getattr(design, name), int)}
-    return dataclasses.replace(design, **sizes)  # type: ignore[arg-type]
+    kind = MLA() if isinstance(design.attention, MLA) else design.attention
+    return dataclasses.replace(design, **sizes, attention=kind)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -24,7 +24,8 @@ Raw = Mapping[str, Any]
 Past = list[tuple[Tensor, Tensor]]  # keys and values of every layer, (g, S, d) each; column j stands at position j
 
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
-CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3}
+DEEPSEEK = {"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}
+CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3 | DEEPSEEK}
 IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps",
          "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
@@ -32,6 +33,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddi
 HANDED_ON = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", IDS)
 OF_EAGLE3 = ("fc_norm", "norm_output")
 MASK_IDS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MASK, EMBEDDING, HEAD, MAP = "mask_hidden", "embed_tokens.weight", "lm_head.weight", "d2t"
 UNREAD = re.compile(r"t2d|rotary_emb\.inv_freq|\.bias$")  # tensors that the engine drops without a word
 
@@ -65,6 +67,8 @@ class Settings(NamedTuple):
     logit_scale: float
     windows: tuple[int | None, ...]
     rope: tuple[Tensor, float]  # as of :func:`rotary`
+    stretch: float  # on DeepSeek's scores, where yarn stretches its rope
+    latent: tuple[int, ...]  # of DeepSeek's attention, by LATENT; () for grouped queries
     mask_token: int | None  # of a parallel drafter, which reads it in place of tokens not known yet
 
 
@@ -123,6 +127,12 @@ def settings(raw: Raw, method: str) -> Settings:
     switches = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
     inner: Raw = config.get("eagle_config") or {}
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    latent = tuple(int(config.get(key) or 0) for key in LATENT) if found in DEEPSEEK else ()
+    if latent:
+        head = latent[3]
+        for key in ("norm_before_fc", "attention_bias", *MASK_IDS):
+            if config.get(key):
+                raise Misread(f"config.json: {key} is {config[key]!r}, which the class {found} does not know")
     return Settings(
         **{key: config[key] for key in SIZES},
         method=method,
@@ -136,16 +146,29 @@ def settings(raw: Raw, method: str) -> Settings:
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
+        stretch=_stretch(config) if latent else 1.0,
+        latent=latent,
         mask_token=_mask_token(config),
         **switches,
     )
 
 
+def _stretch(config: Raw) -> float:
+    block = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind, factor = block.get("rope_type", block.get("type", "default")), float(block.get("factor") or 1)
+    if kind == "default" or factor <= 1:
+        return 1.0
+    return (
+        0.1 * float(block.get("mscale_all_dim") or 0) * torch.tensor(factor, dtype=torch.float64).log().item() + 1
+    ) ** 2
+
+
 def _flat(raw: Raw) -> Raw:
     """The keys that the drafter's class sees."""
     if "speculators_config" not in raw:
-        if raw.get("model_type") not in ("llama", "qwen3"):
-            raise Misread(f"config.json: model_type is {raw.get('model_type')!r}, the engine loads llama or qwen3")
+        if raw.get("model_type") not in ("llama", "qwen3", "kimi_k2", "deepseek_v2"):
+            kinds = "llama, qwen3, kimi_k2 or deepseek_v2"
+            raise Misread(f"config.json: model_type is {raw.get('model_type')!r}, the engine loads {kinds}")
         return raw
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
@@ -264,7 +287,10 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
     queries, keys = read.num_attention_heads * read.head, read.num_key_value_heads * read.head
     for i in range(read.num_hidden_layers):
         at, into = f"layers.{i}.", 2 * H if fused and i == 0 else H
-        for name, shape in {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}.items():
+        if read.latent:
+            yield from ((f"{at}self_attn.{name}.weight", shape) for name, shape in _latent(read, into).items())
+        grouped = {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}
+        for name, shape in {} if read.latent else grouped.items():
             yield f"{at}self_attn.{name}_proj.weight", shape
             if name in read.biased:
                 yield f"{at}self_attn.{name}_proj.bias", shape[:1]
@@ -288,6 +314,19 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield MAP, (read.drafts,)
 
 
+def _latent(read: Settings, into: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of DeepSeek's attention."""
+    q_rank, kv_rank, plain, turned, values = read.latent
+    h = read.num_attention_heads
+    queries: dict[str, tuple[int, ...]] = {"q_proj": (h * (plain + turned), into)}
+    if q_rank:
+        queries = {"q_a_proj": (q_rank, into), "q_a_layernorm": (q_rank,), "q_b_proj": (h * (plain + turned), q_rank)}
+    return queries | {
+        "kv_a_proj_with_mqa": (kv_rank + turned, into), "kv_a_layernorm": (kv_rank,),
+        "kv_b_proj": (h * (plain + values), kv_rank), "o_proj": (read.hidden_size, h * values),
+    }  # fmt: skip
+
+
 def draft(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
 ) -> tuple[Tensor, Tensor]:
@@ -299,8 +338,10 @@ def draft(
 
     A parallel drafter (https://arxiv.org/abs/2602.01469) reads at depth k its mask token and learned states instead.
     """
-    empty_gSd = features_TH.new_empty(served.settings.num_key_value_heads, 0, served.settings.head)
-    past = [(empty_gSd, empty_gSd)] * served.settings.num_hidden_layers
+    read_by, latent = served.settings, served.settings.latent
+    keys, values = (read_by.head, read_by.head) if not latent else (latent[2] + latent[3], latent[4])
+    empty = [features_TH.new_empty(read_by.num_key_value_heads, 0, width) for width in (keys, values)]
+    past = [(empty[0], empty[1])] * read_by.num_hidden_layers
     places_T = torch.arange(len(ids_T), device=ids_T.device)
     feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
     read, log_probs = [], []
@@ -384,20 +425,51 @@ def project(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
 def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, past: Past) -> Tensor:
     """Layer ``i``'s attention, (M, H); the new keys are added to ``past``."""
     read, at = served.settings, f"layers.{i}.self_attn"
-    q_hMd, k_gMd, v_gMd = (
-        project(served, f"{at}.{name}_proj", x_MW).unflatten(-1, (-1, read.head)).transpose(0, 1) for name in "qkv"
-    )
-    if read.head_norms:
-        q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
-    q_hMd, k_gMd = (rotate(x, positions_M, read.rope) for x in (q_hMd, k_gMd))
+    if read.latent:
+        q_hMd, k_gMd, v_gMd = latent_heads(served, at, x_MW, positions_M)
+    else:
+        q_hMd, k_gMd, v_gMd = (
+            project(served, f"{at}.{name}_proj", x_MW).unflatten(-1, (-1, read.head)).transpose(0, 1) for name in "qkv"
+        )
+        if read.head_norms:
+            q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
+        q_hMd, k_gMd = (rotate(x, positions_M, read.rope) for x in (q_hMd, k_gMd))
     past[i] = torch.cat([past[i][0], k_gMd], 1), torch.cat([past[i][1], v_gMd], 1)
     k_hSd, v_hSd = (x.repeat_interleave(read.num_attention_heads // read.num_key_value_heads, 0) for x in past[i])
     back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
     window = read.windows[i]
     hidden_MS = (back_MS < 0) if window is None else (back_MS < 0) | (back_MS >= window)
-    scores_hMS = (q_hMd @ k_hSd.mT / read.head**0.5).masked_fill(hidden_MS, float("-inf"))
+    scores_hMS = (q_hMd @ k_hSd.mT / q_hMd.shape[-1] ** 0.5).masked_fill(hidden_MS, float("-inf"))
     shares_hMS = scores_hMS.softmax(-1, dtype=torch.promote_types(scores_hMS.dtype, torch.float32))
     return project(served, f"{at}.o_proj", (shares_hMS.to(v_hSd.dtype) @ v_hSd).transpose(0, 1).flatten(1))
+
+
+def latent_heads(served: ServedDrafter, at: str, x_MW: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of DeepSeek's attention (https://arxiv.org/abs/2405.04434), (h, M, their width) each.
+
+    Positions turn neighbours, 2j and 2j + 1, not channels that lie half a head apart.
+    """
+    read = served.settings
+    q_rank, kv_rank, plain, turned, values = read.latent
+    asked = x_MW
+    if q_rank:
+        asked = rms(served, f"{at}.q_a_layernorm", project(served, f"{at}.q_a_proj", x_MW))
+    q_hMd = project(served, f"{at}.q_b_proj" if q_rank else f"{at}.q_proj", asked)
+    q_hMd = q_hMd.unflatten(-1, (-1, plain + turned)).transpose(0, 1)
+    latent, shared = project(served, f"{at}.kv_a_proj_with_mqa", x_MW).split([kv_rank, turned], -1)
+    kv_hMd = project(served, f"{at}.kv_b_proj", rms(served, f"{at}.kv_a_layernorm", latent))
+    kv_hMd = kv_hMd.unflatten(-1, (-1, plain + values)).transpose(0, 1)
+    inverse, factor = read.rope
+    angles_Mr = positions_M.float()[:, None] * inverse.to(positions_M.device)
+    cos_Mr, sin_Mr = ((f(angles_Mr) * factor).to(x_MW.dtype) for f in (torch.cos, torch.sin))
+
+    def turn(x_nMr: Tensor) -> Tensor:
+        even, odd = x_nMr[..., 0::2], x_nMr[..., 1::2]
+        return torch.stack([even * cos_Mr - odd * sin_Mr, odd * cos_Mr + even * sin_Mr], -1).flatten(-2)
+
+    q_hMd = torch.cat([q_hMd[..., :plain], turn(q_hMd[..., plain:])], -1)
+    k_hMd = torch.cat([kv_hMd[..., :plain], turn(shared[None]).expand(len(q_hMd), -1, -1)], -1)
+    return q_hMd * read.stretch, k_hMd, kv_hMd[..., plain:]
 
 
 def rotate(x_nMd: Tensor, positions_M: Tensor, rope: tuple[Tensor, float]) -> Tensor:

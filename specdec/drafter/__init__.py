@@ -1,5 +1,6 @@
 """The drafter and its axes."""
 
+from specdec.drafter.attention import GQA, MLA, AttentionKind
 from specdec.drafter.config import DrafterConfig, DrafterSpec
 from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
@@ -10,7 +11,7 @@ from specdec.drafter.parts import dry_run
 from specdec.drafter.recurrence import MaskConstant, PostNorm, PreNorm, Recurrence
 
 __all__ = [
-    "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered", "Entry", "EntryModule", "Fusion",
-    "LastLayer", "MaskConstant", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step",
-    "Wide", "choose", "dry_run", "load_drafter", "save_drafter",
+    "GQA", "MLA", "AttentionKind", "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered",
+    "Entry", "EntryModule", "Fusion", "LastLayer", "MaskConstant", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm",
+    "Recurrence", "ScalarMix", "Step", "Wide", "choose", "dry_run", "load_drafter", "save_drafter",
 ]  # fmt: skip

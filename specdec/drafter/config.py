@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from specdec.drafter.attention import GQA, AttentionKind
 from specdec.drafter.entry import Entry, Wide
 from specdec.drafter.fusion import Concat, Fusion
 from specdec.drafter.norms import Norm, Norms
@@ -17,7 +18,7 @@ from specdec.utils.numbers import Heads, Intermediate, Layers, Positions, Share,
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
-AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence}
+AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": Recurrence, "attention": AttentionKind}
 NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
 
 
@@ -57,6 +58,7 @@ class DrafterSpec:
         head: ``own``, over the draft vocabulary, or the ``target``'s, over everything (EAGLE-1).
         draft_vocab_size: tokens that the head knows; a target with fewer is taken whole. ``all`` takes them all.
         aux_layers: boundaries to tap, numbered as Hugging Face ``hidden_states`` indices, or the fusion's ``default``.
+        attention: how a layer attends.
         num_layers: decoder layers of the drafter.
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
@@ -73,6 +75,7 @@ class DrafterSpec:
     head: Literal["own", "target"] = "own"
     draft_vocab_size: Vocabulary | Literal["all"] = 32000
     aux_layers: list[int] | Literal["default"] = "default"
+    attention: AttentionKind = field(default_factory=GQA)
     num_layers: Layers = 1
     hidden_size: Width | Literal["target"] = "target"
     intermediate_size: Intermediate | Literal["target"] = "target"
@@ -91,7 +94,7 @@ class DrafterSpec:
         _check_window(self.attention_window)
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
-        for axis in (self.entry, self.norms, self.recurrence):  # these look at the other axes alone
+        for axis in (self.entry, self.norms, self.recurrence, self.attention):  # these look at the other axes alone
             axis.check(self)
 
     @classmethod
@@ -128,6 +131,7 @@ class DrafterConfig:
     recurrence: Recurrence
     head: Literal["own", "target"]
     aux_layers: tuple[int, ...]
+    attention: AttentionKind
     num_layers: Layers
     hidden_size: Width
     intermediate_size: Intermediate
@@ -154,7 +158,7 @@ class DrafterConfig:
             raise ValueError(f"head must be own or target, not {self.head!r:.60}")
         if odd := [value for value in self.target.values() if not isinstance(value, str | int | None)]:
             raise ValueError(f"the target's identity holds {odd[0]!r:.60}, wanted words and whole numbers")
-        if self.head_dim % 2:
+        if self.attention.rotated(self) % 2:
             raise ValueError(f"head_dim must be even, not {self.head_dim}: rotary positions pair channels")
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if heads % groups:
@@ -170,9 +174,9 @@ class DrafterConfig:
             raise ValueError(
                 f"head=target reads states of width {self.target_hidden_size}, the drafter has {self.hidden_size}"
             )
-        for axis in (self.fusion, self.entry, self.norms, self.recurrence):
+        for axis in (self.fusion, self.entry, self.norms, self.recurrence, self.attention):
             axis.check(self)
-        frequencies(self.rope, self.head_dim, self.max_position_embeddings)
+        frequencies(self.rope, self.attention.rotated(self), self.max_position_embeddings)
 
     @classmethod
     def for_target(
@@ -200,14 +204,12 @@ class DrafterConfig:
         rope = rope_parameters(hf_config) if theta == "target" else {"rope_type": "default", "rope_theta": float(theta)}
         default = spec.aux_layers == "default"
         chosen["aux_layers"] = tuple(spec.fusion.default_layers(num_target_layers) if default else spec.aux_layers)
-        size, heads = spec.draft_vocab_size, hf_config.num_attention_heads
+        size = spec.draft_vocab_size
         chosen["draft_vocab_size"] = vocab_size if size == "all" else min(size, vocab_size)
         chosen["recurrence"] = spec.recurrence.of_target(vocab_size)
         return cls(
             **chosen,
-            num_attention_heads=heads,
-            num_key_value_heads=getattr(hf_config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
+            **spec.attention.heads(hf_config)._asdict(),
             vocab_size=vocab_size,
             rms_norm_eps=getattr(hf_config, "rms_norm_eps", 1e-6),  # families without RMSNorm name no such epsilon
             rope=rope,
@@ -250,7 +252,9 @@ class DrafterConfig:
 
 def _with_parts(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Plain data of a spec or config with its parts in place of their names; ValueError if they are none."""
-    parts: dict[str, Any] = {name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items()}
+    parts: dict[str, Any] = {
+        name: revive(base, data[name], f"{where}: {name}") for name, base in AXES.items() if name in data
+    }
     norms: dict[str, Any] = {
         site: value if value in NORM_WORDS else revive(Norm, value, f"{where}: norms.{site}")
         for site, value in data["norms"].items()

@@ -1,6 +1,6 @@
 """How the token embedding meets the feature at the drafter's first layer.
 
-Legend: B batch, T nodes, H hidden, W = (query heads + 2 key heads) x head width.
+Legend: B batch, T nodes, H hidden, W what the first layer's attention projects its input to.
 """
 
 from dataclasses import dataclass
@@ -58,8 +58,8 @@ class WideEntry(EntryModule):
 
     def __init__(self, config: "DrafterConfig") -> None:
         super().__init__()
-        heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        self.token_qkv_proj = nn.Linear(config.hidden_size, heads * config.head_dim, bias=False)
+        projected = sum(config.attention.projections(config).values())
+        self.token_qkv_proj = nn.Linear(config.hidden_size, projected, bias=False)
         self.normed_residual = config.norms.residual == "normed"
 
     def read(self, e_BTH: Tensor) -> Tensor:

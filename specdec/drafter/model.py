@@ -16,7 +16,7 @@ from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
 from specdec.drafter.recurrence import FeedMask, MaskConstant
-from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
+from specdec.nn.layers import RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
 from specdec.utils.text import how_many
 
@@ -26,11 +26,7 @@ class Layer(nn.Module):
 
     def __init__(self, config: DrafterConfig, index: int) -> None:
         super().__init__()
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        norm = config.norms.build_heads(config)
-        self.attention = Attention(
-            config.hidden_size, heads, kv_heads, config.head_dim, index, norm, config.attention_bias
-        )
+        self.attention = config.attention.build_layer(config, index)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
@@ -51,7 +47,7 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         further = range(1, config.num_layers)
         self.input_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further)
-        self.rope = Rope(config.rope, config.head_dim, config.max_position_embeddings)
+        self.rope = Rope(config.rope, config.attention.rotated(config), config.max_position_embeddings)
         self.window = None if config.attention_window == "full" else config.attention_window
 
     def forward(self, entered: Entered, view: View) -> Tensor:

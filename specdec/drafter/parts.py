@@ -107,6 +107,7 @@ def dry_run(drafter: "Drafter") -> None:
     """
     config, weight = drafter.config, drafter.lm_head.weight
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    projected = sum(config.attention.projections(config).values())
     aux_BTNH = weight.new_zeros(B, T, len(config.aux_layers), config.target_hidden_size)
     h_BTH = weight.new_zeros(B, T, config.hidden_size)
     heads_BTnd = weight.new_zeros(B, T, heads, config.head_dim)
@@ -130,7 +131,7 @@ def dry_run(drafter: "Drafter") -> None:
             raise ValueError(f"{entry} returned a {type(entered).__name__}, wanted Entered(block, beside, residual)")
         _check(entry, entered.block_BTH, h_BTH, " as block_BTH")
         if entered.beside_BTW is not None:
-            _check(entry, entered.beside_BTW, heads_BTnd.flatten(2), " as beside_BTW")
+            _check(entry, entered.beside_BTW, weight.new_zeros(B, T, projected), " as beside_BTW")
         _check(entry, entered.residual_BTH, h_BTH, " as residual_BTH")
         _check(recurrence, _call(recurrence, drafter.recurrence, h_BTH, h_BTH), h_BTH)
     finally:

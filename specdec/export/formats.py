@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.drafter import Drafter, PostNorm
+from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
 from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, NotServable, Subject, lint, target_flags
 from specdec.target import TargetSource
@@ -63,6 +63,8 @@ class Format:
         """
         if subject.method == "eagle":
             return ["EagleLlamaForCausalLM"]
+        if type(subject.config.attention) is MLA:
+            return ["Eagle3DeepseekV2ForCausalLM"]
         if subject.config.norms.query_key:
             return ["Eagle3Qwen3ForCausalLM"]
         config = subject.config  # of a window, SGLang would know by a flag alone
@@ -188,9 +190,10 @@ class SpeculatorsFormat(Format):
     def check(self, subject: Subject) -> None:
         """As the base; and EAGLE-1 is no speculator any more."""
         super().check(subject)
-        if subject.method == "eagle":
+        kind = "method eagle" if subject.method == "eagle" else "attention MLA"
+        if subject.method == "eagle" or type(subject.config.attention) is MLA:
             raise NotServable(
-                f"{VLLM} cannot serve this drafter: the speculators format has no method eagle: use --format vllm"
+                f"{VLLM} cannot serve this drafter: the speculators format has no {kind}: use --format vllm"
             )
 
     def config(self, subject: Subject, target: str, draft_tokens: int) -> dict[str, Any]:

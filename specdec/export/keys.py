@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import Concat, DrafterConfig, MaskConstant, PostNorm
+from specdec.drafter import GQA, MLA, Concat, DrafterConfig, MaskConstant, PostNorm
 from specdec.nn.layers import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
 
@@ -116,6 +116,20 @@ def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
     return {"use_aux_hidden_state": True, **ids}
 
 
+RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")  # of MLA
+
+
+def _latent(raw: Raw, hf: Any) -> dict[str, Any]:
+    """MLA's sizes, of which only the first may be nothing."""
+    if "kv_lora_rank" not in raw:
+        return {"attention": GQA()}
+    sizes = {key: raw.get(key) or 0 for key in RANKS}
+    if odd := [key for key, size in sizes.items() if type(size) is not int]:
+        raise ValueError(f"{odd[0]} is {sizes[odd[0]]!r}, wanted a whole number")
+    kind = MLA(**sizes)
+    return {"attention": kind, **kind.heads(hf)._asdict()}
+
+
 COMMON = (
     KeyRow("model_type", lambda c: "qwen3" if c.norms.query_key else "llama"),
     _same("vocab_size"),
@@ -135,6 +149,13 @@ COMMON = (
     KeyRow("attention_bias", lambda c: c.attention_bias, _attention_bias),
     _fixed("mlp_bias", False),
 )  # fmt: skip
+
+LATENT = (  # of MLA alone, whose class engines find by the first of these
+    KeyRow("model_type", lambda c: "kimi_k2"),
+    KeyRow("head_dim", lambda c: c.attention.qk_rope_head_dim),  # type: ignore[attr-defined]  # as DeepSeek calls it
+    *(KeyRow(key, lambda c, key=key: getattr(c.attention, key) or None) for key in RANKS[1:]),  # type: ignore[misc]
+    KeyRow(RANKS[0], lambda c: getattr(c.attention, RANKS[0]) or None, _latent),
+)
 
 EAGLE = (
     *COMMON,
@@ -165,7 +186,8 @@ TABLES = {"eagle": EAGLE, "eagle3": EAGLE3}
 
 def write(config: DrafterConfig, method: str) -> dict[str, Any]:
     """Every key but ``architectures``."""
-    made = {row.key: row.write(config) for row in TABLES[method]}
+    rows = TABLES[method] + LATENT if type(config.attention) is MLA else TABLES[method]
+    made = {row.key: row.write(config) for row in rows}
     return {key: value for key, value in made.items() if not (key in MASKS and value is None)}
 
 
@@ -184,8 +206,10 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
     found: dict[str, Any] = {"attention_window": "full"}
     try:
+        if "kv_lora_rank" in raw:  # the width that is rotated, and as many keys as queries
+            plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
-        for row in TABLES[method]:
+        for row in TABLES[method] + LATENT:
             if row.read is not None:
                 found |= row.read(raw, hf)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
@@ -197,7 +221,9 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
 
 # what transformers is to read: nothing that it would act on beyond dimensions and rope
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
-_READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))}
+_READ -= {"hidden_act", "layer_types", *RANKS, *MASKS} | {
+    row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))
+}
 
 
 def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:

@@ -35,9 +35,7 @@ log = logging.getLogger(__name__)
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
-OTHER_DRAFTERS = {  # by what stands in a tensor's name
-    "kv_a_proj_with_mqa": "a drafter with multi-head latent attention (MLA), as those of DeepSeek and Kimi",
-}
+LATENT = "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # of multi-head latent attention (MLA)
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 SPECFORGE = "SpecForge or TorchSpec"
@@ -130,8 +128,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 raise ValueError(f"{file}: {name} is there twice, under another spelling too")
             if known is not None:
                 tensors[known] = value
-            if known == QUERIES:
-                layer = name.removesuffix(QUERIES.removeprefix("layers.0."))
+            if known in (QUERIES, LATENT):
+                layer = name.removesuffix(known.removeprefix("layers.0."))
     hashes = check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
     if ours is not None and ours.get("weights_sha256") != (hashes.get(files[0].name) or sha256(files[0])):
@@ -281,16 +279,18 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     config = flat(raw)
-    for mark, kind in OTHER_DRAFTERS.items():
-        if name := next((one for one in tensors if mark in one), None):
-            raise ValueError(f"{kind} ({name}), which drafters here are not")
-    lacking = [name for name in (QUERIES, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
+    if (LATENT in tensors) != ("kv_lora_rank" in config):
+        raise ValueError(
+            f"of a drafter with multi-head latent attention it lacks {LATENT} or, in config.json, its sizes"
+        )
+    reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
+    lacking = [name for name in (reads, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
     if lacking:
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
         near = likely(lacking[0], tensors)
         raise ValueError(f"no EAGLE drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
     hidden = len(tensors["fc.weight"])
-    wide = tensors[QUERIES].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
+    wide = tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
     found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
     if (named.MASK in tensors) != found["recurrence"].parallel:
         lacks = "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from specdec.drafter import (
+    GQA,
+    MLA,
     Concat,
     DrafterConfig,
     LastLayer,
@@ -179,6 +181,17 @@ SWITCHES = (
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
+    Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
+           **_both("method eagle has no such attention")),
+    Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),
+           sglang="no class of its has it for Kimi's drafters yet", vllm_since="0.32.0"),
+    *(Switch(f"attention MLA with {name}", _eagle3(lambda c, used=used: type(c.attention) is MLA and used(c)),  # type: ignore[misc]
+             vllm="its class with this attention lacks that", sglang="no class of its has this attention")
+      for name, used in {
+          "norms.aux=concat": lambda c: c.norms.aux == "concat",
+          "recurrence MaskConstant": lambda c: c.recurrence.parallel,
+          "attention_window": lambda c: c.attention_window != "full",
+      }.items()),
     Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
     Switch("attention_bias with norms.query_key", _any(lambda c: c.attention_bias and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
@@ -203,6 +216,7 @@ def _stock(config: DrafterConfig) -> bool:
     return (
         type(config.fusion) in (LastLayer, Concat, ScalarMix)
         and type(config.entry) in (Narrow, Wide)
+        and type(config.attention) in (GQA, MLA)
         and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant)
         and not any(isinstance(norm, Norm) for norm in vars(config.norms).values())
     )

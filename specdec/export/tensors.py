@@ -55,8 +55,7 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
     The embedding's half precedes the feature's.
     """
     halves = slice(0, config.hidden_size), slice(config.hidden_size, 2 * config.hidden_size)
-    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    heads = {"q": queries, "k": keys, "v": keys}
+    projections = config.attention.projections(config)
     names = list(names)
     wide = "entry.token_qkv_proj.weight" in names
     # the embedding's half first, which then opens every matrix that it goes into
@@ -68,8 +67,8 @@ def blocks(names: Iterable[str], config: DrafterConfig) -> Iterator[TensorBlock]
             halved = wide and (last == "token_qkv_proj" or first) and kind == "weight"
             columns = halves[last == "qkv_proj"] if halved else ALL
             place = "layers.layers.0.attention" if last == "token_qkv_proj" else at
-            for part, rows in _stacked(heads):
-                yield TensorBlock(name, f"{place}.{part}_proj.{kind}", rows, columns)
+            for part, rows in _stacked(projections):
+                yield TensorBlock(name, f"{place}.{part}.{kind}", rows, columns)
         elif last == "gate_up_proj":
             for part, rows in _stacked({"gate": config.intermediate_size, "up": config.intermediate_size}):
                 yield TensorBlock(name, f"{at}.{part}_proj.weight", rows)
@@ -91,7 +90,10 @@ MASK = "mask_hidden.weight"  # P-EAGLE's learned state, whose published name has
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
 # of a layer, after `layers.layers.{i}.` and `layers.{i}.`
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+ATTENTION = [
+    "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm",
+    "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj",
+]  # fmt: skip
 LAYER = {
     **{f"attention.{part}": f"self_attn.{part}" for part in ATTENTION},
     "post_attention_norm": "post_attention_layernorm",

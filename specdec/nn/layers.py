@@ -166,6 +166,13 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> 
         ) from error
 
 
+def rope_scale(rope: Mapping[str, Any]) -> float:
+    """What DeepSeek's attention multiplies the scores by where yarn stretches its rope: the square of ``0.1
+    mscale_all_dim ln(factor) + 1`` (https://arxiv.org/abs/2309.00071)."""
+    factor, share = float(rope.get("factor") or 1), float(rope.get("mscale_all_dim") or 0)
+    return (0.1 * share * math.log(factor) + 1) ** 2 if rope["rope_type"] == "yarn" and factor > 1 else 1.0
+
+
 class Rope(nn.Module):
     """Rotates queries and keys by their positions (https://arxiv.org/abs/2104.09864), halves convention.
 
@@ -241,6 +248,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
+        self.value_dim = head_dim
         self.qkv_proj = nn.Linear(width, (heads + 2 * kv_heads) * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
         self.norm = norm
@@ -257,11 +265,7 @@ class Attention(nn.Module):
         qkv_BTW = self.qkv_proj(x_BTH)
         if beside_BTW is not None:
             qkv_BTW = qkv_BTW + beside_BTW
-        qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
-        if qkv_BTnd.requires_grad:  # of the projection itself nothing is kept
-            q, k, v = _Lean.apply(_split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope)
-        else:
-            q, k, v = _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)
+        q, k, v = self.split(qkv_BTW, rope)
         visibility = view.visibility
         if view.wanted_BM is not None:
             visibility, q = visibility.of(view.wanted_BM), q.take_along_dim(view.wanted_BM[:, None, :, None], dim=2)
@@ -269,7 +273,15 @@ class Attention(nn.Module):
             out = attend(q, k, v, visibility)
         else:
             out = view.cache.attend(self.layer, q, k, v, visibility, view.slots_BT)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(out[..., : self.value_dim].transpose(1, 2).flatten(2))
+
+    def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, h, T, d), keys and values (B, g, T, d), rotated, of what the layer's input was projected to."""
+        qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
+        if not qkv_BTnd.requires_grad:
+            return _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)
+        # of the projection itself nothing is kept
+        return _Lean.apply(_split_heads, _join_heads, 1, (self.heads, self.kv_heads), qkv_BTnd, *rope)
 
 
 @pointwise

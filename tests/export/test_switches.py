@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specdec.drafter import (
+    MLA,
     Concat,
     Drafter,
     DrafterConfig,
@@ -24,6 +25,7 @@ from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
 BARE = EAGLE1.norms
+LATENT = MLA(10, 8, 6, 4, 5)
 
 
 def subject(
@@ -87,6 +89,11 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "a trained token embedding": (subject(own_embedding=True), "V"),
     "num_layers above 1, with method eagle3": (subject(num_layers=2), "VS"),
     "attention_window, with method eagle3": (subject(attention_window=16), "VS"),
+    "attention MLA, with method eagle": (subject(EAGLE1, attention=LATENT), ""),
+    "attention MLA, with method eagle3": (subject(attention=LATENT), "V"),
+    "attention MLA with norms.aux=concat": (subject(attention=LATENT, norms=Norms(aux="concat")), ""),
+    "attention MLA with recurrence MaskConstant": (subject(attention=LATENT, recurrence=MaskConstant()), ""),
+    "attention MLA with attention_window": (subject(attention=LATENT, attention_window=16), ""),
     "attention_bias": (subject(attention_bias=True), "V"),
     "attention_bias with norms.query_key": (subject(attention_bias=True, norms=Norms(query_key=True)), ""),
     "rope_type default": (subject(), "VS"),
@@ -126,6 +133,7 @@ def test_who_serves_what(name: str) -> None:
     row = row_of(name)
     assert row.used(case)
     apart = ("norms.query_key, with method eagle3", "attention_bias") if " with norms.query_key" in name else ()
+    apart += ("attention MLA, with method eagle3", "recurrence MaskConstant (P-EAGLE)") if "MLA with" in name else ()
     found = {
         engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart] for engine in ENGINES
     }

@@ -88,13 +88,29 @@ class Naive:
         a, b = x_BThd[..., : width // 2], x_BThd[..., width // 2 :]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
+    def latent(self, x: Tensor, at: str, positions_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of DeepSeek's attention, (B, T, h, their width)."""
+        kind = self.config.attention
+        n, r = kind.qk_nope_head_dim, kind.qk_rope_head_dim
+        q = self.linear(self.norm(self.linear(x, f"{at}.q_a_proj"), f"{at}.q_a_layernorm"), f"{at}.q_b_proj")
+        both = self.linear(x, f"{at}.kv_a_proj_with_mqa")
+        kv = self.linear(self.norm(both[..., : kind.kv_lora_rank], f"{at}.kv_a_layernorm"), f"{at}.kv_b_proj")
+        q, kv = q.unflatten(-1, (-1, n + r)), kv.unflatten(-1, (-1, n + kind.v_head_dim))
+        halves = [*range(0, r, 2), *range(1, r, 2)]
+        turned = self.turn(both[..., None, kind.kv_lora_rank :][..., halves], positions_BT)
+        q = torch.cat([q[..., :n], self.turn(q[..., n:][..., halves], positions_BT)], -1)
+        return q, torch.cat([kv[..., :n], turned.expand(*kv.shape[:-1], -1)], -1), kv[..., n:]
+
     def attend(self, x: Tensor, at: str, positions_BT: Tensor, past: list, mask: Tensor) -> Tensor:
         heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
-        q, k, v = (self.linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, self.config.head_dim)) for name in "qkv")
-        q, k = (
-            self.turn(self.norm(q, f"{at}.q_norm"), positions_BT),
-            self.turn(self.norm(k, f"{at}.k_norm"), positions_BT),
-        )
+        if f"{at}.kv_b_proj.weight" in self.w:
+            q, k, v = self.latent(x, at, positions_BT)
+        else:
+            q, k, v = (self.linear(x, f"{at}.{name}_proj").unflatten(-1, (-1, self.config.head_dim)) for name in "qkv")
+            q, k = (
+                self.turn(self.norm(q, f"{at}.q_norm"), positions_BT),
+                self.turn(self.norm(k, f"{at}.k_norm"), positions_BT),
+            )
         past.append((k, v))
         keys, values = (torch.cat(list(x), 1).repeat_interleave(heads // groups, 2) for x in zip(*past, strict=True))
         scores = torch.einsum("bthd,bshd->bhts", q, keys) / self.config.head_dim**0.5

@@ -92,7 +92,7 @@ def draw(parameters: Iterable[Tensor], scale: float) -> None:
 
 def float64_tables(rope: Rope, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Rotary tables without float32, whose cosines differ in the last bit between processors."""
-    width = 12
+    width = 2 * len(rope.inverse)
     inverse = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.cat([positions_BT[:, None, :, None] * inverse] * 2, dim=-1)
     return angles.cos(), angles.sin()
