@@ -107,7 +107,7 @@ def variants() -> dict[str, DrafterSpec]:
         "sliding_window": DrafterSpec(attention_window=16, **small),
         "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
         "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
-        "mla": DrafterSpec(attention=MLA(10, 8, 6, 4, 5), **small),
+        "mla": DrafterSpec(attention=MLA(10, 256, 6, 64, 5), **small),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
     }
 

@@ -20,6 +20,7 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
 from specdec.diagnostics.parity_compare import compare
+from specdec.drafter.recurrence import FeedMask
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
 from specdec.training.divergences import LKLambda
@@ -136,7 +137,12 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
         moved[:, :, n] += noise * moved[:, :, n].std()
         other_KTD = logits_of(drafter, ids_1T, moved, K)
         yield read(f"the target's state at boundary {b}", own_KTD, other_KTD, "the fusion leaves it out")
-    if drafter.config.recurrence.parallel:  # hands on a constant, by design
+    if isinstance(drafter.recurrence, FeedMask):  # hands on a constant, by design, which must be read
+        kept = drafter.recurrence.hidden.weight.clone()
+        drafter.recurrence.hidden.weight.copy_(kept.roll(1, -1))
+        other_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
+        drafter.recurrence.hidden.weight.copy_(kept)
+        yield read("the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on")
         return
     view = View.packed(torch.zeros_like(ids_1T[:, 2:]))
     handed_1TH = drafter.step(ids_1T[:, 1:-1], drafter.fuse(aux_1TNH[:, :-2]), view).h_BTH

@@ -130,6 +130,12 @@ def settings(raw: Raw, method: str) -> Settings:
     latent = tuple(int(config.get(key) or 0) for key in LATENT) if found in DEEPSEEK else ()
     if latent:
         head = latent[3]
+        if not latent[0]:
+            raise Misread("config.json: q_lora_rank is nothing, and the engine looks for the queries' latent")
+        block = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = block.get("rope_type", block.get("type", "default"))
+        if kind not in ("default", "yarn") or not {"attention_factor", "truncate"}.isdisjoint(block):
+            raise Misread(f"config.json: the rope {dict(block)}, of which this class makes DeepSeek's yarn")
         for key in ("norm_before_fc", "attention_bias", *MASK_IDS):
             if config.get(key):
                 raise Misread(f"config.json: {key} is {config[key]!r}, which the class {found} does not know")

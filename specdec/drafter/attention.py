@@ -39,6 +39,10 @@ class AttentionKind(Part):
         """Channels of a head that positions may rotate."""
         return config.head_dim
 
+    def kept(self, config: "DrafterConfig") -> int:
+        """Numbers of a token that the backward pass needs of a layer beside queries, keys, values and their sum."""
+        return 0
+
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
         """The attention of layer ``index``."""
         raise TypeError(f"{type(self).__name__} must build an attention")
@@ -93,10 +97,20 @@ class MLA(AttentionKind):
             raise ValueError(f"attention.v_head_dim {self.v_head_dim} is wider than a key")
 
     def check(self, config: Any) -> None:
-        """No norms or biases on heads, which the layout has no place for."""
+        """No norms or biases on heads, which the layout has no place for; and heads of these very sizes."""
         for name, used in (("norms.query_key", config.norms.query_key), ("attention_bias", config.attention_bias)):
             if used:
                 raise ValueError(f"{name} belongs to attention GQA: MLA has norms on its latents, and no bias")
+        if not hasattr(config, "head_dim"):
+            return
+        sizes = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        if sizes != (wanted := self.heads(config)):
+            raise ValueError(f"heads, key heads and head_dim are {sizes}, of attention MLA they are {tuple(wanted)}")
+        if config.rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError(
+                "attention MLA rotates all of qk_rope_head_dim channels, and the rope says partial_rotary_factor: "
+                "give --model.drafter.rope_theta for a rope of its own"
+            )
 
     def heads(self, hf_config: Any) -> HeadSizes:
         h = hf_config.num_attention_heads
@@ -110,6 +124,10 @@ class MLA(AttentionKind):
 
     def rotated(self, config: "DrafterConfig") -> int:
         return self.qk_rope_head_dim
+
+    def kept(self, config: "DrafterConfig") -> int:
+        """Both latents, as they are and normed, and the narrow sum that o_proj reads."""
+        return 2 * (self.q_lora_rank + self.kv_lora_rank) + config.num_attention_heads * self.v_head_dim
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
         sizes = self.q_lora_rank, self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim

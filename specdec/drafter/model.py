@@ -15,8 +15,8 @@ from specdec.drafter.config import DrafterConfig
 from specdec.drafter.entry import Entered, EntryModule
 from specdec.drafter.norms import NormTable
 from specdec.drafter.parts import built
-from specdec.drafter.recurrence import FeedMask, MaskConstant
-from specdec.nn.layers import RMSNorm, Rope, SwiGLU
+from specdec.drafter.recurrence import FeedMask
+from specdec.nn.layers import Attention, RMSNorm, Rope, SwiGLU
 from specdec.nn.view import View
 from specdec.utils.text import how_many
 
@@ -27,6 +27,9 @@ class Layer(nn.Module):
     def __init__(self, config: DrafterConfig, index: int) -> None:
         super().__init__()
         self.attention = config.attention.build_layer(config, index)
+        if not isinstance(self.attention, Attention):
+            name = type(config.attention).__name__
+            raise ValueError(f"attention {name}: its build_layer returned no specdec.nn.layers.Attention")
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
 
@@ -121,8 +124,7 @@ class Drafter(nn.Module):
 
     def following(self, ids_BT: Tensor) -> Tensor:
         """What steps after the first read in place of tokens that have been drafted: the same, or a mask's."""
-        mask = self.config.recurrence
-        return torch.full_like(ids_BT, mask.mask_token_id) if isinstance(mask, MaskConstant) else ids_BT
+        return self.config.recurrence.following(ids_BT)
 
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
         """Advance every node by one token.

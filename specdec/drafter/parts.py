@@ -27,7 +27,7 @@ B, T = 2, 3  # of a dry run
 
 
 class Part:
-    """Base of fusion, entry and recurrence: a frozen dataclass whose fields are its arguments."""
+    """Base of fusion, entry, recurrence and attention: a frozen dataclass whose fields are its arguments."""
 
     def check(self, config: Any) -> None:
         """Raise ValueError for a DrafterConfig or a DrafterSpec that this part cannot serve."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
 from specdec.drafter.parts import Part
@@ -23,11 +24,16 @@ class Recurrence(Part):
     """
 
     parallel: ClassVar[bool] = False
-    """Whether no step reads what another made, so that all drafts of a target pass come of one call of the drafter."""
+    """Whether no step reads what another made, so that all drafts of a target pass come of one call of the drafter;
+    then :meth:`following` gives one token for all."""
 
     def of_target(self, vocab_size: int) -> Self:
-        """The same for a target of so many tokens."""
+        """This recurrence with the tokens that it names numbered for a vocabulary of ``vocab_size``."""
         return self
+
+    def following(self, ids_BT: Tensor) -> Tensor:
+        """What steps after the first read in place of tokens that have been drafted, int64 (B, T)."""
+        return ids_BT
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ class MaskConstant(Recurrence):
                 f"recurrence MaskConstant learns states to be fused, and fusion {type(config.fusion).__name__} mixes "
                 "nothing: use fusion Concat"
             )
+
+    def following(self, ids_BT: Tensor) -> Tensor:
+        return torch.full_like(ids_BT, self.mask_token_id)
 
     def of_target(self, vocab_size: int) -> Self:
         """With the mask's own number; ValueError if the target has no such token."""

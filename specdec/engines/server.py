@@ -124,7 +124,7 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         if here != there:
             raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
     named = str(record["method"]), str(record["target"].get("architecture"))
-    return DrafterCheckpoint(directory, *named, bool(record["parallel"]))
+    return DrafterCheckpoint(directory, *named, bool(record.get("parallel")))
 
 
 class ServerError(ValueError):

@@ -31,7 +31,10 @@ README = "README.md"
 MARK = "<!-- made by specdec: without this line specdec push keeps the card as it is -->"
 FEW_PROMPTS = 10
 LOOPING_SHARE = 0.05  # of the answers; from here on the card warns, as an evaluation does
-AXES = ("fusion", "entry", "norms", "recurrence", "head", "aux_layers", "num_layers", "hidden_size", "attention_window")
+AXES = (
+    "fusion", "entry", "norms", "recurrence", "attention", "head", "aux_layers", "num_layers", "hidden_size",
+    "attention_window",
+)  # fmt: skip
 EVALUATED = ("results", "settings", "target", "provenance")  # of metrics.json
 
 

@@ -117,9 +117,9 @@ def vllm_arguments(target: TargetSource, drafter: DrafterCheckpoint | None = Non
     arguments = ["serve", servable(target)]
     if drafter is not None:
         speculative: dict[str, Any] = {"method": drafter.method, "model": str(drafter.directory)}
-        speculative |= {"num_speculative_tokens": draft_tokens} | (
-            {"parallel_drafting": True} if drafter.parallel else {}
-        )
+        speculative["num_speculative_tokens"] = draft_tokens
+        if drafter.parallel:
+            speculative["parallel_drafting"] = True
         arguments += ["--speculative-config", json.dumps(speculative)]
     if target.revision is not None:
         arguments += ["--revision", target.revision, "--tokenizer-revision", target.revision]
@@ -185,7 +185,7 @@ class SpeculatorsFormat(Format):
         """As the base; earlier releases drop fc_norm and norm_output from this format without a word."""
         config = subject.config
         dropped = config.norms.aux == "each" or type(config.recurrence) is PostNorm
-        return "0.25.0" if dropped else super().needs(subject)
+        return "0.25.0" if dropped and not subject.parallel else super().needs(subject)
 
     def check(self, subject: Subject) -> None:
         """As the base; and EAGLE-1 is no speculator any more."""

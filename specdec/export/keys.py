@@ -121,7 +121,7 @@ RANKS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", 
 
 def _latent(raw: Raw, hf: Any) -> dict[str, Any]:
     """MLA's sizes, of which only the first may be nothing."""
-    if "kv_lora_rank" not in raw:
+    if raw.get("kv_lora_rank") is None:
         return {"attention": GQA()}
     sizes = {key: raw.get(key) or 0 for key in RANKS}
     if odd := [key for key, size in sizes.items() if type(size) is not int]:
@@ -206,7 +206,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
     found: dict[str, Any] = {"attention_window": "full"}
     try:
-        if "kv_lora_rank" in raw:  # the width that is rotated, and as many keys as queries
+        if raw.get("kv_lora_rank") is not None:  # the width that is rotated, and as many keys as queries
             plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
         for row in TABLES[method] + LATENT:

@@ -16,7 +16,19 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specdec.drafter import Concat, Drafter, DrafterConfig, LastLayer, Narrow, Norms, PreNorm, Wide, save_drafter
+from specdec.drafter import (
+    MLA,
+    Concat,
+    Drafter,
+    DrafterConfig,
+    LastLayer,
+    MaskConstant,
+    Narrow,
+    Norms,
+    PreNorm,
+    Wide,
+    save_drafter,
+)
 from specdec.drafter.io import FLOATS, WHOLE, check_finite, measure
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.drafter.model import skeleton_of
@@ -251,12 +263,18 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
     kinds = sorted(
         {str(value.dtype).removeprefix("torch.") for name, value in tensors.items() if name not in named.MAPS}
     )
+    parts = []
+    if isinstance(config.recurrence, MaskConstant):
+        parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
+    if isinstance(config.attention, MLA):
+        parts.append(f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}")
     return [
         f"layout: {'EAGLE-3' if wide else 'EAGLE-1'}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
         f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
         f"boundaries: {', '.join(map(str, config.aux_layers))} of {config.num_target_layers}"
         + (f" ({why})" if wide else " (the last state, which EAGLE-1 reads)"),
         *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if wide else []),
+        *parts,
         f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
         + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
     ]
@@ -279,10 +297,9 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if raw.get("format") == DRAFTER:
         raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
     config = flat(raw)
-    if (LATENT in tensors) != ("kv_lora_rank" in config):
-        raise ValueError(
-            f"of a drafter with multi-head latent attention it lacks {LATENT} or, in config.json, its sizes"
-        )
+    if (LATENT in tensors) != (config.get("kv_lora_rank") is not None):
+        lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
+        raise ValueError(f"of a drafter with multi-head latent attention (MLA) it lacks {lacks}")
     reads = LATENT if LATENT in tensors else QUERIES  # what reads the first layer's input
     lacking = [name for name in (reads, "fc.weight") if name not in tensors or tensors[name].ndim != 2]
     if lacking:
@@ -350,7 +367,11 @@ def _filled(
         theirs |= {HEAD: target.head_weight()} if config.draft_vocab_size == config.vocab_size else {}
         weights = theirs | weights
     _drop_doubles(weights, config)
-    if named.MASK in weights and config.recurrence.parallel:  # published flat
+    if named.MASK in weights:  # published flat
+        if weights[named.MASK].numel() % target.hidden_size:
+            raise ValueError(
+                f"mask_hidden has {weights[named.MASK].numel()} numbers, no multiple of {target.hidden_size}"
+            )
         weights[named.MASK] = weights[named.MASK].reshape(-1, target.hidden_size)
     rows = named.table(config)
     state = {name: value for name, value in skeleton_of(config).state_dict().items() if name != VOCABULARY}

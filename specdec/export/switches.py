@@ -24,6 +24,7 @@ ENGINES = (VLLM, SGLANG)
 # targets that SGLang numbers otherwise: ids are of layers' outputs only if the first id is 1
 SHIFTED_IF_FIRST_IS_ONE = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
+LATENT_WIDTHS = (320, 512, 576)  # that vLLM's kernels of latent attention know
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 # of vLLM's own classes: those that hand states to method eagle3, and those without a head that method eagle can share;
@@ -191,6 +192,12 @@ SWITCHES = (
           "norms.aux=concat": lambda c: c.norms.aux == "concat",
           "recurrence MaskConstant": lambda c: c.recurrence.parallel,
           "attention_window": lambda c: c.attention_window != "full",
+          "q_lora_rank 0": lambda c: c.attention.q_lora_rank == 0,
+          "latents of another width than 320, 512 or 576, kv_lora_rank and qk_rope_head_dim together": lambda c: (
+              c.attention.kv_lora_rank + c.attention.qk_rope_head_dim not in LATENT_WIDTHS
+          ),
+          "a rope_type other than default and yarn": lambda c: c.rope["rope_type"] not in ("default", "yarn"),
+          "attention_factor or truncate in the rope": lambda c: not {"attention_factor", "truncate"}.isdisjoint(c.rope),
       }.items()),
     Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
     Switch("attention_bias with norms.query_key", _any(lambda c: c.attention_bias and c.norms.query_key),

@@ -58,6 +58,6 @@ class LatentAttention(Attention):
 
 
 def apart(x: Tensor) -> Tensor:
-    """Channels that are rotated in pairs of neighbours, as halves; where queries and keys both are, nothing else is
-    different."""
+    """Reorders pairs of neighbours into halves, as :func:`apply_rope` wants them; the products of queries and keys stay
+    the same."""
     return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

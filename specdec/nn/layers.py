@@ -169,8 +169,12 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> 
 def rope_scale(rope: Mapping[str, Any]) -> float:
     """What DeepSeek's attention multiplies the scores by where yarn stretches its rope: the square of ``0.1
     mscale_all_dim ln(factor) + 1`` (https://arxiv.org/abs/2309.00071)."""
-    factor, share = float(rope.get("factor") or 1), float(rope.get("mscale_all_dim") or 0)
-    return (0.1 * share * math.log(factor) + 1) ** 2 if rope["rope_type"] == "yarn" and factor > 1 else 1.0
+    if rope.get("rope_type") != "yarn":
+        return 1.0
+    factor, share = rope.get("factor") or 1, rope.get("mscale_all_dim") or 0
+    if odd := [value for value in (factor, share) if type(value) not in (int, float) or value < 0]:
+        raise ValueError(f"factor and mscale_all_dim of a rope must be numbers, not {odd[0]!r:.60}")
+    return float(0.1 * share * math.log(max(factor, 1)) + 1) ** 2
 
 
 class Rope(nn.Module):

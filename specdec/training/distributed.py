@@ -37,7 +37,8 @@ def shard(step: TrainStep, mesh: DeviceMesh) -> None:
     """Shard all weights of a training step over the processes of ``mesh``, in place; the first process's are taken.
 
     Every unroll step reads all of the drafter but its embedding, so that is one group: gathered at the first step,
-    its gradients reduced after the last. A frozen embedding is its own: gathered once a batch, and let go at once.
+    its gradients reduced after the last. A frozen embedding is its own: gathered once a batch, twice where a recurrence
+    has a mask, and let go at once.
     Computing with the weights is the step's forward.
     """
     drafter = step.drafter

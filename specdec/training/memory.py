@@ -109,9 +109,10 @@ def activations(
     step += layers * (q + 2 * kv) * bool(norms.query_key)
     # what linear layers read (of the entry's not the first, which reads the token; the gated product is made again);
     step += H * bool(norms.hidden) + sum(of_entry[1:]) + (layers - 1) * H + layers * (q + H)
+    step += layers * config.attention.kept(config)
     # rotated queries and keys, values, gate and up; in float32 a log-sum-exp per head, and cosine and sine.
     step += layers * (q + 2 * kv + 2 * config.intermediate_size)
-    step_bytes = step * each + (layers * heads + 2 * config.head_dim) * FLOAT32
+    step_bytes = step * each + (layers * heads + 2 * config.attention.rotated(config)) * FLOAT32
     unroll = K * step_bytes
     if recompute:
         unroll = K * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes

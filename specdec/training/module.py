@@ -110,8 +110,9 @@ class DrafterModule(pl.LightningModule):
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
         step_decay: weight of step k is ``step_decay**k``.
-        step_keep: share of a step's slots that the next one keeps, drawn anew for every batch, a fifth of all at least
-            (conditional drop, https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); 1 keeps all.
+        step_keep: share of a step's slots that the next one keeps, drawn anew for every batch (conditional drop,
+            https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); never less than a fifth of all, or than this share if that
+            is less; 1 keeps all.
         in_vocab: train only where the draft vocabulary has the target's most likely token, as EAGLE-3 does.
         features: where the target's features come from: ``OnTheFly``, or ``Cached`` by ``specdec cache``.
         noise: on the target's features as they enter the drafter, in training only.

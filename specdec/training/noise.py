@@ -68,6 +68,6 @@ def noisy(noise: FeatureNoise, aux_BTNH: Tensor, batch: Batch, step: int, rank: 
 
 
 def generator_of(batch: Batch, step: int, rank: int, purpose: int = 0) -> Generator:
-    """Of a batch's random numbers, a stream for each purpose."""
+    """The generator of a batch's random numbers; another ``purpose`` draws others."""
     seed = hash((torch.initial_seed(), step, rank, int(batch.ids_BT.sum()), *([purpose] if purpose else [])))
     return Generator(batch.ids_BT.device).manual_seed(seed % 2**63)

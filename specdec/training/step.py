@@ -38,7 +38,7 @@ class ObjectiveConfig:
         kernel: how the unroll attends.
         recompute: run each step again in the backward pass instead of keeping its insides.
         keep: share of a step's slots that the next one keeps, if numbers are drawn for them; never less than
-            :data:`LEAST` of all.
+            :data:`LEAST` of all, or than this share if that is less.
         piece_bytes: memory for the logits of a piece.
     """
 

@@ -356,7 +356,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "an odd mask": (lambda c, t: c.update(dflash_config={"mask_token_id": "x"}), "mask_token_id is 'x'"),
     "latent": (
         lambda c, t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(8, H)}),
-        "multi-head latent attention it lacks",
+        "it lacks kv_lora_rank in config.json",
     ),
     "half a bias": (
         lambda c, t: (c.update(attention_bias=True), t.update({"midlayer.self_attn.q_proj.bias": torch.ones(48)})),

@@ -11,11 +11,11 @@ from torch import Tensor
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.parity_compare import compare
 from specdec.drafter import MLA, PostNorm
-from specdec.export import export_drafter, import_drafter
+from specdec.export import NotServable, export_drafter, import_drafter
 from tests.export.made import same_state
 from tests.tiny import HIDDEN, VOCAB, tiny_target
 
-H, D, HEADS, Q, KV, PLAIN, TURNED, VALUES = HIDDEN, 40, 4, 10, 8, 6, 4, 5
+H, D, HEADS, Q, KV, PLAIN, TURNED, VALUES = HIDDEN, 40, 4, 10, 256, 6, 64, 5
 CONFIG = {
     "architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "vocab_size": VOCAB, "hidden_size": H,
     "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
@@ -64,6 +64,10 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     assert drafter.config.attention == MLA(q_rank, KV, PLAIN, TURNED, VALUES)
     assert (drafter.config.aux_layers, drafter.config.recurrence) == ((2, 3, 4), PostNorm())
     assert (drafter.config.head_dim, drafter.config.num_key_value_heads) == (PLAIN + TURNED, HEADS)
+    if not q_rank:
+        with pytest.raises(NotServable, match="q_lora_rank 0"):
+            export_drafter(drafter, target, tmp_path / "again")
+        return
     export_drafter(drafter, target, tmp_path / "again")
     assert same_state(import_drafter(tmp_path / "again", target), drafter)
     text = AnsweredText("", torch.randint(VOCAB, (60,)).tolist(), 20)
@@ -71,7 +75,7 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     assert found.equal and found.not_compared is None, found
     config = json.loads((tmp_path / "again" / "config.json").read_text())
     for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-        assert config[key] == (CONFIG | {"q_lora_rank": q_rank or None})[key]
+        assert config[key] == CONFIG[key]
     # as the engine would refuse or misread it
     (tmp_path / "again" / "config.json").write_text(json.dumps(config | {"norm_before_fc": True}))
     assert "norm_before_fc" in str(compare(target, drafter, [text, text], 4, tmp_path / "again").not_compared)
@@ -81,10 +85,11 @@ def test_every_tensor_has_its_place(q_rank: int, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kv_lora_rank": "8"}, "kv_lora_rank is '8', wanted a whole number"),
+        ({"kv_lora_rank": None}, r"attention \(MLA\) it lacks kv_lora_rank in config.json"),
         ({"kv_lora_rank": 0}, "kv_lora_rank must be at least 1"),
-        ({"v_head_dim": 11}, "is wider than a key"),
+        ({"v_head_dim": 71}, "is wider than a key"),
         ({"qk_rope_head_dim": 3}, "qk_rope_head_dim must be even, not 3"),
-        ({"qk_nope_head_dim": 7}, r"layers.0.self_attn.q_b_proj.weight is \[40, 10\], the config says"),
+        ({"qk_nope_head_dim": 7}, r"q_b_proj.weight is \[280, 10\], the config says \[284, 10\]"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(change: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -98,5 +103,5 @@ def test_what_is_wrong_is_told_in_one_line(change: dict[str, object], message: s
 def test_sizes_without_tensors_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "kv_lora_rank"}))
     save_file(tensors(Q), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="multi-head latent attention it lacks"):
+    with pytest.raises(ValueError, match="it lacks kv_lora_rank"):
         import_drafter(tmp_path, tiny_target(dtype=torch.float32))

@@ -25,7 +25,7 @@ from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target
 
 EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
 BARE = EAGLE1.norms
-LATENT = MLA(10, 8, 6, 4, 5)
+LATENT = MLA(10, 256, 6, 64, 5)
 
 
 def subject(
@@ -93,6 +93,12 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "attention MLA, with method eagle3": (subject(attention=LATENT), "V"),
     "attention MLA with norms.aux=concat": (subject(attention=LATENT, norms=Norms(aux="concat")), ""),
     "attention MLA with recurrence MaskConstant": (subject(attention=LATENT, recurrence=MaskConstant()), ""),
+    "attention MLA with q_lora_rank 0": (subject(attention=MLA(0, 256, 6, 64, 5)), ""),
+    "attention MLA with latents of another width": (subject(attention=MLA(10, 8, 6, 4, 5)), ""),
+    "attention MLA with a rope_type": (subject(attention=LATENT, rope=rope(rope_type="linear", factor=2.0)), ""),
+    "attention MLA with attention_factor": (
+        subject(attention=LATENT, rope=YARN | {"original_max_position_embeddings": 64, "truncate": False}), "",
+    ),
     "attention MLA with attention_window": (subject(attention=LATENT, attention_window=16), ""),
     "attention_bias": (subject(attention_bias=True), "V"),
     "attention_bias with norms.query_key": (subject(attention_bias=True, norms=Norms(query_key=True)), ""),

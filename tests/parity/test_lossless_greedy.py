@@ -13,7 +13,7 @@ from specdec.drafter import Drafter
 from specdec.target import Target
 from tests.parity.reference import generated
 from tests.perfect import FAMILIES, WINDOW, disturb, markov_target, perfect_drafter
-from tests.tiny import presets, tiny_drafter, tiny_target
+from tests.tiny import presets, tiny_drafter, tiny_target, variants
 
 NEW = 24
 CONTEXT = {"llama": 0.45, "mistral": 0.42, "gemma2": 1.2}  # how far the context leads astray: often, not always
@@ -115,11 +115,12 @@ def test_end_tokens_stop_all_three_alike(family: str, shape: DraftShape) -> None
             assert_counts(made, shape, NEW, end)
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", [*presets(), "peagle_3_1", "mla"])
 def test_random_drafters_change_nothing(name: str) -> None:
     """A random target, whose every token hangs on the whole text, and drafters that are nearly always wrong."""
+    designs = presets() | variants()
     for seed, shape in enumerate(SHAPES.values()):
-        target, drafter = tiny_target(seed % 2), tiny_drafter(presets()[name], seed)
+        target, drafter = tiny_target(seed % 2), tiny_drafter(designs[name], seed)
         prompt = prompt_of(LENGTHS[seed % 5], seed)
         made = SpeculativeDecoder(target, drafter, shape).generate(prompt, 12)
         assert made.ids == generated(target, prompt, 12) == PlainDecoder(target).generate(prompt, 12).ids
