@@ -171,7 +171,7 @@ def test_observed_weights_times_values_are_the_attentions_output(name: str) -> N
     assert sorted(seen.weights_BhTS) == list(range(config.num_layers)) == sorted(heads)
     for layer, weights in seen.weights_BhTS.items():
         values = cache.values_BgSd[layer].repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1)
-        made = (weights @ values)[..., : heads[layer].shape[-1] // config.num_attention_heads]  # MLA's stand before zeros
+        made = (weights @ values)[..., : heads[layer].shape[-1] // config.num_attention_heads]  # else zeros
         assert (made.transpose(1, 2).flatten(2) - heads[layer]).abs().max() < 1e-12
         sees = view.visibility.mask_B1TS if config.attention_window == "full" else view.within(16).visibility.mask_B1TS
         assert (weights > 0).any(1, keepdim=True).equal(sees)
