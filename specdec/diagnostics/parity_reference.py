@@ -178,7 +178,7 @@ def _flat(raw: Raw) -> Raw:
         return raw
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
-    layer, parallel = raw["transformer_layer_config"], raw["speculators_model_type"] == "peagle"
+    layer, parallel = raw["transformer_layer_config"], raw.get("speculators_model_type") == "peagle"
     handed = {key: raw[key] for key in HANDED_ON + OF_EAGLE3 * (not parallel) if key in raw}
     named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
     handed |= {"pard_token": raw["mask_token_id"]} if parallel else {}
