@@ -132,7 +132,7 @@ def parity(
             console.print(f"the export was not compared: {compared.not_compared}", markup=False)
         passes = None
         if where and compared.not_compared is None:
-            served = DrafterCheckpoint(directory.resolve(), method, subject.architecture, subject.parallel)
+            served = DrafterCheckpoint.of(directory.resolve(), subject)
             try:
                 answers = ask_all(where, served, dtype, asked, max_new_tokens + drafts, scratch / "vllm.log")
             except StopRequested as to_end:

@@ -127,8 +127,10 @@ def settings(raw: Raw, method: str) -> Settings:
     switches = {key: bool(config.get(key, False)) for key in ("norm_before_residual", "fc_norm", "norm_output")}
     inner: Raw = config.get("eagle_config") or {}
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    latent = tuple(int(config.get(key) or 0) for key in LATENT) if found in DEEPSEEK else ()
-    if latent:
+    latent: tuple[int, ...] = ()
+    stretch = 1.0
+    if found in DEEPSEEK:
+        latent = tuple(int(config.get(key) or 0) for key in LATENT)
         head = latent[3]
         if not latent[0]:
             raise Misread("config.json: q_lora_rank is nothing, and the engine looks for the queries' latent")
@@ -136,6 +138,9 @@ def settings(raw: Raw, method: str) -> Settings:
         kind = block.get("rope_type", block.get("type", "default"))
         if kind not in ("default", "yarn") or not {"attention_factor", "truncate"}.isdisjoint(block):
             raise Misread(f"config.json: the rope {dict(block)}, of which this class makes DeepSeek's yarn")
+        if kind == "yarn":
+            share, factor = float(block.get("mscale_all_dim") or 0), max(float(block.get("factor") or 1), 1.0)
+            stretch = (0.1 * share * torch.tensor(factor, dtype=torch.float64).log().item() + 1) ** 2
         for key in ("norm_before_fc", "attention_bias", *MASK_IDS):
             if config.get(key):
                 raise Misread(f"config.json: {key} is {config[key]!r}, which the class {found} does not know")
@@ -152,21 +157,11 @@ def settings(raw: Raw, method: str) -> Settings:
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
         rope=rotary(config, head),
-        stretch=_stretch(config) if latent else 1.0,
+        stretch=stretch,
         latent=latent,
         mask_token=_mask_token(config),
         **switches,
     )
-
-
-def _stretch(config: Raw) -> float:
-    block = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind, factor = block.get("rope_type", block.get("type", "default")), float(block.get("factor") or 1)
-    if kind == "default" or factor <= 1:
-        return 1.0
-    return (
-        0.1 * float(block.get("mscale_all_dim") or 0) * torch.tensor(factor, dtype=torch.float64).log().item() + 1
-    ) ** 2
 
 
 def _flat(raw: Raw) -> Raw:
@@ -324,10 +319,8 @@ def _latent(read: Settings, into: int) -> dict[str, tuple[int, ...]]:
     """The tensors of DeepSeek's attention."""
     q_rank, kv_rank, plain, turned, values = read.latent
     h = read.num_attention_heads
-    queries: dict[str, tuple[int, ...]] = {"q_proj": (h * (plain + turned), into)}
-    if q_rank:
-        queries = {"q_a_proj": (q_rank, into), "q_a_layernorm": (q_rank,), "q_b_proj": (h * (plain + turned), q_rank)}
-    return queries | {
+    return {
+        "q_a_proj": (q_rank, into), "q_a_layernorm": (q_rank,), "q_b_proj": (h * (plain + turned), q_rank),
         "kv_a_proj_with_mqa": (kv_rank + turned, into), "kv_a_layernorm": (kv_rank,),
         "kv_b_proj": (h * (plain + values), kv_rank), "o_proj": (read.hidden_size, h * values),
     }  # fmt: skip
@@ -351,11 +344,11 @@ def draft(
     places_T = torch.arange(len(ids_T), device=ids_T.device)
     feedback_TH, hidden_TH = step(served, ids_T[1:], features_TH[:-1], places_T[:-1], past)
     read, log_probs = [], []
+    if (mask := read_by.mask_token) is not None:
+        learned_1H = fuse(served, list(served.weights[MASK].view(1, -1).split(read_by.target_width, -1)))
     for anchor in anchors:
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
-        feature_1H = feedback_TH[anchor : anchor + 1]
-        if (mask := served.settings.mask_token) is not None:
-            feature_1H = fuse(served, list(served.weights[MASK].view(1, -1).split(served.settings.target_width, -1)))
+        feature_1H = feedback_TH[anchor : anchor + 1] if mask is None else learned_1H
         read.append(features_TH[anchor])
         log_probs.append(_log_probs(served, hidden_TH[anchor]))
         for at in range(anchor + 1, anchor + depth + 1):
@@ -456,11 +449,10 @@ def latent_heads(served: ServedDrafter, at: str, x_MW: Tensor, positions_M: Tens
     Positions turn neighbours, 2j and 2j + 1, not channels that lie half a head apart.
     """
     read = served.settings
-    q_rank, kv_rank, plain, turned, values = read.latent
-    asked = x_MW
-    if q_rank:
-        asked = rms(served, f"{at}.q_a_layernorm", project(served, f"{at}.q_a_proj", x_MW))
-    q_hMd = project(served, f"{at}.q_b_proj" if q_rank else f"{at}.q_proj", asked)
+    _, kv_rank, plain, turned, values = read.latent
+    q_hMd = project(
+        served, f"{at}.q_b_proj", rms(served, f"{at}.q_a_layernorm", project(served, f"{at}.q_a_proj", x_MW))
+    )
     q_hMd = q_hMd.unflatten(-1, (-1, plain + turned)).transpose(0, 1)
     latent, shared = project(served, f"{at}.kv_a_proj_with_mqa", x_MW).split([kv_rank, turned], -1)
     kv_hMd = project(served, f"{at}.kv_b_proj", rms(served, f"{at}.kv_a_layernorm", latent))

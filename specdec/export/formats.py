@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ class DrafterCheckpoint(NamedTuple):
     method: str  # eagle or eagle3
     architecture: str  # the target's, as its config.json names the class
     parallel: bool = False  # whether its drafts come of one call
+
+    @classmethod
+    def of(cls, directory: Path | str, subject: Subject) -> Self:
+        """That of a drafter's export."""
+        return cls(directory, subject.method, subject.architecture, subject.parallel)
 
 
 class Format:
@@ -92,7 +97,7 @@ class Format:
 
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """The line that serves the target with the drafter, a chain of drafts a pass."""
-        drafter = DrafterCheckpoint(directory, subject.method, subject.architecture, subject.parallel)
+        drafter = DrafterCheckpoint.of(directory, subject)
         return shlex.join(["vllm", *vllm_arguments(target, drafter, draft_tokens)])
 
 

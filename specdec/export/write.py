@@ -146,9 +146,7 @@ def export_drafter(
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))
         log.info("reading it back, to the last bit")
         _verify(temporary, drafter, target, subject)
-    return Exported(
-        directory, DrafterCheckpoint(directory, subject.method, subject.architecture, subject.parallel), line
-    )
+    return Exported(directory, DrafterCheckpoint.of(directory, subject), line)
 
 
 def subject_of(drafter: Drafter, target: Target) -> Subject:

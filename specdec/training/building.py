@@ -146,11 +146,6 @@ def build(
         torch.manual_seed(torch.initial_seed())  # the run's, whatever was drawn since
         drafter = start.drafter(config, target, counts_V)
     dry_run(drafter)
-    if ttt_steps == 1 and config.recurrence.parallel:
-        raise ValueError(
-            f"recurrence {type(config.recurrence).__name__} is what steps after the first read: give model.ttt_steps 2 "
-            "or more"
-        )
     if ttt_steps > 1 and isinstance(config.recurrence, PreNorm) and not config.norms.hidden:
         log.warning("ttt_steps %d feeds un-normalised states back: their magnitude may grow", ttt_steps)
     drafter.embed_tokens.requires_grad_(train_embed)
@@ -191,6 +186,11 @@ def check(
         raise ValueError(
             f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
             "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
+        )
+    if ttt_steps == 1 and config.recurrence.parallel:
+        raise ValueError(
+            f"recurrence {type(config.recurrence).__name__} is what steps after the first read: give model.ttt_steps 2 "
+            "or more"
         )
     if not isinstance(config.attention_window, str) and config.attention_window < ttt_steps:
         raise ValueError(

@@ -148,10 +148,9 @@ class TrainStep(nn.Module):
 
         # Which slots learn at which unroll step; of the others only the keys of step 0, which later slots attend to.
         trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
-        left_KBT = torch.ones_like(trained_KBT)
-        kept = [KeptSlots.of(trained_KBT)] * K
-        # Conditional drop (https://arxiv.org/abs/2504.18583): a slot that a step leaves out is in no later one either.
-        if drawn_BT is not None and config.keep < 1:
+        if drawn_BT is None:
+            left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
+        else:  # conditional drop (https://arxiv.org/abs/2504.18583): what a step leaves out is in no later one either
             shares_K = [max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
             left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
             trained_KBT &= left_KBT
@@ -164,8 +163,8 @@ class TrainStep(nn.Module):
         # Losses of the next-token distribution, piece by piece through both heads, with their gradients, here and now.
         counter = None
         if measure:
-            reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)]) & left_KBT
-            counter = _Counter(reached_KBT.flatten(1))
+            reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)])
+            counter = _Counter((reached_KBT if left_KBT is None else reached_KBT & left_KBT).flatten(1))
         size = max(16, config.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
         final_SH = target.final_BTH.flatten(0, 1)
         task = HeadTask(
