@@ -86,10 +86,10 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     import transformers as hf
     from safetensors.torch import load_file, save_file
 
-    from specdec.decoding import Chain, DynamicTree
+    from specdec.decoding import DynamicTree
     from specdec.decoding.accept import ancestors
+    from specdec.diagnostics.anchors import AnchoredText
     from specdec.export import export_drafter
-    from specdec.nn.view import View
     from specdec.target import Target
     from tests.decoding.drafting import Drafting
     from tests.export.made import made_drafter
@@ -111,27 +111,19 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
             parameter.mul_(10)  # so that all of it shows in what is said
     export_drafter(drafter, target, folder / "served", draft_tokens=DEPTH)
     ids_1T = torch.randint(target.vocab_size, (1, LENGTH))
-    documents = torch.zeros_like(ids_1T)
-    c = drafter.config
-    aux_1TNH = target.forward(ids_1T, View.packed(documents), c.aux_layers, c.fusion.final_norm).aux_BTNH[:, :-1]
+    read = AnchoredText(target, drafter, ids_1T[0].tolist(), DEPTH)
+    aux_1TNH = read.out.aux_BTNH[:, :-1]
     text = {"states": aux_1TNH.flatten(2).contiguous(), "ids": ids_1T, "head": target.head_weight().clone()}
     save_file(text, folder / "text.safetensors")
     if error := ask(str(folder)).get("error"):
         return {"design": design, "target": kind, "error": error}
     theirs = load_file(folder / "theirs.safetensors")
-    proposer, log_probs, tokens = Drafting(drafter, Chain(DEPTH), LENGTH), [], []
-    frontier = proposer.commit(ids_1T[:, 1:], aux_1TNH)
-    for k in range(DEPTH):
-        log_probs.append(frontier.logits_BKD[0, 0].log_softmax(-1))
-        tokens.append(drafter.vocab.to_target(log_probs[-1].argmax(-1, keepdim=True)))
-        if k + 1 < DEPTH:
-            seen = torch.ones(1, k + 1, dtype=torch.bool)
-            frontier = proposer.expand(proposer.length_B, tokens[-1][None], frontier.h_BKH, seen, torch.arange(k + 1))
+    chain = read.draft([LENGTH - 1])
     apart = [
         float((one - two).abs().max() / (one.max() - one.min()))
-        for one, two in zip(log_probs, theirs["log_probs"], strict=True)
+        for one, two in zip(chain.log_probs_AKD[0], theirs["log_probs"], strict=True)
     ]
-    same = torch.equal(torch.cat(tokens), theirs["tokens"])
+    same = torch.equal(chain.tokens_AK[0], theirs["tokens"])
     if "tree" in theirs:
         proposer = Drafting(drafter, DynamicTree(DEPTH, top_k=TOP, nodes=NODES), LENGTH)
         tree = proposer.draft(ids_1T[:, -1], proposer.commit(ids_1T[:, 1:], aux_1TNH))

@@ -101,13 +101,12 @@ MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
 
 def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
-    holders = raw.get("dflash_config") or {}, *(dict([one]) for one in raw.items() if one[0] in MASKS)
-    named = [holder[key] for key in MASKS for holder in holders if holder.get(key) is not None]
-    if not named:
+    named = [(raw.get("dflash_config") or {}).get(MASKS[0]), *map(raw.get, MASKS)]
+    if (token := next((one for one in named if one is not None), None)) is None:
         return {}
-    if type(named[0]) is not int:
-        raise ValueError(f"mask_token_id is {named[0]!r}, wanted a whole number")
-    return {"recurrence": MaskConstant(named[0])}
+    if type(token) is not int:
+        raise ValueError(f"mask_token_id is {token!r}, wanted a whole number")
+    return {"recurrence": MaskConstant(token)}
 
 
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
@@ -175,20 +174,22 @@ EAGLE3 = (
     _flag("norm_before_fc", "norms.aux", "concat"),
     _flag("fc_norm", "norms.aux", "each", "use_aux_norm"),
     _flag("norm_output", "recurrence", PostNorm()),
-    KeyRow("mask_token_id", lambda c: getattr(c.recurrence, "mask_token_id", None), _mask),
     KeyRow("use_sliding_window", lambda c: c.attention_window != "full"),
     KeyRow("sliding_window", lambda c: None if c.attention_window == "full" else c.attention_window),
     KeyRow("layer_types", lambda c: [FULL if c.attention_window == "full" else SLIDING] * c.num_layers, _window),
 )  # fmt: skip
+
+PARALLEL = (KeyRow(MASKS[0], lambda c: c.recurrence.mask_token_id, _mask),)  # type: ignore[attr-defined]  # of P-EAGLE
 
 TABLES = {"eagle": EAGLE, "eagle3": EAGLE3}
 
 
 def write(config: DrafterConfig, method: str) -> dict[str, Any]:
     """Every key but ``architectures``."""
-    rows = TABLES[method] + LATENT if type(config.attention) is MLA else TABLES[method]
-    made = {row.key: row.write(config) for row in rows}
-    return {key: value for key, value in made.items() if not (key in MASKS and value is None)}
+    rows = TABLES[method]
+    rows += LATENT if type(config.attention) is MLA else ()
+    rows += PARALLEL if type(config.recurrence) is MaskConstant else ()
+    return {row.key: row.write(config) for row in rows}
 
 
 def read(raw: Raw, method: str) -> dict[str, Any]:
@@ -209,7 +210,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
         if raw.get("kv_lora_rank") is not None:  # the width that is rotated, and as many keys as queries
             plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}
         hf = (Qwen3Config if raw.get("model_type") == "qwen3" else LlamaConfig)(**plain)
-        for row in TABLES[method] + LATENT:
+        for row in TABLES[method] + LATENT + (PARALLEL if method == "eagle3" else ()):
             if row.read is not None:
                 found |= row.read(raw, hf)
     except (StrictDataclassError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
@@ -221,9 +222,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
 
 # what transformers is to read: nothing that it would act on beyond dimensions and rope
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
-_READ -= {"hidden_act", "layer_types", *RANKS, *MASKS} | {
-    row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))
-}
+_READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))}
 
 
 def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from specdec.drafter import DrafterConfig, MaskConstant, PreNorm
+from specdec.drafter import DrafterConfig, PreNorm
 from specdec.drafter.model import skeleton_of
 from specdec.nn.unroll import kept_bytes
 from specdec.training.head_loss import BLOCK
@@ -139,7 +139,7 @@ def _loss_bytes(
 
 def _keeps_read(config: DrafterConfig) -> bool:
     """Whether the unroll keeps the state that the head reads: the next step reads it too."""
-    return not (isinstance(config.recurrence, PreNorm | MaskConstant) and bool(config.norms.output))
+    return not ((isinstance(config.recurrence, PreNorm) or config.recurrence.parallel) and bool(config.norms.output))
 
 
 def report_memory(need: dict[str, int]) -> None:
