@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec.drafter.parts import Part
 from specdec.nn.latent import LatentAttention
-from specdec.nn.layers import Attention, rope_scale
+from specdec.nn.layers import Attention, GroupedAttention, rope_scale
 from specdec.utils.numbers import Heads, Whole, Width, check_numbers
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GQA(AttentionKind):
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
         h, g, norm = config.num_attention_heads, config.num_key_value_heads, config.norms.build_heads(config)
-        return Attention(config.hidden_size, h, g, config.head_dim, index, norm, config.attention_bias)
+        return GroupedAttention(config.hidden_size, h, g, config.head_dim, index, norm, config.attention_bias)
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,14 @@ class LatentAttention(Attention):
         self, width: int, heads: int, q_rank: int, kv_rank: int, plain: int, rotated: int, values: int, layer: int,
         eps: float, scale: float,
     ) -> None:  # fmt: skip
-        nn.Module.__init__(self)
-        self.heads, self.kv_heads, self.head_dim, self.layer = heads, heads, plain + rotated, layer
-        self.plain, self.rotated, self.value_dim, self.scale = plain, rotated, values, scale
-        self.sizes = [q_rank or heads * self.head_dim, kv_rank, rotated]
-        self.qkv_proj = nn.Linear(width, sum(self.sizes), bias=False)
+        head_dim = plain + rotated
+        sizes = [q_rank or heads * head_dim, kv_rank, rotated]
+        super().__init__(width, sum(sizes), heads, values, layer, nn.Identity())
+        self.head_dim, self.plain, self.sizes, self.scale = head_dim, plain, sizes, scale
         self.q_a_layernorm = RMSNorm(q_rank, eps) if q_rank else nn.Identity()
         self.q_b_proj = nn.Linear(q_rank, heads * self.head_dim, bias=False) if q_rank else nn.Identity()
         self.kv_a_layernorm = RMSNorm(kv_rank, eps)
         self.kv_b_proj = nn.Linear(kv_rank, heads * (plain + values), bias=False)
-        self.o_proj = nn.Linear(heads * values, width, bias=False)
-        self.norm = nn.Identity()
 
     def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (B, h, T, d)."""

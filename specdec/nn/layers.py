@@ -236,26 +236,26 @@ class NormHeads(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with grouped keys (https://arxiv.org/abs/2305.13245) and an explicit head width.
-
-    Queries, keys and values come from one matrix, in this order.
+    """Base of the attentions: one matrix into queries, keys and values, which :meth:`split` takes apart, the
+    view's keys, and one matrix back.
 
     Args:
         width: H, of input and output.
+        projected: W, of what the first matrix makes.
+        heads: h.
+        value_dim: width of a head's values, as the last matrix reads them.
         layer: index under which the view's cache keeps this layer's keys.
-        norm: on the heads, (B, T, h + 2g, d) to the same, before queries and keys are rotated.
-        bias: whether both projections have one.
+        norm: on the heads, before queries and keys are rotated.
+        bias: whether both matrices have one.
     """
 
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, layer: int, norm: nn.Module, bias: bool = False
+        self, width: int, projected: int, heads: int, value_dim: int, layer: int, norm: nn.Module, bias: bool = False
     ) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
-        self.value_dim = head_dim
-        self.qkv_proj = nn.Linear(width, (heads + 2 * kv_heads) * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, width, bias=bias)
-        self.norm = norm
+        self.heads, self.value_dim, self.layer, self.norm = heads, value_dim, layer, norm
+        self.qkv_proj = nn.Linear(width, projected, bias=bias)
+        self.o_proj = nn.Linear(heads * value_dim, width, bias=bias)
 
     def forward(
         self, x_BTH: Tensor, view: View, rope: tuple[Tensor, Tensor], beside_BTW: Tensor | None = None
@@ -280,7 +280,30 @@ class Attention(nn.Module):
         return self.o_proj(out[..., : self.value_dim].transpose(1, 2).flatten(2))
 
     def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, h, T, d), keys and values (B, g, T, d), rotated, of what the layer's input was projected to."""
+        """Queries (B, h, T, d), keys and values (B, g, T, d), rotated; values may end in zeros up to d."""
+        raise TypeError(f"{type(self).__name__} must say what its projections are")
+
+
+class GroupedAttention(Attention):
+    """Multi-head attention with grouped keys (https://arxiv.org/abs/2305.13245) and an explicit head width.
+
+    Queries, keys and values come from one matrix, in this order.
+
+    Args:
+        width: H, of input and output.
+        layer: index under which the view's cache keeps this layer's keys.
+        norm: on the heads, (B, T, h + 2g, d) to the same, before queries and keys are rotated.
+        bias: whether both projections have one.
+    """
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, layer: int, norm: nn.Module, bias: bool = False
+    ) -> None:
+        super().__init__(width, (heads + 2 * kv_heads) * head_dim, heads, head_dim, layer, norm, bias)
+        self.kv_heads, self.head_dim = kv_heads, head_dim
+
+    def split(self, qkv_BTW: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, h, T, d), keys and values (B, g, T, d), rotated."""
         qkv_BTnd = self.norm(qkv_BTW.unflatten(-1, (-1, self.head_dim)))
         if not qkv_BTnd.requires_grad:
             return _split_heads(qkv_BTnd, *rope, self.heads, self.kv_heads)

@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from specdec.nn import layers as module
 from specdec.nn.cache import StaticCache, attend
-from specdec.nn.layers import Attention, NormHeads, RMSNorm, Rope, SwiGLU, rope_parameters
+from specdec.nn.layers import GroupedAttention, NormHeads, RMSNorm, Rope, SwiGLU, rope_parameters
 from specdec.nn.view import View
 from tests.tiny import HIDDEN, llama_config
 
@@ -29,7 +29,9 @@ def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def build(heads: int, kv_heads: int, head_dim: int) -> tuple[Attention, LlamaAttention, Rope, LlamaRotaryEmbedding]:
+def build(
+    heads: int, kv_heads: int, head_dim: int
+) -> tuple[GroupedAttention, LlamaAttention, Rope, LlamaRotaryEmbedding]:
     torch.manual_seed(0)
     config = llama_config(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim)
     config._attn_implementation = "sdpa"  # eager has a float32 softmax
@@ -37,7 +39,7 @@ def build(heads: int, kv_heads: int, head_dim: int) -> tuple[Attention, LlamaAtt
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.mul_(20)
-    ours = Attention(HIDDEN, heads, kv_heads, head_dim, 0, nn.Identity()).double()
+    ours = GroupedAttention(HIDDEN, heads, kv_heads, head_dim, 0, nn.Identity()).double()
     ours.load_state_dict(joined(theirs))
     rope = Rope(rope_parameters(config), head_dim, config.max_position_embeddings)
     return ours, theirs, rope, LlamaRotaryEmbedding(config)
@@ -88,7 +90,7 @@ def rotated(x_BhTd: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 def test_what_comes_beside_is_the_other_half_of_a_wide_matrix(partial: float) -> None:
     """Queries, keys and values of [e; f] through one matrix, forward and backward (EAGLE-3)."""
-    attention = Attention(HIDDEN, 4, 2, 12, 0, nn.Identity()).double()
+    attention = GroupedAttention(HIDDEN, 4, 2, 12, 0, nn.Identity()).double()
     view = View.packed(DOCUMENTS)
     block = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": partial}
     rope = Rope(block, 12, 512).tables(view.positions_BT + 3)
@@ -163,7 +165,9 @@ def test_queries_and_keys_are_normed_per_head_before_they_are_rotated() -> None:
     config = Qwen3Config(hidden_size=HIDDEN, rms_norm_eps=1e-3, **dimensions)
     config._attn_implementation = "sdpa"
     theirs = Qwen3Attention(config, layer_idx=0).double()
-    ours = Attention(HIDDEN, 4, 2, 12, 0, NormHeads(*(RMSNorm(12, config.rms_norm_eps) for _ in "qk"), 4, 2)).double()
+    ours = GroupedAttention(
+        HIDDEN, 4, 2, 12, 0, NormHeads(*(RMSNorm(12, config.rms_norm_eps) for _ in "qk"), 4, 2)
+    ).double()
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.uniform_(0.5, 1.5) if parameter.ndim == 1 else parameter.mul_(5)
