@@ -95,6 +95,7 @@ def capped() -> Target:
             {"spec": variants()["sliding_window"], "steps": 17},
             r"attention_window 16 is less than ttt_steps 17.*widen the window or unroll less",
         ),
+        ({"spec": variants()["peagle"], "steps": 1}, "MaskConstant is what steps after the first read.*2 or more"),
         ({"spec": EAGLE1, "target": capped(), "train_head": False}, "head=target.*bias, scale or cap.*use head=own"),
         ({"data": InMemory([[1, 2, VOCAB]])}, f"{VOCAB}"),
         ({"data": InMemory([[1, 2, -1]])}, "-1"),
