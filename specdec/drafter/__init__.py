@@ -9,9 +9,11 @@ from specdec.drafter.model import Drafter, DraftVocab, Step, choose
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import dry_run
 from specdec.drafter.recurrence import MaskConstant, PostNorm, PreNorm, Recurrence
+from specdec.drafter.target_layer import TargetLayer, TargetNorm
 
 __all__ = [
     "GQA", "MLA", "AttentionKind", "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered",
     "Entry", "EntryModule", "Fusion", "LastLayer", "MaskConstant", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm",
-    "Recurrence", "ScalarMix", "Step", "Wide", "choose", "dry_run", "load_drafter", "save_drafter",
+    "Recurrence", "ScalarMix", "Step", "TargetLayer", "TargetNorm", "Wide", "choose", "dry_run", "load_drafter",
+    "save_drafter",
 ]  # fmt: skip

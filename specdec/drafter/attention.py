@@ -4,7 +4,9 @@ Legend: h query heads, g key heads, d head width.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from torch import nn
 
 from specdec.drafter.parts import Part
 from specdec.nn.latent import LatentAttention
@@ -26,8 +28,12 @@ class HeadSizes(NamedTuple):
 class AttentionKind(Part):
     """Base of the attention axis: a frozen dataclass that builds a layer's attention."""
 
+    def of_target(self, hf_config: Any) -> Self:
+        """This kind for a target, of whose text model this is the transformers config."""
+        return self
+
     def heads(self, hf_config: Any) -> HeadSizes:
-        """Those of a drafter for a target, of whose text model this is the transformers config."""
+        """Those of a drafter for such a target."""
         raise TypeError(f"{type(self).__name__} must say what heads it has")
 
     def projections(self, config: "DrafterConfig") -> dict[str, int]:
@@ -42,6 +48,10 @@ class AttentionKind(Part):
     def kept(self, config: "DrafterConfig") -> int:
         """Numbers of a token that the backward pass needs of a layer beside queries, keys, values and their sum."""
         return 0
+
+    def build_decoder(self, config: "DrafterConfig") -> nn.Module | None:
+        """What stands in place of a whole decoder layer, of attention, norm and feed-forward; None for the usual."""
+        return None
 
     def build_layer(self, config: "DrafterConfig", index: int) -> Attention:
         """The attention of layer ``index``."""

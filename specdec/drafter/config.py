@@ -207,6 +207,7 @@ class DrafterConfig:
         size = spec.draft_vocab_size
         chosen["draft_vocab_size"] = vocab_size if size == "all" else min(size, vocab_size)
         chosen["recurrence"] = spec.recurrence.of_target(vocab_size)
+        chosen["attention"] = spec.attention.of_target(hf_config)
         return cls(
             **chosen,
             **spec.attention.heads(hf_config)._asdict(),

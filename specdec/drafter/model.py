@@ -47,7 +47,8 @@ class Layers(nn.Module):
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        build = config.attention.build_decoder
+        self.layers = nn.ModuleList(build(config) or Layer(config, index) for index in range(config.num_layers))
         further = range(1, config.num_layers)
         self.input_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further)
         self.rope = Rope(config.rope, config.attention.rotated(config), config.max_position_embeddings)

@@ -115,7 +115,9 @@ def dry_run(drafter: "Drafter") -> None:
         f"{axis} {type(getattr(config, axis)).__name__}" for axis in ("fusion", "entry", "recurrence")
     )
     norms = {site: (getattr(drafter.norms, site), h_BTH) for site in ("embed", "hidden", "input", "output")}
-    norms |= {"aux": (drafter.norms.aux, aux_BTNH), "query_key": (drafter.layers.layers[0].attention.norm, heads_BTnd)}
+    norms |= {"aux": (drafter.norms.aux, aux_BTNH)}
+    if config.norms.query_key:
+        norms |= {"query_key": (drafter.layers.layers[0].attention.norm, heads_BTnd)}
     modes = {module: module.training for module in drafter.modules()}
     drafter.eval()  # so that no module counts batches or draws random numbers
     try:

@@ -32,7 +32,7 @@ from specdec.drafter import (
 from specdec.drafter.io import FLOATS, WHOLE, check_finite, measure
 from specdec.drafter.io import FORMAT as DRAFTER
 from specdec.drafter.model import skeleton_of
-from specdec.export import keys
+from specdec.export import keys, mtp
 from specdec.export import tensors as named
 from specdec.export.formats import VOCABULARY, flat
 from specdec.export.switches import EMBEDDING, HEAD
@@ -95,7 +95,10 @@ def import_drafter(
         ValueError: there is none, or it is no drafter of this target.
     """
     log.info("reading the checkpoint %s", checkpoint)
-    read = read_checkpoint(fetch(str(checkpoint), revision))
+    directory = fetch(str(checkpoint), revision)
+    if (family := mtp.family_of(directory)) is not None:
+        return mtp.read_module(directory, family, target if isinstance(target, Target) else target.load())
+    read = read_checkpoint(directory)
     loaded = target if isinstance(target, Target) else target.load()
     drafter = import_checkpoint(read, loaded, tuple(aux_layers) if aux_layers else None)
     if layout(read) == SPECFORGE and keys.write(drafter.config, "eagle3")["norm_output"]:

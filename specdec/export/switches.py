@@ -11,10 +11,11 @@ from specdec.drafter import (
     LastLayer,
     MaskConstant,
     Narrow,
-    Norm,
     PostNorm,
     PreNorm,
     ScalarMix,
+    TargetLayer,
+    TargetNorm,
     Wide,
 )
 
@@ -199,6 +200,8 @@ SWITCHES = (
           "a rope_type other than default and yarn": lambda c: c.rope["rope_type"] not in ("default", "yarn"),
           "attention_factor or truncate in the rope": lambda c: not {"attention_factor", "truncate"}.isdisjoint(c.rope),
       }.items()),
+    Switch("attention TargetLayer (MTP)", _any(lambda c: type(c.attention) is TargetLayer),
+           **_both("such a drafter is a part of its target: use --format mtp")),
     Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
     Switch("attention_bias with norms.query_key", _any(lambda c: c.attention_bias and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
@@ -223,9 +226,9 @@ def _stock(config: DrafterConfig) -> bool:
     return (
         type(config.fusion) in (LastLayer, Concat, ScalarMix)
         and type(config.entry) in (Narrow, Wide)
-        and type(config.attention) in (GQA, MLA)
+        and type(config.attention) in (GQA, MLA, TargetLayer)
         and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant)
-        and not any(isinstance(norm, Norm) for norm in vars(config.norms).values())
+        and all(type(norm) in (bool, str, TargetNorm) for norm in vars(config.norms).values())
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
-from specdec.export import card, read
+from specdec.export import card, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
@@ -49,7 +49,7 @@ def export(
         drafter: the drafter's directory, or USER/NAME[@REVISION] on the Hub
         out: directory of the checkpoint, not there yet
         target: the model that it drafts for
-        format: vllm, speculators or sglang
+        format: vllm, speculators or sglang; mtp for a copy of the target with the drafter as its own module
         draft_tokens: drafts a pass, in the line that serves it
         evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
         push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
@@ -61,6 +61,8 @@ def export(
         raise ValueError(f"{out} exists already: choose another place or remove it first")
     if push is not None:
         check_repository(push)
+        if format == mtp.FORMAT:
+            raise ValueError("--push is for drafters: put a copy of the target on the Hub with hf upload")
     directory = located(drafter)
     exported = export_drafter(
         load_drafter(directory, dtype=None), target.load(), out, format, draft_tokens=draft_tokens, served=target,
@@ -89,7 +91,8 @@ def export_drafter(
 
     Args:
         target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
-        format: ``vllm``, ``speculators`` or ``sglang``.
+        format: ``vllm``, ``speculators`` or ``sglang``; or ``mtp``, which writes a copy of the target's checkpoint
+            with the drafter in place of the module of multi-token prediction that it had.
         draft_tokens: drafts a pass, in the line that serves it.
         served: where the engine finds the target, if not at ``target.source``.
         evaluation: directories of ``specdec evaluate``, which the model card quotes.
@@ -99,10 +102,10 @@ def export_drafter(
         NotServable: the engine cannot express the drafter; the message names each switch and the engine's version.
         ValueError: the drafter is of another target, or the directory exists or cannot be written.
     """
-    if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    if format not in (known := (*FORMATS, mtp.FORMAT)):
+        raise ValueError(f"unknown format {format!r}: choose from {', '.join(known)}")
     check_numbers(export_drafter, {"draft_tokens": draft_tokens})
-    directory, chosen = Path(directory), FORMATS[format]
+    directory = Path(directory)
     config = drafter.config
     of_drafter = config.vocab_size, config.target_hidden_size, config.num_target_layers
     of_target = target.vocab_size, target.hidden_size, target.num_layers
@@ -111,8 +114,12 @@ def export_drafter(
         raise ValueError(f"the drafter {sizes}")
     warn_unless_made_for(target, drafter)
     subject = subject_of(drafter, target)
-    chosen.check(subject)
     served = served or TargetSource(target.source)
+    if format == mtp.FORMAT:
+        line = mtp.stitch(drafter, target, subject, served, directory, draft_tokens)
+        return Exported(directory, DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture), line)
+    chosen = FORMATS[format]
+    chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {

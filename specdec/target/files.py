@@ -129,7 +129,7 @@ def check_sizes(source: str, revision: str | None, config: Any, described_by: Ca
     """
     with failing_in_one_line(source):
         tensors, held, gguf = 0, 0, gguf_file(source)
-        for path in _weight_files(source, revision) if gguf is None else [gguf]:
+        for path in weight_files(source, revision) if gguf is None else [gguf]:
             try:
                 shapes = _shapes(path)
             except (SafetensorError, OSError, ValueError, IndexError, KeyError) as error:
@@ -162,7 +162,7 @@ def _shapes(path: Path) -> list[list[int]]:
         return [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118  no mapping
 
 
-def _weight_files(source: str, revision: str | None) -> list[Path]:
+def weight_files(source: str, revision: str | None = None) -> list[Path]:
     """The safetensors that transformers will read, from the Hub if need be; none where there are none."""
     found: dict[str, Path] = {}
     for name in (WEIGHTS, INDEX):

@@ -27,9 +27,10 @@ def unrolled_logits(drafter: Drafter, documents: list[int], steps: int) -> list[
     return [drafter.logits(step.normed_BTH)[0] for step in made]
 
 
-def worst_gap(spec: DrafterSpec, documents: list[int], steps: int = STEPS) -> float:
-    """Largest difference between unrolled and cached logits, over every anchor and depth."""
-    drafter, length = tiny_drafter(spec), len(documents)
+def worst_gap(made: DrafterSpec | Drafter, documents: list[int], steps: int = STEPS) -> float:
+    """Largest difference between unrolled and cached logits, over every anchor and depth, of a drafter, or of a random
+    one of a design."""
+    drafter, length = made if isinstance(made, Drafter) else tiny_drafter(made), len(documents)
     ids, aux = text(drafter, length)
     unrolled = unrolled_logits(drafter, documents, steps)
     gap = 0.0

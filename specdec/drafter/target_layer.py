@@ -1,0 +1,153 @@
+"""The target's own decoder layer in the drafter, as transformers has it: that of multi-token prediction (MTP,
+https://arxiv.org/abs/2412.19437), whose modules come with their targets.
+
+Legend: B batch, T nodes, M some of them, H hidden, h query heads, g key heads, d head width.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
+from specdec.drafter.entry import Entered, Narrow
+from specdec.drafter.norms import Norm
+from specdec.nn.cache import attend
+from specdec.nn.layers import ROPE_FAULTS
+from specdec.nn.view import View
+
+if TYPE_CHECKING:
+    from specdec.drafter.config import DrafterConfig
+
+OURS = "specdec_view"  # what a config says in place of sdpa
+# of a config, what says nothing of a layer, or what is to be run
+_LEFT_OUT = {"architectures", "auto_map", "dtype", "torch_dtype", "quantization_config", "transformers_version"}
+
+
+@dataclass(frozen=True)
+class TargetLayer(AttentionKind):
+    """One whole decoder layer of the target's family, with its input norm and its feed-forward, experts included.
+
+    Args:
+        hf_config: the target's text config of one such layer, as transformers writes it; nothing in a design, which
+            takes the target's.
+    """
+
+    hf_config: dict[str, Any] = field(default_factory=dict)
+
+    def of_target(self, hf_config: Any) -> Self:
+        """With the config of one layer that attends, with experts where the family has any."""
+        kept = {k: v for k, v in hf_config.to_diff_dict().items() if k not in _LEFT_OUT and not k.startswith("_")}
+        kept |= {"model_type": hf_config.model_type, "num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None}
+        of_one = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
+        kept |= {key: value for key, value in of_one.items() if getattr(hf_config, key, None) is not None}
+        return type(self)(json.loads(json.dumps(kept)))
+
+    def check(self, config: Any) -> None:
+        """An entry that makes one state, and of what the layer has itself nothing beside it."""
+        if not isinstance(config.entry, Narrow):
+            raise ValueError("attention TargetLayer reads one state: use entry Narrow")
+        norms = config.norms
+        for name, used in (("norms.input", norms.input), ("norms.query_key", norms.query_key),
+                           ("attention_bias", config.attention_bias)):  # fmt: skip
+            if used:
+                raise ValueError(f"{name}: with attention TargetLayer the layer has its own, or none: set it to false")
+        if config.num_layers != 1:
+            raise ValueError(f"attention TargetLayer is one layer: num_layers is {config.num_layers}")
+        if hasattr(config, "head_dim"):
+            hf = self.text_config()
+            theirs = {name: getattr(hf, name) for name in ("hidden_size", "intermediate_size")}
+            theirs |= self.heads(hf)._asdict()
+            for name, value in theirs.items():
+                if getattr(config, name) != value:
+                    raise ValueError(f"{name} {getattr(config, name)}: the target's layer has {value}")
+
+    def text_config(self) -> Any:
+        """The transformers config; ValueError if there is no such family, or it does not take what is written."""
+        from transformers import CONFIG_MAPPING
+
+        if (kind := self.hf_config.get("model_type")) not in CONFIG_MAPPING:
+            raise ValueError(f"attention TargetLayer: transformers has no model_type {kind!r:.60}, as hf_config says")
+        if self.hf_config.get("num_hidden_layers") != 1 or not _LEFT_OUT.isdisjoint(self.hf_config):
+            raise ValueError("attention TargetLayer: hf_config must be of one layer, and say nothing of code or dtypes")
+        return _explained(CONFIG_MAPPING[kind].from_dict, self.hf_config)
+
+    def model(self) -> Any:
+        """The family's decoder, of this one layer and one token; ValueError if the config makes none."""
+        from transformers import AttentionInterface, AutoModel
+
+        AttentionInterface.register(OURS, _attention)
+        return _explained(AutoModel.from_config, self.text_config(), attn_implementation=OURS, trust_remote_code=False)
+
+    def heads(self, hf_config: Any) -> HeadSizes:
+        """As keys and values are cached: of latent attention (MLA) those that the latent is expanded to."""
+        if getattr(hf_config, "kv_lora_rank", None) is None:
+            return GQA().heads(hf_config)
+        h = hf_config.num_attention_heads
+        return HeadSizes(h, h, hf_config.qk_nope_head_dim + hf_config.qk_rope_head_dim)
+
+    def projections(self, config: "DrafterConfig") -> dict[str, int]:
+        """None that an entry could add to."""
+        return {}
+
+    def rotated(self, config: "DrafterConfig") -> int:
+        latent = self.hf_config.get("kv_lora_rank") is not None
+        return self.hf_config["qk_rope_head_dim"] if latent else config.head_dim
+
+    def build_decoder(self, config: "DrafterConfig") -> nn.Module:
+        return BorrowedLayer(self.model().layers[0])
+
+
+def _explained(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return make(*args, **kwargs)
+    except (*ROPE_FAULTS, OSError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"attention TargetLayer: hf_config makes no layer: {reason:.200}") from error
+
+
+class BorrowedLayer(nn.Module):
+    """A decoder layer of transformers, which attends by the view that it is given."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, entered: Entered, view: View, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """The residual stream after the layer, (B, T, H), or of the nodes that the view asks for."""
+        x_BTH = entered.residual_BTH
+        cos, sin = (table[:, 0].to(x_BTH.dtype) for table in rope)
+        out_BTH: Tensor = self.block(x_BTH, attention_mask=None, position_embeddings=(cos, sin), view=view)
+        return out_BTH if view.wanted_BM is None else out_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, view: View, **_: Any
+) -> tuple[Tensor, None]:
+    """(B, h, T, d) and twice (B, g, T, d) to (B, T, h, d); values may be narrower, also in what comes out.
+
+    Neither cache nor kernels know of that, nor of another scale than theirs.
+    """
+    d, narrow = query.shape[-1], value.shape[-1]
+    q, v, layer = query * (scaling * d**0.5), F.pad(value, (0, d - narrow)), module.layer_idx
+    if view.cache is None:
+        out = attend(q, key, v, view.visibility)
+    else:
+        out = view.cache.attend(layer, q, key, v, view.visibility, view.slots_BT)  # type: ignore[arg-type]
+    return out[..., :narrow].transpose(1, 2), None
+
+
+@dataclass(frozen=True)
+class TargetNorm(Norm):
+    """The norm that the target has on its states, such as Qwen3-Next's, whose weights count from one."""
+
+    def build(self, config: "DrafterConfig", width: int) -> nn.Module:
+        if not isinstance(config.attention, TargetLayer):
+            raise ValueError("norms: TargetNorm goes with attention TargetLayer, which knows the target's family")
+        with torch.device("meta"):
+            kind = type(config.attention.model().norm)
+        return kind(width, eps=config.rms_norm_eps)

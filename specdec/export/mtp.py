@@ -1,0 +1,210 @@
+"""Multi-token prediction (MTP, https://arxiv.org/abs/2412.19437): a target's own module, out of its checkpoint as a
+drafter, and back into a copy of the checkpoint.
+
+transformers leaves the module out when it loads a target, so it is read by its tensors' names. Engines give it the
+target's embedding and head, whatever the checkpoint has beside the module under these names; so it is here.
+"""
+
+import json
+import logging
+import re
+import shlex
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specdec.drafter import (
+    Drafter,
+    DrafterConfig,
+    DrafterSpec,
+    LastLayer,
+    Narrow,
+    Norms,
+    PostNorm,
+    PreNorm,
+    Recurrence,
+    TargetLayer,
+    TargetNorm,
+)
+from specdec.drafter.io import FLOATS, check_finite, measure
+from specdec.drafter.model import skeleton_of
+from specdec.export import tensors as named
+from specdec.export.formats import servable
+from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
+from specdec.target import Target, TargetSource
+from specdec.target.files import weight_files
+from specdec.training.building import config_for
+from specdec.utils import hub
+from specdec.utils.files import SUMS, read_json, staged_directory
+from specdec.utils.text import how_many, tensor_fault
+
+log = logging.getLogger(__name__)
+
+FORMAT = "mtp"
+COPIED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md")  # of a repository on the Hub
+LAYER, EXPERTS = "layers.layers.0.block.", re.compile(r"(.*mlp\.experts)\.(gate_up|down)_proj")
+SHARED = {"vocab.target_ids_D", EMBEDDING, HEAD}  # what a module has not
+
+
+class Family(NamedTuple):
+    """How a family's checkpoints call the module's parts, and what vLLM 0.32 feeds back."""
+
+    prefix: str  # with {} for the number of the target's layers
+    layer: str  # of the decoder layer, after the prefix
+    names: Mapping[str, str]  # of what else there is, by our names
+    recurrence: Recurrence = PostNorm()
+
+
+_NEXTN = {"entry.fc": "eh_proj", "norms.embed": "enorm", "norms.hidden": "hnorm", "norms.output": "shared_head.norm"}
+_MTP = {"entry.fc": "fc", "norms.embed": "pre_fc_norm_embedding", "norms.hidden": "pre_fc_norm_hidden",
+        "norms.output": "norm"}  # fmt: skip
+FAMILIES = {  # by the target's class
+    "DeepseekV3ForCausalLM": Family("model.layers.{}.", "", _NEXTN),
+    "Glm4MoeForCausalLM": Family("model.layers.{}.", "", _NEXTN, PreNorm()),  # transformers feeds back the normed state
+    "Qwen3NextForCausalLM": Family("mtp.", "layers.0.", _MTP),
+}
+
+
+def family_of(directory: Path) -> Family | None:
+    """Whose module a directory may hold; None if it is no checkpoint of a family whose modules are known."""
+    raw = read_json(directory / "config.json")
+    kinds = raw.get("architectures") if isinstance(raw, dict) else None
+    return FAMILIES.get(str(kinds[0])) if isinstance(kinds, list) and kinds else None
+
+
+def design(family: Family) -> DrafterSpec:
+    """The drafter that such a module is."""
+    norm = TargetNorm()
+    norms = Norms(embed=norm, hidden=norm, output=norm)
+    return DrafterSpec(
+        LastLayer(), Narrow(bias=False), norms, family.recurrence, "target", "all", attention=TargetLayer()
+    )
+
+
+class Place(NamedTuple):
+    """Where numbers stand: ``ours[index]`` are those of the checkpoint's tensor ``theirs``."""
+
+    ours: str  # by its published name, see :func:`specdec.export.tensors.published`
+    index: Any
+    theirs: str
+
+
+def places(ours: Mapping[str, Tensor], family: Family, layers: int) -> Iterator[Place]:
+    """Every tensor of the module in the checkpoint, where experts are apart and gates are not beside what they gate."""
+    prefix = family.prefix.format(layers)
+    for name, value in ours.items():
+        module, _, kind = name.rpartition(".")
+        if module in family.names:
+            yield Place(name, ..., f"{prefix}{family.names[module]}.{kind}")
+            continue
+        theirs = f"{prefix}{family.layer}{name.removeprefix(LAYER)}"
+        if (experts := EXPERTS.fullmatch(theirs)) is None:
+            yield Place(name, ..., theirs)
+            continue
+        half = value.shape[1] // 2
+        parts = {"down": slice(None)} if experts[2] == "down" else {"gate": slice(half), "up": slice(half, None)}
+        for e in range(len(value)):
+            for part, rows in parts.items():
+                yield Place(name, (e, rows), f"{experts[1]}.{e}.{part}_proj.weight")
+
+
+def _own(state: Mapping[str, Tensor], config: DrafterConfig) -> dict[str, Tensor]:
+    return named.published({name: value for name, value in state.items() if name not in SHARED}, config)
+
+
+def read_module(directory: Path, family: Family, target: Target) -> Drafter:
+    """The module in a checkpoint of the target's as a drafter, in a dtype that holds all of it.
+
+    Raises:
+        ValueError: there is none, or more than one, or it is not of this target's shape, quantized or not finite.
+    """
+    modules = read_json(directory / "config.json").get("num_nextn_predict_layers", 1)
+    if modules != 1:
+        raise ValueError(f"{directory}: num_nextn_predict_layers is {modules!r:.60}: a drafter is one such module")
+    config = config_for(design(family), target)
+    skeleton = skeleton_of(config).state_dict()
+    shapes = _own(skeleton, config)
+    wanted = {place.theirs: place for place in places(shapes, family, target.num_layers)}
+    found = {name: (file, each) for file in weight_files(str(directory)) for name, each in measure(file).items()}
+    there = {name: each.shape for name, (_, each) in found.items() if name in wanted}
+    if fault := tensor_fault(there, {name: list(shapes[at.ours][at.index].shape) for name, at in wanted.items()}):
+        raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
+    if odd := {found[name][1].dtype for name in wanted} - {*FLOATS}:
+        raise ValueError(f"{directory}: the module has weights of {odd.pop()}: only unquantised ones can be read")
+    by_file = defaultdict(list)
+    for name in wanted:
+        by_file[found[name][0]].append(name)
+    tensors: dict[str, Tensor] = {}
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in names}
+    check_finite(tensors)
+    dtype = reduce(torch.promote_types, {value.dtype for value in tensors.values()})
+    ours = {name: torch.empty(value.shape, dtype=dtype) for name, value in shapes.items()}
+    for name, at in wanted.items():
+        ours[at.ours][at.index] = tensors[name].to(dtype)
+    drafter = Drafter(config, torch.arange(config.vocab_size)).to(dtype)
+    made = named.merged([name for name in skeleton if name not in SHARED], ours, config)
+    shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
+    drafter.load_state_dict(drafter.state_dict() | shared | made)
+    log.info(
+        "a module of multi-token prediction: %s of %s in %s; embedding and head are the target's",
+        how_many(len(tensors), "tensor"), family.prefix.format(target.num_layers), how_many(len(by_file), "file"),
+    )  # fmt: skip
+    return drafter.eval().requires_grad_(False)
+
+
+def stitch(
+    drafter: Drafter, target: Target, subject: Subject, served: TargetSource, directory: Path, draft_tokens: int
+) -> str:
+    """Write a copy of the target's checkpoint whose module is the drafter, each tensor in the dtype that it had there;
+    returns the line that serves it.
+
+    Raises:
+        NotServable: the target has no such module, or not of the drafter's design.
+        ValueError: a weight is not finite, or a directory is missing, exists or cannot be written.
+    """
+    place = servable(served)
+    source = Path(place) if Path(place).is_dir() else hub.fetch(place, served.revision, COPIED)
+    if (family := family_of(source)) is None:
+        raise NotServable(f"{served.source}: --format mtp is for a target with a module: {', '.join(FAMILIES)}")
+    before = read_module(source, family, target)
+    one, two = drafter.config.to_json(), before.config.to_json()
+    if differing := [key for key in one if key != "target" and one[key] != two[key]]:
+        raise NotServable(f"vLLM serves the target's module as it is designed; the drafter differs in {differing}")
+    if subject.own_embedding or subject.own_head:
+        raise NotServable("engines give the module the target's embedding and head, and the drafter has others")
+    ours = _own(drafter.state_dict(), drafter.config)
+    check_finite(ours)
+    theirs = {at.theirs: ours[at.ours][at.index] for at in places(ours, family, target.num_layers)}
+    with staged_directory(directory) as temporary:
+        shutil.copytree(
+            source, temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", SUMS),
+            copy_function=partial(_copy, theirs),
+        )  # fmt: skip
+    speculative = json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens})
+    return shlex.join(["vllm", "serve", str(directory.resolve()), "--speculative-config", speculative])
+
+
+def _copy(theirs: Mapping[str, Tensor], source: str, copied: str) -> None:
+    """A file as it is, or a shard with these tensors in place of its own; read back, to the last bit."""
+    here = theirs.keys() & measure(Path(source)).keys() if source.endswith(".safetensors") else set()
+    if not here:
+        shutil.copyfile(source, copied)
+        return
+    with safe_open(source, framework="pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(source)
+    tensors |= {name: theirs[name].detach().to("cpu", tensors[name].dtype).contiguous() for name in here}
+    save_file(tensors, copied, metadata=metadata)
+    again = load_file(copied)
+    if lost := [name for name, value in tensors.items() if not torch.equal(again[name], value)]:
+        raise ValueError(f"{copied}: {lost[0]} reads back otherwise than it was written")

@@ -1,0 +1,187 @@
+"""A target's module of multi-token prediction: read out of its checkpoint, fine-tuned, put back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from specdec.data import Batch
+from specdec.drafter import Drafter, DrafterSpec, PreNorm, save_drafter
+from specdec.export import NotServable, export_drafter, import_drafter
+from specdec.export.mtp import design, family_of
+from specdec.target import Target
+from specdec.training.building import FromDrafter, config_for
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+from tests.export.made import made_drafter
+from tests.mtp import FAMILIES, experts_in_float64, made  # noqa: F401  a fixture
+from tests.tiny import VOCAB, tiny_target
+
+
+def all_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in sorted(directory.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def changed(drafter: Drafter) -> Drafter:
+    """With other numbers in all that is its own."""
+    for name, value in drafter.state_dict().items():
+        if name not in ("embed_tokens.weight", "lm_head.weight", "vocab.target_ids_D"):
+            value.add_(torch.randn_like(value) / 16)
+    return drafter
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_read_changed_and_put_back(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Every number of the module, in its own dtype; of the target nothing changes, nor does it load otherwise."""
+    source, out = tmp_path / "target", tmp_path / "stitched"
+    target, module = made(family, source, dtype)
+    (source / "tokenizer.model").write_bytes(b"as it is")
+    before, names = all_tensors(source), dict(module.published(family, target.num_layers)).keys()
+    drafter = import_drafter(source, target)
+    assert torch.equal(drafter.embed_tokens.weight, target.embedding_weight().to(drafter.lm_head.weight.dtype))
+
+    same = export_drafter(drafter, target, tmp_path / "same", "mtp")
+    assert all(torch.equal(value, before[name]) for name, value in all_tensors(same.directory).items())
+
+    made_of = export_drafter(changed(drafter), target, out, "mtp", draft_tokens=2)
+    after = all_tensors(out)
+    assert {name: value.dtype for name, value in after.items()} == {n: v.dtype for n, v in before.items()}
+    assert {name for name, value in after.items() if not torch.equal(value, before[name])} == names
+    again = import_drafter(out, target).state_dict()
+    for name, value in drafter.state_dict().items():
+        assert torch.equal(again[name].to(dtype), value.to(dtype)), name  # rounded once, where it was wider
+    assert {file.name for file in source.iterdir()} | {"SHA256SUMS"} == {file.name for file in out.iterdir()}
+    for file in source.iterdir():
+        assert file.suffix == ".safetensors" or file.read_bytes() == (out / file.name).read_bytes()
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype=dtype).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in target.model.state_dict().items())
+    assert made_of.command == (
+        f"vllm serve {out} --speculative-config '{{\"method\": \"mtp\", \"num_speculative_tokens\": 2}}'"
+    )
+
+
+@pytest.mark.usefixtures("experts_in_float64")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> None:
+    """From the saved drafter, three steps unrolled; the target, its embedding and its head stay."""
+    target, _ = made(family, tmp_path / "target")
+    save_drafter(import_drafter(tmp_path / "target", target), tmp_path / "drafter")
+    ids = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
+    batch, recipe = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)), ObjectiveConfig(steps=3)
+    found = family_of(tmp_path / "target")
+    assert found is not None
+    torch.set_default_dtype(torch.float64)
+    try:
+        config = config_for(design(found), target)
+        drafter = FromDrafter(str(tmp_path / "drafter")).drafter(config, target, torch.ones(VOCAB)).requires_grad_(True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    drafter.embed_tokens.requires_grad_(False)
+    drafter.lm_head.requires_grad_(False)
+    theirs = {name: value.clone() for name, value in target.model.state_dict().items()}
+    ours = {name: value.clone() for name, value in drafter.state_dict().items()}
+    teacher = target_outputs(target, drafter, batch, recipe)
+    optimizer, losses = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=0.01), []
+    for _ in range(8):
+        loss = TrainStep(drafter, recipe)(batch, teacher).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(torch.equal(value, theirs[name]) for name, value in target.model.state_dict().items())
+    still = {name for name, value in drafter.state_dict().items() if torch.equal(value, ours[name])}
+    assert {name for name in still if not name.endswith("e_score_correction_bias")} == {  # which has no gradient
+        "embed_tokens.weight", "lm_head.weight", "vocab.target_ids_D",
+    }  # fmt: skip
+
+
+def test_another_design_is_not_started_from(tmp_path: Path) -> None:
+    target, _ = made("glm4_moe", tmp_path / "target", torch.float32)
+    save_drafter(import_drafter(tmp_path / "target", target), tmp_path / "drafter")
+    with pytest.raises(ValueError, match="recurrence is PreNorm, not PostNorm"):
+        found = family_of(tmp_path / "target")
+        assert found is not None and found.recurrence == PreNorm()
+        spec = DrafterSpec(**{**vars(design(found)), "recurrence": DrafterSpec().recurrence})
+        FromDrafter(str(tmp_path / "drafter")).drafter(config_for(spec, target), target, torch.ones(VOCAB))
+
+
+def edit(directory: Path, **keys: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def rewrite(directory: Path, **tensors: torch.Tensor | None) -> None:
+    """Put in, or with None leave out, tensors whose names end so."""
+    file = directory / "model.safetensors"
+    there = load_file(file)
+    for end, value in tensors.items():
+        name = next(name for name in there if name.endswith(end.replace("_weight", ".weight")) and ".layers.2" in name)
+        if value is None:
+            del there[name]
+        else:
+            there[name] = value
+    save_file(there, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda d: edit(d, num_nextn_predict_layers=2), "num_nextn_predict_layers is 2: a drafter is one such module"),
+        (lambda d: rewrite(d, eh_proj_weight=None), "of a module of multi-token prediction it lacks .*eh_proj.weight"),
+        (lambda d: rewrite(d, enorm_weight=torch.ones(5)), r"enorm.weight is \[5\], the config says \[32\]"),
+        (
+            lambda d: rewrite(d, hnorm_weight=torch.ones(32).to(torch.float8_e4m3fn)),
+            "the module has weights of F8_E4M3: only unquantised ones",
+        ),
+        (lambda d: rewrite(d, enorm_weight=torch.full((32,), torch.nan)), "enorm.weight are not all finite"),
+    ],
+    ids=["two", "missing", "shape", "quantized", "nan"],
+)
+def test_what_cannot_be_read(break_it: Any, message: str, tmp_path: Path) -> None:
+    target, _ = made("glm4_moe", tmp_path, torch.float32)
+    break_it(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        import_drafter(tmp_path, target)
+
+
+def test_what_cannot_be_put_back(tmp_path: Path) -> None:
+    """Other designs, other heads, other targets, another format, a place that is taken."""
+    source, out = tmp_path / "target", tmp_path / "out"
+    target, _ = made("qwen3_next", source, torch.float32)
+    drafter = import_drafter(source, target)
+    with pytest.raises(NotServable, match="attention TargetLayer.*use --format mtp"):
+        export_drafter(drafter, target, out)
+    other = made_drafter(DrafterSpec(**{**vars(design(family_of(source))), "recurrence": PreNorm()}), target)  # type: ignore[arg-type]
+    with pytest.raises(NotServable, match=r"the drafter differs in \['recurrence'\]"):
+        export_drafter(other, target, out, "mtp")
+    llama = tiny_target(dtype=torch.float32)
+    llama.model.save_pretrained(tmp_path / "llama")
+    llama.source = str(tmp_path / "llama")
+    with pytest.raises(NotServable, match="--format mtp is for a target with a module: DeepseekV3ForCausalLM"):
+        export_drafter(made_drafter(DrafterSpec(draft_vocab_size=40), llama), llama, out, "mtp")
+    out.mkdir()
+    with pytest.raises(ValueError, match="exists already"):
+        export_drafter(drafter, target, out, "mtp")
+    out.rmdir()
+    drafter.lm_head.weight[3] += 1
+    with pytest.raises(NotServable, match="engines give the module the target's embedding and head"):
+        export_drafter(drafter, target, out, "mtp")
+    assert not out.exists() and {file.name for file in tmp_path.iterdir()} == {"target", "llama"}
+
+
+def test_a_shard_that_is_written_otherwise_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, _ = made("glm4_moe", tmp_path / "target", torch.float32)
+    drafter = changed(import_drafter(tmp_path / "target", target))
+
+    def worse(tensors: dict[str, torch.Tensor], path: str, metadata: Any) -> None:
+        save_file({name: value + 1 for name, value in tensors.items()}, path, metadata=metadata)
+
+    monkeypatch.setattr("specdec.export.mtp.save_file", worse)
+    with pytest.raises(ValueError, match="reads back otherwise than it was written"):
+        export_drafter(drafter, target, tmp_path / "out", "mtp")
+    assert not (tmp_path / "out").exists()

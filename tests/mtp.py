@@ -1,0 +1,119 @@
+"""Tiny random targets with a module of multi-token prediction (MTP), made of transformers' own parts.
+
+Legend: B batch, T tokens, H hidden.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3NextConfig
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
+
+from specdec.target import Target
+from tests.tiny import HIDDEN, VOCAB
+
+BASE = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4,
+    "max_position_embeddings": 512, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "bos_token_id": None,
+    "eos_token_id": None, "tie_word_embeddings": False,
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "deepseek_v3": lambda: DeepseekV3Config(
+        **BASE, num_hidden_layers=2, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1,
+        kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, first_k_dense_replace=1,
+    ),
+    "glm4_moe": lambda: Glm4MoeConfig(
+        **BASE, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, n_routed_experts=4, use_qk_norm=True,
+        attention_bias=True, num_nextn_predict_layers=1,
+    ),
+    "qwen3_next": lambda: Qwen3NextConfig(
+        **BASE, num_hidden_layers=3, num_key_value_heads=2, head_dim=8, num_experts=4, linear_key_head_dim=8,
+        shared_expert_intermediate_size=16, layer_types=["linear_attention", "linear_attention", "full_attention"],
+        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+    ),
+}  # fmt: skip
+FAMILIES = tuple(CONFIGS)
+NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
+MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
+
+
+@pytest.fixture
+def experts_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' usual way with experts, which torch has no float64 for, replaced by another of its ways."""
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "grouped_mm", batched_mm_experts_forward)
+
+
+class Module(nn.Module):
+    """A module as the papers and engines have it: two norms, a projection, the target's kind of layer, a norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        whole = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").model
+        self.block, self.norm, self.rotary = whole.layers[-1], whole.norm, [whole.rotary_emb]
+        self.enorm, self.hnorm = (type(whole.norm)(HIDDEN, eps=config.rms_norm_eps) for _ in range(2))
+        self.fc = nn.Linear(2 * HIDDEN, HIDDEN, bias=False)
+        for value in (*self.parameters(), *self.buffers()):
+            value.data.normal_(0, 0.5)
+            value.data += 0.1 * (value.ndim == 1)
+
+    def forward(self, embedded_BTH: Tensor, hidden_BTH: Tensor) -> Tensor:
+        """The state before the last norm, (B, T, H), of a text from its first token on."""
+        x_BTH = self.fc(torch.cat([self.enorm(embedded_BTH), self.hnorm(hidden_BTH)], -1))
+        T = x_BTH.shape[1]
+        hidden_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
+        mask = torch.zeros(T, T, dtype=x_BTH.dtype).masked_fill(hidden_TT, float("-inf"))[None, None]
+        tables = self.rotary[0](x_BTH, torch.arange(T)[None])
+        made: Tensor = self.block(x_BTH, attention_mask=mask, position_embeddings=tables)
+        return made
+
+    def published(self, family: str, layers: int) -> Iterator[tuple[str, Tensor]]:
+        """The tensors as checkpoints have them."""
+        prefix = "mtp." if family == "qwen3_next" else f"model.layers.{layers}."
+        for part, name in (MTP if family == "qwen3_next" else NEXTN).items():
+            yield f"{prefix}{name}.weight", getattr(self, part).weight.data
+        prefix += "layers.0." * (family == "qwen3_next")
+        for name, value in self.block.state_dict().items():
+            if name == "mlp.experts.gate_up_proj":
+                for e, both in enumerate(value):
+                    for part, half in zip(("gate", "up"), both.chunk(2), strict=True):
+                        yield f"{prefix}mlp.experts.{e}.{part}_proj.weight", half
+            elif name == "mlp.experts.down_proj":
+                for e, one in enumerate(value):
+                    yield f"{prefix}mlp.experts.{e}.down_proj.weight", one
+            else:
+                yield f"{prefix}{name}", value
+
+
+def made(family: str, directory: Path, dtype: torch.dtype = torch.float64) -> tuple[Target, Module]:
+    """A target in memory and its module; both lie in ``directory``, in shards unless the family is GLM."""
+    torch.manual_seed(3)
+    config = CONFIGS[family]()
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)  # greedy choices are no ties
+    module = Module(config).to(dtype).requires_grad_(False)
+    sharded = family != "glm4_moe"
+    model.save_pretrained(directory, max_shard_size="40KB" if sharded else "5GB")
+    tensors = {name: value.contiguous().clone() for name, value in module.published(family, config.num_hidden_layers)}
+    for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
+        tensors[name] = tensors[name].to(torch.promote_types(dtype, torch.float32))  # as it is published
+    if not sharded:
+        file = directory / "model.safetensors"
+        save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
+        return Target(model, source=str(directory)), module
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    shards = sorted({*index["weight_map"].values()})
+    assert len(shards) > 1
+    for n, name in enumerate(tensors):  # among the target's own, in two shards
+        index["weight_map"][name] = shards[-1 - n % 2]
+    for shard in shards[-2:]:
+        mine = {name: value for name, value in tensors.items() if index["weight_map"][name] == shard}
+        save_file(load_file(directory / shard) | mine, directory / shard, metadata={"format": "pt"})
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return Target(model, source=str(directory)), module
