@@ -90,10 +90,13 @@ class Module(nn.Module):
                 yield f"{prefix}{name}", value
 
 
-def made(family: str, directory: Path, dtype: torch.dtype = torch.float64) -> tuple[Target, Module]:
+def made(
+    family: str, directory: Path, dtype: torch.dtype = torch.float64, vocab: int = VOCAB
+) -> tuple[Target, Module]:
     """A target in memory and its module; both lie in ``directory``, in shards unless the family is GLM."""
     torch.manual_seed(3)
     config = CONFIGS[family]()
+    config.vocab_size = vocab
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():
         model.lm_head.weight.mul_(20)  # greedy choices are no ties

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
-from specdec.nn.layers import Attention
 from specdec.nn.view import View, Visibility
 from specdec.target import Target
 from specdec.target.model_parts import model_parts
@@ -48,24 +47,22 @@ class Observed:
 def observing(drafter: Drafter) -> Iterator[Observed]:
     """Inside, forwards of the drafter on a static cache leave their traces in what is yielded.
 
-    A drafter's attention never forms its weights as such: hooks hand every attention a cache that also does so.
+    A drafter's attention never forms its weights as such: a hook hands its layers a cache that also does so.
     The drafter gives what it gives unobserved, to the last bit.
     """
     observed = Observed()
 
-    def attention(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x_BTH, view, *rest = args
+    def layers(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        entered, view = args
         assert isinstance(view, View) and isinstance(view.cache, StaticCache)
         observed.cache = view.cache
-        return (x_BTH, view._replace(cache=observed), *rest)
+        return entered, view._replace(cache=observed)
 
     def recurrence(module: nn.Module, args: tuple[Any, ...]) -> None:
         observed.out_BTH = args[0]
 
     with contextlib.ExitStack() as hooks:
-        for module in drafter.modules():
-            if isinstance(module, Attention):
-                hooks.callback(module.register_forward_pre_hook(attention).remove)
+        hooks.callback(drafter.layers.register_forward_pre_hook(layers).remove)
         hooks.callback(drafter.recurrence.register_forward_pre_hook(recurrence).remove)
         yield observed
 

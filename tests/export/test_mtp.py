@@ -1,24 +1,29 @@
 """A target's module of multi-token prediction: read out of its checkpoint, fine-tuned, put back."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specdec.cli import main
 from specdec.data import Batch
-from specdec.drafter import Drafter, DrafterSpec, PreNorm, save_drafter
+from specdec.drafter import Drafter, DrafterSpec, PreNorm, load_drafter, save_drafter
 from specdec.export import NotServable, export_drafter, import_drafter
 from specdec.export.mtp import design, family_of
-from specdec.target import Target
+from specdec.target import TargetSource
 from specdec.training.building import FromDrafter, config_for
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
-from tests.export.made import made_drafter
+from tests.export.made import made_drafter, same_state
 from tests.mtp import FAMILIES, experts_in_float64, made  # noqa: F401  a fixture
+from tests.short_run import short_run
 from tests.tiny import VOCAB, tiny_target
+
+CONF = Path(__file__).parents[2] / "conf"
 
 
 def all_tensors(directory: Path) -> dict[str, torch.Tensor]:
@@ -98,6 +103,39 @@ def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> N
     assert {name for name in still if not name.endswith("e_score_correction_bias")} == {  # which has no gradient
         "embed_tokens.weight", "lm_head.weight", "vocab.target_ids_D",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_from_the_target_and_back_by_commands(
+    family: str, tmp_path: Path, target_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imported, measured, fine-tuned by the preset, measured again, put back: what comes out is what was trained."""
+    monkeypatch.setattr(sys, "argv", ["specdec"])
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(target_directory)
+    made(family, tmp_path / "target", torch.float32, len(tokenizer))
+    tokenizer.save_pretrained("target")
+    Path("text.txt").write_text("".join(f"def add_{n}(a, b):\n    return a + {n} * b\n\n\n" for n in range(60)))
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{n}("}) + "\n" for n in range(2)))
+    assert main(["import", "--checkpoint", "target", "--target", "target", "--out", "mine"]) == 0
+    recurrence = ["--model.drafter.recurrence", "PreNorm"] if family == "glm4_moe" else []
+    run = short_run(
+        Path("target"), Path("text.txt"), trainer__max_steps=2, trainer__log_every_n_steps=1, model__drafter=CONF / "drafter" / "mtp.yaml",
+        model__drafter__draft_vocab_size="all", model__start="FromDrafter", model__start__directory="mine",
+        acceptance__max_new_tokens=8, acceptance__count=1,
+    )  # fmt: skip
+    at = run.index("--model.drafter")  # before what changes it
+    run = [*run[at : at + 2], *run[:at], *run[at + 2 :], *recurrence]
+    assert main(["fit", *run, "--out", "tuned"]) == 0
+    of = ["--target", "target", "--prompts", "prompts.jsonl", "--max_new_tokens", "12"]
+    for drafter, out in (("mine", "before"), ("tuned/drafter", "after")):
+        given = [*of, "--drafter", drafter]
+        assert main(["evaluate", *given, "--shape", "chain:depth=2", "--compile", "false", "--out", out]) == 0
+        assert json.loads(Path(out, "metrics.json").read_text())["results"][0]["identical_outputs"] == 2
+    assert main(["drift", *given, "--depths", "3", "--out", "drift"]) == 0
+    assert main(["export", "--format", "mtp", *of[:2], "--drafter", "tuned/drafter", "--out", "stitched"]) == 0
+    again, tuned = import_drafter("stitched", TargetSource("stitched")), load_drafter("tuned/drafter")
+    assert same_state(again, tuned) and not same_state(again, load_drafter("mine"))
 
 
 def test_another_design_is_not_started_from(tmp_path: Path) -> None:
