@@ -22,6 +22,8 @@ from specdec.drafter import (
     PostNorm,
     PreNorm,
     ScalarMix,
+    TargetLayer,
+    TargetNorm,
     Wide,
 )
 from specdec.target import Target
@@ -94,6 +96,14 @@ def biased() -> DrafterSpec:
     return dataclasses.replace(presets()["eagle1"], entry=Narrow(bias=True))
 
 
+def mtp() -> DrafterSpec:
+    """The module of multi-token prediction of whatever target it is for."""
+    norms = Norms(embed=TargetNorm(), hidden=TargetNorm(), output=TargetNorm())
+    return DrafterSpec(
+        LastLayer(), Narrow(bias=False), norms, head="target", draft_vocab_size="all", attention=TargetLayer()
+    )
+
+
 def variants() -> dict[str, DrafterSpec]:
     """The other shipped designs, each EAGLE-3 or 3.1 but for a word; sizes cut down."""
     each, concat = Norms(aux="each"), Norms(aux="concat")
@@ -108,6 +118,7 @@ def variants() -> dict[str, DrafterSpec]:
         "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
         "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
         "mla": DrafterSpec(attention=MLA(10, 256, 6, 64, 5), **small),
+        "mtp": mtp(),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
     }
 

@@ -18,7 +18,7 @@ from specdec.target import Target
 from tests.export.made import made_drafter
 from tests.tiny import presets, tiny_target, variants
 
-REFUSED = ("narrow_fusion", "weighted_sum")  # by vLLM
+REFUSED = ("narrow_fusion", "weighted_sum", "mtp")  # by vLLM
 SPECS = presets() | variants() | {
     "whole_vocabulary": DrafterSpec(draft_vocab_size="all"),
     "first_and_last_state": DrafterSpec(aux_layers=[0, 7], draft_vocab_size=40),

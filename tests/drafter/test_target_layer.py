@@ -11,18 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
-from specdec.drafter import (
-    Drafter,
-    DrafterConfig,
-    DrafterSpec,
-    LastLayer,
-    Narrow,
-    Norms,
-    PreNorm,
-    TargetLayer,
-    TargetNorm,
-    Wide,
-)
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm, TargetNorm, Wide
 from specdec.drafter.model import skeleton_of
 from specdec.export import import_drafter
 from specdec.nn.view import View
@@ -31,15 +20,11 @@ from specdec.training.building import config_for, new_drafter
 from specdec.training.ttt import KeptSlots, ttt_unroll
 from tests.mtp import FAMILIES, Module, experts_in_float64, made  # noqa: F401  a fixture
 from tests.parity.unrolled import worst_gap
-from tests.tiny import HIDDEN, VOCAB, tiny_config, tiny_target
+from tests.tiny import HIDDEN, VOCAB, mtp, tiny_config, tiny_target
 
 pytestmark = pytest.mark.usefixtures("experts_in_float64")
 
-NORM = TargetNorm()
-DESIGN = DrafterSpec(
-    LastLayer(), Narrow(bias=False), Norms(embed=NORM, hidden=NORM, output=NORM), head="target",
-    draft_vocab_size="all", attention=TargetLayer(),
-)  # fmt: skip
+DESIGN = mtp()
 
 
 @pytest.fixture(params=FAMILIES)
@@ -157,4 +142,4 @@ def test_a_config_of_another_layer_is_refused(change: dict[str, object], message
 
 def test_its_norm_needs_its_layer() -> None:
     with pytest.raises(ValueError, match="TargetNorm goes with attention TargetLayer"):
-        skeleton_of(config_for(DrafterSpec(norms=Norms(embed=NORM)), tiny_target()))
+        skeleton_of(config_for(DrafterSpec(norms=Norms(embed=TargetNorm())), tiny_target()))

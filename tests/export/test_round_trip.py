@@ -21,9 +21,9 @@ from tests.tiny import LAYERS, all_specs, llama_config, tiny_target
 
 PRESETS = sorted((Path(__file__).parents[2] / "conf" / "drafter").glob("*.yaml"))
 REFUSED = {  # of the presets, by format
-    "vllm": {"narrow_fusion", "weighted_sum"},
-    "speculators": {"narrow_fusion", "weighted_sum", "eagle1", "eagle2", "hass", "mla"},
-    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "peagle", "peagle_3_1", "mla"},
+    "vllm": {"narrow_fusion", "weighted_sum", "mtp"},
+    "speculators": {"narrow_fusion", "weighted_sum", "eagle1", "eagle2", "hass", "mla", "mtp"},
+    "sglang": {"narrow_fusion", "weighted_sum", "qwen3", "speculators", "peagle", "peagle_3_1", "mla", "mtp"},
 }
 ROPES = (
     None,

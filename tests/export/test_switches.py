@@ -16,6 +16,7 @@ from specdec.drafter import (
     Narrow,
     Norms,
     ScalarMix,
+    TargetLayer,
     Wide,
 )
 from specdec.export import NotServable, Subject, export_drafter, subject_of
@@ -100,6 +101,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
         subject(attention=LATENT, rope=YARN | {"original_max_position_embeddings": 64, "truncate": False}), "",
     ),
     "attention MLA with attention_window": (subject(attention=LATENT, attention_window=16), ""),
+    "attention TargetLayer (MTP)": (subject(EAGLE1, attention=TargetLayer()), ""),
     "attention_bias": (subject(attention_bias=True), "V"),
     "attention_bias with norms.query_key": (subject(attention_bias=True, norms=Norms(query_key=True)), ""),
     "rope_type default": (subject(), "VS"),

@@ -115,7 +115,7 @@ def test_end_tokens_stop_all_three_alike(family: str, shape: DraftShape) -> None
             assert_counts(made, shape, NEW, end)
 
 
-@pytest.mark.parametrize("name", [*presets(), "peagle_3_1", "mla"])
+@pytest.mark.parametrize("name", [*presets(), "peagle_3_1", "mla", "mtp"])
 def test_random_drafters_change_nothing(name: str) -> None:
     """A random target, whose every token hangs on the whole text, and drafters that are nearly always wrong."""
     designs = presets() | variants()

@@ -55,7 +55,7 @@ def trained(name: str, spec: DrafterSpec) -> Case:
 
 EAGLE1 = presets()["eagle1"]
 OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to which HASS adds one
-CASES = {name: Case(spec) for name, spec in (presets() | variants()).items()} | {
+CASES = {name: Case(spec) for name, spec in (presets() | variants()).items() if name != "mtp"} | {
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
@@ -154,7 +154,8 @@ def test_another_way_to_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPa
 def test_every_shipped_design_has_its_losses() -> None:
     assert set(json.loads(GOLDEN.read_text())) == set(CASES)
     designs = {path.stem for path in (CONF / "drafter").glob("*.yaml")}
-    assert designs - set(CASES) == {"eagle2"}  # EAGLE-1's, and trained alike
+    # EAGLE-1's, and trained alike; and a layer of transformers, whose norms are float32 and so the processor's
+    assert designs - set(CASES) == {"eagle2", "mtp"}
 
 
 if __name__ == "__main__":
