@@ -23,22 +23,28 @@ BASE = {
     "max_position_embeddings": 512, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "bos_token_id": None,
     "eos_token_id": None, "tie_word_embeddings": False,
 }  # fmt: skip
-CONFIGS: dict[str, Any] = {
-    "deepseek_v3": lambda: DeepseekV3Config(
-        **BASE, num_hidden_layers=2, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1,
-        kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, first_k_dense_replace=1,
-    ),
-    "glm4_moe": lambda: Glm4MoeConfig(
-        **BASE, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, n_routed_experts=4, use_qk_norm=True,
-        attention_bias=True, num_nextn_predict_layers=1,
-    ),
-    "qwen3_next": lambda: Qwen3NextConfig(
-        **BASE, num_hidden_layers=3, num_key_value_heads=2, head_dim=8, num_experts=4, linear_key_head_dim=8,
-        shared_expert_intermediate_size=16, layer_types=["linear_attention", "linear_attention", "full_attention"],
-        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
-    ),
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
+CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "deepseek_v3": (DeepseekV3Config, {
+        "num_hidden_layers": 2, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+        "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+        "first_k_dense_replace": 1, "rope_parameters": YARN,
+    }),
+    "glm4_moe": (Glm4MoeConfig, {
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8, "n_routed_experts": 4, "use_qk_norm": True,
+        "attention_bias": True, "num_nextn_predict_layers": 1,
+    }),
+    "qwen3_next": (Qwen3NextConfig, {
+        "num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "linear_key_head_dim": 8,
+        "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention"] * 2 + ["full_attention"],
+        "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    }),
 }  # fmt: skip
 FAMILIES = tuple(CONFIGS)
+UNREAD = 5  # a token whose embedding is zero
 NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
 MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
 
@@ -56,8 +62,9 @@ class Module(nn.Module):
         super().__init__()
         whole = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").model
         self.block, self.norm, self.rotary = whole.layers[-1], whole.norm, [whole.rotary_emb]
-        self.enorm, self.hnorm = (type(whole.norm)(HIDDEN, eps=config.rms_norm_eps) for _ in range(2))
-        self.fc = nn.Linear(2 * HIDDEN, HIDDEN, bias=False)
+        H = config.hidden_size
+        self.enorm, self.hnorm = (type(whole.norm)(H, eps=config.rms_norm_eps) for _ in range(2))
+        self.fc = nn.Linear(2 * H, H, bias=False)
         for value in (*self.parameters(), *self.buffers()):
             value.data.normal_(0, 0.5)
             value.data += 0.1 * (value.ndim == 1)
@@ -91,15 +98,22 @@ class Module(nn.Module):
 
 
 def made(
-    family: str, directory: Path, dtype: torch.dtype = torch.float64, vocab: int = VOCAB
+    family: str, directory: Path, dtype: torch.dtype = torch.float64, scale: float = 1, **sizes: Any
 ) -> tuple[Target, Module]:
-    """A target in memory and its module; both lie in ``directory``, in shards unless the family is GLM."""
+    """A target in memory and its module; both lie in ``directory``, in shards unless the family is GLM.
+
+    Args:
+        scale: of the target's matrices, for texts that do not run in circles.
+    """
     torch.manual_seed(3)
-    config = CONFIGS[family]()
-    config.vocab_size = vocab
+    kind, own = CONFIGS[family]
+    config = kind(**BASE | own | sizes)
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     with torch.no_grad():
         model.lm_head.weight.mul_(20)  # greedy choices are no ties
+        model.model.embed_tokens.weight[UNREAD] = 0
+        for value in model.model.layers.parameters():
+            value.mul_(scale if value.ndim > 1 else 1)
     module = Module(config).to(dtype).requires_grad_(False)
     sharded = family != "glm4_moe"
     model.save_pretrained(directory, max_shard_size="40KB" if sharded else "5GB")

@@ -68,13 +68,16 @@ class TargetLayer(AttentionKind):
 
     def text_config(self) -> Any:
         """The transformers config; ValueError if there is no such family, or it does not take what is written."""
-        from transformers import CONFIG_MAPPING
+        from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
         if (kind := self.hf_config.get("model_type")) not in CONFIG_MAPPING:
             raise ValueError(f"attention TargetLayer: transformers has no model_type {kind!r:.60}, as hf_config says")
         if self.hf_config.get("num_hidden_layers") != 1 or not _LEFT_OUT.isdisjoint(self.hf_config):
             raise ValueError("attention TargetLayer: hf_config must be of one layer, and say nothing of code or dtypes")
-        return _explained(CONFIG_MAPPING[kind].from_dict, self.hf_config)
+        config = _explained(CONFIG_MAPPING[kind].from_dict, self.hf_config)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # others may look for parts on the Hub
+            raise ValueError(f"attention TargetLayer: a {kind} model is no causal language model")
+        return config
 
     def model(self) -> Any:
         """The family's decoder, of this one layer and one token; ValueError if the config makes none."""
@@ -99,7 +102,7 @@ class TargetLayer(AttentionKind):
         return self.hf_config["qk_rope_head_dim"] if latent else config.head_dim
 
     def kept(self, config: "DrafterConfig") -> int:
-        """What transformers' norms and feed-forward keep more than ours; under autocast they keep a fifth more still."""
+        """What transformers' norms and feed-forward keep more than ours; under autocast it is a fifth more still."""
         return 5 * config.hidden_size + 2 * config.intermediate_size
 
     def build_decoder(self, config: "DrafterConfig") -> nn.Module:

@@ -63,12 +63,13 @@ def import_command(
     revision: str | None = None,
     aux_layers: list[int] | None = None,
 ) -> None:
-    """A published EAGLE checkpoint, whoever wrote it, as a drafter to evaluate and to train on; prints its directory.
+    """A published EAGLE checkpoint, whoever wrote it, or the module of multi-token prediction (MTP) that a target's own
+    checkpoint has, as a drafter to evaluate and to train on; prints its directory.
 
     Example: specdec import --checkpoint AngelSlim/Qwen3-4B_eagle3 --target Qwen/Qwen3-4B --out drafters/angelslim
 
     Args:
-        checkpoint: a directory or a Hub id
+        checkpoint: a directory or a Hub id; the target's own for its module
         out: the drafter's directory, not there yet
         target: the model that it drafts for
         revision: a branch, tag or commit of the checkpoint on the Hub

@@ -127,6 +127,7 @@ def test_what_the_layer_has_itself_is_refused(change: dict[str, object], message
     ("change", "message"),
     [
         ({"model_type": "no_such"}, "transformers has no model_type 'no_such'"),
+        ({"model_type": "detr"}, "a detr model is no causal language model"),
         ({"num_hidden_layers": 2}, "must be of one layer"),
         ({"auto_map": {"AutoModel": "evil--code.Model"}}, "say nothing of code"),
         ({"num_attention_heads": 8}, "num_attention_heads 4: the target's layer has 8"),
