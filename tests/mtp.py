@@ -118,6 +118,10 @@ def made(
     sharded = family != "glm4_moe"
     model.save_pretrained(directory, max_shard_size="40KB" if sharded else "5GB")
     tensors = {name: value.contiguous().clone() for name, value in module.published(family, config.num_hidden_layers)}
+    if family != "qwen3_next":  # copies that nobody reads
+        beside = {"embed_tokens": model.model.embed_tokens, "shared_head.head": model.lm_head}
+        place = f"model.layers.{config.num_hidden_layers}"
+        tensors |= {f"{place}.{name}.weight": part.weight.detach().clone() for name, part in beside.items()}
     for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
         tensors[name] = tensors[name].to(torch.promote_types(dtype, torch.float32))  # as it is published
     if not sharded:

@@ -5,12 +5,12 @@ transformers leaves the module out when it loads a target, so it is read by its 
 target's embedding and head, whatever the checkpoint has beside the module under these names; so it is here.
 """
 
+import dataclasses
 import json
 import logging
 import re
 import shlex
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import partial, reduce
 from pathlib import Path
@@ -21,19 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.drafter import (
-    Drafter,
-    DrafterConfig,
-    DrafterSpec,
-    LastLayer,
-    Narrow,
-    Norms,
-    PostNorm,
-    PreNorm,
-    Recurrence,
-    TargetLayer,
-    TargetNorm,
-)
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNorm, Recurrence
 from specdec.drafter.io import FLOATS, check_finite, measure
 from specdec.drafter.model import skeleton_of
 from specdec.export import tensors as named
@@ -52,6 +40,7 @@ FORMAT = "mtp"
 COPIED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md")  # of a repository on the Hub
 LAYER, EXPERTS = "layers.layers.0.block.", re.compile(r"(.*mlp\.experts)\.(gate_up|down)_proj")
 SHARED = {"vocab.target_ids_D", EMBEDDING, HEAD}  # what a module has not
+DOUBLES = {"embed_tokens.weight", "shared_head.head.weight"}  # what a checkpoint has beside it, and no engine reads
 
 
 class Family(NamedTuple):
@@ -78,15 +67,6 @@ def family_of(directory: Path) -> Family | None:
     raw = read_json(directory / "config.json")
     kinds = raw.get("architectures") if isinstance(raw, dict) else None
     return FAMILIES.get(str(kinds[0])) if isinstance(kinds, list) and kinds else None
-
-
-def design(family: Family) -> DrafterSpec:
-    """The drafter that such a module is."""
-    norm = TargetNorm()
-    norms = Norms(embed=norm, hidden=norm, output=norm)
-    return DrafterSpec(
-        LastLayer(), Narrow(bias=False), norms, family.recurrence, "target", "all", attention=TargetLayer()
-    )
 
 
 class Place(NamedTuple):
@@ -129,23 +109,21 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     modules = read_json(directory / "config.json").get("num_nextn_predict_layers", 1)
     if modules != 1:
         raise ValueError(f"{directory}: num_nextn_predict_layers is {modules!r:.60}: a drafter is one such module")
-    config = config_for(design(family), target)
-    skeleton = skeleton_of(config).state_dict()
+    config = config_for(dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target)
+    skeleton, prefix = skeleton_of(config).state_dict(), family.prefix.format(target.num_layers)
     shapes = _own(skeleton, config)
     wanted = {place.theirs: place for place in places(shapes, family, target.num_layers)}
-    found = {name: (file, each) for file in weight_files(str(directory)) for name, each in measure(file).items()}
-    there = {name: each.shape for name, (_, each) in found.items() if name in wanted}
-    if fault := tensor_fault(there, {name: list(shapes[at.ours][at.index].shape) for name, at in wanted.items()}):
-        raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
-    if odd := {found[name][1].dtype for name in wanted} - {*FLOATS}:
-        raise ValueError(f"{directory}: the module has weights of {odd.pop()}: only unquantised ones can be read")
-    by_file = defaultdict(list)
-    for name in wanted:
-        by_file[found[name][0]].append(name)
     tensors: dict[str, Tensor] = {}
-    for file, names in by_file.items():
+    for file in weight_files(str(directory)):
+        headers = {name: each for name, each in measure(file).items() if name.startswith(prefix)}
+        own = [name for name in headers if name.removeprefix(prefix) not in DOUBLES]
+        if odd := {headers[name].dtype for name in own} - {*FLOATS}:
+            raise ValueError(f"{file}: the module has weights of {odd.pop()}: only unquantised ones can be read")
         with safe_open(file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in names}
+            tensors |= {name: opened.get_tensor(name) for name in own}
+    sizes = {name: list(shapes[at.ours][at.index].shape) for name, at in wanted.items()}
+    if fault := tensor_fault({name: value.shape for name, value in tensors.items()}, sizes):
+        raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
     check_finite(tensors)
     dtype = reduce(torch.promote_types, {value.dtype for value in tensors.values()})
     ours = {name: torch.empty(value.shape, dtype=dtype) for name, value in shapes.items()}
@@ -155,10 +133,8 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     made = named.merged([name for name in skeleton if name not in SHARED], ours, config)
     shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}
     drafter.load_state_dict(drafter.state_dict() | shared | made)
-    log.info(
-        "a module of multi-token prediction: %s of %s in %s; embedding and head are the target's",
-        how_many(len(tensors), "tensor"), family.prefix.format(target.num_layers), how_many(len(by_file), "file"),
-    )  # fmt: skip
+    number = how_many(len(tensors), "tensor")
+    log.info("a module of multi-token prediction: %s %s*; embedding and head are the target's", number, prefix)
     return drafter.eval().requires_grad_(False)
 
 
@@ -206,5 +182,10 @@ def _copy(theirs: Mapping[str, Tensor], source: str, copied: str) -> None:
     tensors |= {name: theirs[name].detach().to("cpu", tensors[name].dtype).contiguous() for name in here}
     save_file(tensors, copied, metadata=metadata)
     again = load_file(copied)
-    if lost := [name for name, value in tensors.items() if not torch.equal(again[name], value)]:
+    if lost := [name for name, value in tensors.items() if not torch.equal(_bits(again[name]), _bits(value))]:
         raise ValueError(f"{copied}: {lost[0]} reads back otherwise than it was written")
+
+
+def _bits(x: Tensor) -> Tensor:
+    """Of any dtype."""
+    return x.contiguous().flatten().view(torch.uint8)

@@ -1,6 +1,6 @@
 """A module that was fine-tuned and put back is what a real vLLM drafts with: GLM's, which runs on a CPU.
 
-DeepSeek's latent attention is computed otherwise by vLLM's build for CPUs, and Qwen3-Next's layers want a GPU.
+vLLM's build for CPUs computes DeepSeek's latent attention otherwise, and does not put back Qwen3-Next's states.
 """
 
 import shutil
