@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen3NextConfig
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
 from specdec.target import Target
 from tests.tiny import HIDDEN, VOCAB
@@ -22,6 +20,7 @@ BASE = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 48, "num_attention_heads": 4,
     "max_position_embeddings": 512, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "bos_token_id": None,
     "eos_token_id": None, "tie_word_embeddings": False,
+    "experts_implementation": "eager",  # others lack float64
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128,
@@ -47,12 +46,6 @@ FAMILIES = tuple(CONFIGS)
 UNREAD = 5  # a token whose embedding is zero
 NEXTN = {"enorm": "enorm", "hnorm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"}
 MTP = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "fc": "fc", "norm": "norm"}
-
-
-@pytest.fixture
-def experts_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' usual way with experts, which torch has no float64 for, replaced by another of its ways."""
-    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "grouped_mm", batched_mm_experts_forward)
 
 
 class Module(nn.Module):

@@ -20,6 +20,7 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.anchors import AnsweredText
 from specdec.diagnostics.doctor_setup import SAMPLE, Finding, SetUp, documents, judged, logits_of, unchecked
 from specdec.diagnostics.parity_compare import compare
+from specdec.drafter import TargetLayer
 from specdec.drafter.recurrence import FeedMask
 from specdec.nn.optimizers import AdamW
 from specdec.nn.view import View
@@ -82,6 +83,9 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
 
 def _finite_difference(setup: SetUp) -> Finding:
     """In float64, along a random direction; a loss that holds a weight of its own constant is replaced."""
+    what = "the gradient along a random direction is the finite difference, in float64"
+    if isinstance(setup.drafter.config.attention, TargetLayer):
+        return unchecked(what, "norms of the target's own layer compute in float32, whatever they are given")
     held = any(isinstance(term.loss, LKLambda) for term in terms(setup.objective.loss))
     objective, sample, drafter = setup.objective, setup.sample(), setup.precise().train()
     if held:
@@ -97,7 +101,6 @@ def _finite_difference(setup: SetUp) -> Finding:
         return TrainStep(drafter, objective)(sample, outputs._replace(probs=probs), False).loss
 
     values = [p for p in drafter.parameters() if p.requires_grad]
-    what = "the gradient along a random direction is the finite difference, in float64"
     if not values:
         return judged(what, math.nan, "<=", EXACT, "no parameter is trained")
     grads = torch.autograd.grad(loss(), values, materialize_grads=True, allow_unused=True)

@@ -23,7 +23,7 @@ from specdec.nn.view import View
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
-OURS = "specdec_view"  # what a config says in place of sdpa
+OURS = "specdec_view"  # what a config says in place of sdpa, and of grouped_mm
 # of a config, what says nothing of a layer, or what is to be run
 _LEFT_OUT = {"architectures", "auto_map", "dtype", "torch_dtype", "quantization_config", "transformers_version"}
 
@@ -82,9 +82,12 @@ class TargetLayer(AttentionKind):
     def model(self) -> Any:
         """The family's decoder, of this one layer and one token; ValueError if the config makes none."""
         from transformers import AttentionInterface, AutoModel
+        from transformers.integrations.moe import ExpertsInterface
 
         AttentionInterface.register(OURS, _attention)
-        return _explained(AutoModel.from_config, self.text_config(), attn_implementation=OURS, trust_remote_code=False)
+        ExpertsInterface.register(OURS, _experts)
+        config, ours = self.text_config(), {"attn_implementation": OURS, "experts_implementation": OURS}
+        return _explained(AutoModel.from_config, config, trust_remote_code=False, **ours)
 
     def heads(self, hf_config: Any) -> HeadSizes:
         """As keys and values are cached: of latent attention (MLA) those that the latent is expanded to."""
@@ -146,6 +149,15 @@ def _attention(
     else:
         out = view.cache.attend(layer, q, key, v, view.visibility, view.slots_BT)  # type: ignore[arg-type]
     return out[..., :narrow].transpose(1, 2), None
+
+
+def _experts(module: nn.Module, x: Tensor, *routes: Tensor) -> Tensor:
+    """As transformers does it, which is one product for all experts; one by one in float64, which torch's lacks."""
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    own = type(module).forward.__wrapped__  # type: ignore[attr-defined]  # what transformers' choice is wrapped around
+    made: Tensor = (own if x.dtype == torch.float64 else grouped_mm_experts_forward)(module, x, *routes)
+    return made
 
 
 @dataclass(frozen=True)

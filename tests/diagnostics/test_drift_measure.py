@@ -158,8 +158,9 @@ def test_observed_weights_times_values_are_the_attentions_output(name: str) -> N
     one.step(ids, one.fuse(aux), View.chain(0, PREFIX, CAPACITY, cache))
     heads: dict[int, Tensor] = {}  # what every attention hands to its output matrix
     for module in one.modules():
-        if isinstance(module, Attention):
-            keep = lambda _, args, layer=module.layer: heads.update({layer: args[0]})  # noqa: E731
+        if hasattr(module, "o_proj"):
+            layer = module.layer if isinstance(module, Attention) else module.layer_idx  # transformers' name for it
+            keep = lambda _, args, layer=layer: heads.update({layer: args[0]})  # noqa: E731
             module.o_proj.register_forward_pre_hook(keep)
     tree = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 1]], dtype=torch.bool)[None]
     view = View.append(PREFIX, tree, torch.tensor([[0, 0, 1]]), CAPACITY, cache)

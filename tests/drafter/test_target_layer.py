@@ -18,11 +18,9 @@ from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for, new_drafter
 from specdec.training.ttt import KeptSlots, ttt_unroll
-from tests.mtp import FAMILIES, Module, experts_in_float64, made  # noqa: F401  a fixture
+from tests.mtp import FAMILIES, Module, made
 from tests.parity.unrolled import worst_gap
 from tests.tiny import HIDDEN, VOCAB, mtp, tiny_config, tiny_target
-
-pytestmark = pytest.mark.usefixtures("experts_in_float64")
 
 DESIGN = mtp()
 

@@ -35,7 +35,8 @@ def test_acceptance_is_ours_at_every_position(tmp_path: Path, inside: Inside) ->
     drafter.lm_head.requires_grad_(False)
     plain = [PlainDecoder(target).generate(prompt, TOKENS, ()).ids for prompt in PROMPTS]
     ids = torch.tensor([(prompt + text)[:TOKENS] for prompt, text in zip(PROMPTS, plain, strict=True)])
-    batch, recipe = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)), ObjectiveConfig(DRAFTS)
+    batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids))
+    recipe = ObjectiveConfig(steps=DRAFTS)
     teacher = target_outputs(target, drafter, batch, recipe)
     optimizer = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], lr=5e-3)
     for _ in range(60):

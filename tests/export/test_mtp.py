@@ -19,7 +19,7 @@ from specdec.target import TargetSource
 from specdec.training.building import FromDrafter, config_for
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from tests.export.made import made_drafter, same_state
-from tests.mtp import FAMILIES, experts_in_float64, made  # noqa: F401  a fixture
+from tests.mtp import FAMILIES, made
 from tests.short_run import short_run
 from tests.tiny import VOCAB, mtp, tiny_target
 
@@ -69,7 +69,6 @@ def test_read_changed_and_put_back(family: str, dtype: torch.dtype, tmp_path: Pa
     )
 
 
-@pytest.mark.usefixtures("experts_in_float64")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> None:
     """From the saved drafter, three steps unrolled; the target, its embedding and its head stay."""
