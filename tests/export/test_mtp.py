@@ -126,6 +126,7 @@ def test_from_the_target_and_back_by_commands(
     )  # fmt: skip
     at = run.index("--model.drafter")  # before what changes it
     run = [*run[at : at + 2], *run[:at], *run[at + 2 :], *recurrence]
+    assert main(["doctor", *run]) == 0
     assert main(["fit", *run, "--out", "tuned"]) == 0
     of = ["--target", "target", "--prompts", "prompts.jsonl", "--max_new_tokens", "12"]
     for drafter, out in (("mine", "before"), ("tuned/drafter", "after")):
