@@ -101,8 +101,7 @@ class TargetLayer(AttentionKind):
         return {}
 
     def rotated(self, config: "DrafterConfig") -> int:
-        latent = self.hf_config.get("kv_lora_rank") is not None
-        return self.hf_config["qk_rope_head_dim"] if latent else config.head_dim
+        return self.hf_config.get("qk_rope_head_dim") or config.head_dim
 
     def kept(self, config: "DrafterConfig") -> int:
         """What transformers' norms and feed-forward keep more than ours; under autocast it is a fifth more still."""
@@ -136,18 +135,18 @@ class BorrowedLayer(nn.Module):
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, view: View, **_: Any
+    layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, view: View, **_: Any
 ) -> tuple[Tensor, None]:
     """(B, h, T, d) and twice (B, g, T, d) to (B, T, h, d); values may be narrower, also in what comes out.
 
     Neither cache nor kernels know of that, nor of another scale than theirs.
     """
     d, narrow = query.shape[-1], value.shape[-1]
-    q, v, layer = query * (scaling * d**0.5), F.pad(value, (0, d - narrow)), module.layer_idx
+    q, v = query * (scaling * d**0.5), F.pad(value, (0, d - narrow))
     if view.cache is None:
         out = attend(q, key, v, view.visibility)
     else:
-        out = view.cache.attend(layer, q, key, v, view.visibility, view.slots_BT)  # type: ignore[arg-type]
+        out = view.cache.attend(0, q, key, v, view.visibility, view.slots_BT)
     return out[..., :narrow].transpose(1, 2), None
 
 
