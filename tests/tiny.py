@@ -15,7 +15,9 @@ from specdec.drafter import (
     Drafter,
     DrafterConfig,
     DrafterSpec,
+    KVInjection,
     LastLayer,
+    MaskBlock,
     MaskConstant,
     Narrow,
     Norms,
@@ -107,6 +109,9 @@ def variants() -> dict[str, DrafterSpec]:
         "sliding_window": DrafterSpec(attention_window=16, **small),
         "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
         "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
+        "dflash": DrafterSpec(
+            Concat(), KVInjection(), Norms(embed=False, query_key=True), MaskBlock(), "target", "all", num_layers=2
+        ),
         "mla": DrafterSpec(attention=MLA(10, 256, 6, 64, 5), **small),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
     }

@@ -70,6 +70,26 @@ class UnrollCache:
         return replace(self, layers=[list(steps) for steps in self.layers])
 
 
+class BlockCache(NamedTuple):
+    """Keys of context nodes and of blocks behind some of them: a block's nodes see its context, and all of the block.
+
+    The drafted nodes are the blocks' firsts, then their seconds, and so on.
+    """
+
+    kernel: UnrollKernel
+    spans: Spans  # of the context, which keys each block sees
+    context: int  # how many of the nodes are context
+
+    def attend(
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+    ) -> Tensor:
+        """Output of the drafted nodes, level by level, each of which attends as a step of the unroll does."""
+        M = self.spans.first_BT.shape[1]
+        sizes = [self.context, *[M] * (q_BhTd.shape[2] // M)]
+        keys = [Keys(*both) for both in zip(k_BgTd.split(sizes, 2), v_BgTd.split(sizes, 2), strict=True)]
+        return torch.cat([self.kernel(q_BhMd, keys, self.spans) for q_BhMd in q_BhTd.split(M, 2)], 2)
+
+
 def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
     """The kernel and its name; ``auto`` is flex on CUDA and blocked elsewhere.
 

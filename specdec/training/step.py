@@ -151,10 +151,11 @@ class TrainStep(nn.Module):
         if drawn_BT is None:
             left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
         else:  # conditional drop (https://arxiv.org/abs/2504.18583): what a step leaves out is in no later one either
-            shares_K = [max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
+            block = drafter.config.recurrence.block  # whose steps come together: a share of the anchors is drawn
+            shares_K = [config.keep if block else max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
             left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
             trained_KBT &= left_KBT
-            kept = [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
+            kept = [KeptSlots.of(trained_KBT[0 if block else k :]) for k in range(K)]
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)

@@ -52,7 +52,7 @@ def test_unrolled_logits_equal_cached_drafting(spec: DrafterSpec) -> None:
     assert worst_gap(spec, [0] * LENGTH) < 1e-12
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", sorted(set(NAMED) - {"dflash"}))
 def test_the_same_in_packed_documents(name: str) -> None:
     assert worst_gap(NAMED[name], [0, 0, 0, 0, 1, 1, 1, 1]) < 1e-12
 
