@@ -33,6 +33,7 @@ from specdec.training.divergences import (
 )
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.step import ObjectiveConfig, TargetOutputs, TrainStep, target_outputs
+from specdec.training.step_weights import Decay
 from specdec.training.ttt import KeptSlots, supervised
 from tests.plain_attention import plain_block
 from tests.published import published
@@ -208,6 +209,7 @@ def reference(
         target_BTV = teacher.final_BTH @ head_VH.T
     h = naive.fuse(teacher.aux_BTNH.to(drafter.lm_head.weight.dtype))
     pasts: list[list] = [[] for _ in range(drafter.config.num_layers)]
+    factors = recipe.weights.factors(recipe.steps)
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
@@ -241,8 +243,8 @@ def reference(
                 loss_R = torch.where(gap < beta, gap**2 / (2 * beta), gap - beta / 2).mean(-1)
             else:
                 loss_R = FORMULAS[type(part.loss)](part.loss, p, q, full)
-            top = top + recipe.decay**k * part.weight * loss_R.sum()
-        bottom += recipe.decay**k * len(used)
+            top = top + factors[k] * part.weight * loss_R.sum()
+        bottom += factors[k] * len(used)
     return top / bottom
 
 
@@ -311,13 +313,13 @@ DISTRIBUTION_LOSSES = [
 @pytest.mark.parametrize("loss", DISTRIBUTION_LOSSES, ids=str)
 @pytest.mark.parametrize("name", ["eagle3_1", "eagle1"])
 def test_every_loss_of_the_distribution(name: str, loss: Loss) -> None:
-    check(name, ObjectiveConfig(loss, 3, 0.8, kernel=Blocked(5)))
+    check(name, ObjectiveConfig(loss, 3, kernel=Blocked(5)))
 
 
 @pytest.mark.parametrize("loss", [SmoothL1(), SmoothL1(0.2), EAGLE1, HASS], ids=["one", "narrow", "eagle1", "hass"])
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
-    check("eagle1", ObjectiveConfig(loss, steps, 0.8, kernel=Blocked(5)))
+    check("eagle1", ObjectiveConfig(loss, steps, kernel=Blocked(5)))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -356,7 +358,7 @@ def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute:
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_every_pass_over_the_vocabulary(decay: float, loss: Loss, in_vocab: bool, measure: bool) -> None:
     """Only the draft vocabulary's rows, or all with their mass, or all with the most likely; watched or not."""
-    check("eagle3", ObjectiveConfig(loss, 3, decay, in_vocab, Blocked(5), piece_bytes=1), measure)
+    check("eagle3", ObjectiveConfig(loss, 3, Decay(decay), in_vocab, Blocked(5), piece_bytes=1), measure)
 
 
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
