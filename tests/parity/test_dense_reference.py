@@ -9,6 +9,7 @@ D draft vocabulary, V vocabulary.
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -40,6 +41,7 @@ from tests.published import published
 from tests.tiny import VOCAB, presets, tiny_drafter, tiny_target, variants
 
 DESIGNS = presets() | variants()
+DESIGNS["sinks"] = dataclasses.replace(DESIGNS["sliding_window"], attention_sinks=3)
 KERNELS: dict[str, Callable[[], UnrollKernel]] = {
     "dense": Dense,
     "blocked": Blocked,
@@ -154,15 +156,15 @@ def places(documents: list[int]) -> list[Place]:
     return out
 
 
-def wide_mask(rows: list[list[Place]], k: int, window: int | str) -> Tensor:
-    """(B, T, (k+1)T): of step 0 the causal keys of the document within the window, of later steps one's own."""
+def wide_mask(rows: list[list[Place]], k: int, window: int | str, sinks: int) -> Tensor:
+    """(B, T, (k+1)T): of step 0 the document's causal keys within the window or among the sinks, then one's own."""
     B, T = len(rows), len(rows[0])
     mask = torch.zeros(B, T, (k + 1) * T, dtype=torch.bool)
     for b, row in enumerate(rows):
         for t in range(T):
             for s in range(t + 1):
                 near = window == "full" or row[t].position + k - row[s].position < window
-                mask[b, t, s] = row[t].document == row[s].document and near
+                mask[b, t, s] = row[t].document == row[s].document and (near or row[s].position < sinks)
             for j in range(1, k + 1):
                 mask[b, t, j * T + t] = True
     return mask
@@ -214,7 +216,7 @@ def reference(
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
         positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])
-        mask = wide_mask(rows, k, drafter.config.attention_window)
+        mask = wide_mask(rows, k, drafter.config.attention_window, drafter.config.attention_sinks)
         if k and isinstance(drafter.config.recurrence, MaskConstant):
             ids_BT = torch.full_like(ids_BT, VOCAB - 1)
             h = naive.fuse(naive.w["recurrence.hidden.weight"].expand(*ids_BT.shape, -1, -1))
@@ -260,7 +262,7 @@ def lesson(
 ) -> Lesson:
     """Packed documents with padding, masked in part, beyond the window where there is one; or plain text, all of it
     supervised, so long that every step runs every slot."""
-    T = 48 if plain else 26 if name == "sliding_window" else 13
+    T = 48 if plain else 26 if name in ("sliding_window", "sinks") else 13
     target = tiny_target(dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     drafter = tiny_drafter(DESIGNS[name]).to(dtype).requires_grad_()
     drafter.lm_head.requires_grad_(drafter.config.head == "own")
@@ -324,7 +326,7 @@ def test_every_loss_of_the_state(loss: Loss, steps: int) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1", "sliding_window"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3_1", "sliding_window", "sinks"])
 def test_every_path_of_the_attention(name: str, kernel: Callable[[], UnrollKernel], recompute: bool) -> None:
     check(name, ObjectiveConfig(steps=4, kernel=kernel(), recompute=recompute))
 
@@ -337,7 +339,7 @@ def test_plain_text_of_which_no_slot_is_left_out(name: str, kernel: str) -> None
     check(name, ObjectiveConfig(steps=3, kernel=KERNELS[kernel]()), plain=True)
 
 
-@pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window"}))
+@pytest.mark.parametrize("name", sorted(set(DESIGNS) - {"eagle1", "eagle3", "eagle3_1", "sliding_window", "sinks"}))
 def test_every_other_design(name: str) -> None:
     check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
 

@@ -76,6 +76,20 @@ def test_the_window_cuts_at_its_width(documents: list[int]) -> None:
         assert differs == [t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))]
 
 
+@pytest.mark.parametrize("documents", [[0] * LONG, PACKED], ids=["one", "packed"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_same_with_sinks(layers: int, documents: list[int]) -> None:
+    """And they are seen: without them the logits differ behind the window and nowhere else."""
+    spec = dataclasses.replace(variants()["sliding_window"], attention_sinks=2, num_layers=layers)
+    assert worst_gap(spec, documents) < 1e-12
+    with_sinks, without = tiny_drafter(spec), tiny_drafter(dataclasses.replace(spec, attention_sinks=0))
+    without.load_state_dict(with_sinks.state_dict())
+    pairs = zip(*(unrolled_logits(one, documents, STEPS) for one in (with_sinks, without)), strict=True)
+    for k, (seen_TD, hidden_TD) in enumerate(pairs):
+        differs = ((seen_TD - hidden_TD).abs().amax(-1) > 1e-9).tolist()
+        assert differs == [t - documents.index(documents[t]) + k >= WINDOW for t in range(len(documents))]
+
+
 def test_the_smallest_window_holds_as_many_steps() -> None:
     """At step 15 a node's own first key is at the window's edge."""
     assert worst_gap(variants()["sliding_window"], [0] * LONG, steps=WINDOW) < 1e-12
