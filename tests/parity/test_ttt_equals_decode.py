@@ -9,12 +9,12 @@ import pytest
 
 from specdec.drafter import DrafterSpec
 from tests.parity.unrolled import STEPS, unrolled_logits, worst_gap
-from tests.tiny import all_specs, presets, tiny_drafter, variants
+from tests.tiny import all_specs, deeper, presets, tiny_drafter, variants
 
 LENGTH = 8
 SPECS = list(all_specs())
 WINDOW, LONG = 16, 40
-NAMED = presets() | variants()
+NAMED = presets() | variants() | deeper()
 # two documents longer than the window, and one that it never cuts
 PACKED = [0] * 19 + [1] * 3 + [2] * 18
 

@@ -25,7 +25,7 @@ from specdec.training.noise import FeatureNoise, NoNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 from specdec.training.step_weights import Decay, StepWeights
 from tests.published import fill, published
-from tests.tiny import HIDDEN, VOCAB, biased, presets, tiny_config, tiny_target, variants
+from tests.tiny import HIDDEN, VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONF = Path(__file__).parents[2] / "conf"
@@ -59,6 +59,7 @@ def trained(name: str, spec: DrafterSpec) -> Case:
 EAGLE1 = presets()["eagle1"]
 OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to which HASS adds one
 CASES = {name: Case(spec) for name, spec in (presets() | variants()).items()} | {
+    **{name: Case(spec, steps=2) for name, spec in deeper().items()},
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
