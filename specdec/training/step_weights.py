@@ -64,28 +64,20 @@ class Decay(StepWeights):
     base: PositiveShare = 0.8
 
     def __post_init__(self) -> None:
-        check_numbers(Decay, vars(self), "Decay.")
+        check_numbers(type(self), vars(self), f"{type(self).__name__}.")
 
     def factors(self, steps: int) -> list[float]:
         return [self.base**k for k in range(steps)]
 
 
 @dataclass(frozen=True)
-class AcceptUntilFail(PrefixWeights):
+class AcceptUntilFail(Decay, PrefixWeights):
     """``base**k`` for a slot's steps up to the first whose greedy draft is not the target's greedy token, that one
     included, and nothing for those after it, which decoding would not use (Spec-AUF, https://arxiv.org/abs/2607.01893).
 
     Args:
         base: as of ``Decay``.
     """
-
-    base: PositiveShare = 0.8
-
-    def __post_init__(self) -> None:
-        check_numbers(AcceptUntilFail, vars(self), "AcceptUntilFail.")
-
-    def factors(self, steps: int) -> list[float]:
-        return Decay(self.base).factors(steps)
 
     def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
         """Whether the greedy draft is right."""
