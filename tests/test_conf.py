@@ -13,14 +13,14 @@ from specdec.drafter import MLA, Drafter, DrafterSpec, dry_run
 from specdec.fit import run
 from specdec.utils.command import parse
 from specdec.utils.config import canonical, compose
-from tests.tiny import presets, tiny_config, variants
+from tests.tiny import deeper, presets, tiny_config, variants
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted((CONF / "drafter").glob("*.yaml"))
 RUNS = sorted(CONF.glob("*.yaml"))
 FOR_FIT = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "study")  # tests/sweep has those
 SHIPPED = {"draft_vocab_size": 32000, "attention_window": 512}  # the tests' own are smaller
-DESIGNS = presets() | variants()
+DESIGNS = presets() | variants() | deeper()
 DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
 
 

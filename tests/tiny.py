@@ -117,6 +117,14 @@ def variants() -> dict[str, DrafterSpec]:
     }
 
 
+def deeper() -> dict[str, DrafterSpec]:
+    """Shipped designs that differ from ``two_layer`` in its number alone, which fewer tests go through."""
+    return {
+        f"{name}_layer": DrafterSpec(num_layers=layers, draft_vocab_size=40)
+        for layers, name in enumerate(("three", "four", "five"), start=3)
+    }
+
+
 def all_specs() -> Iterator[DrafterSpec]:
     """Every legal combination of fusion, entry, norms, recurrence and one or two layers, then the further variants."""
     yield from _product()

@@ -54,12 +54,13 @@ class Layers(nn.Module):
         self.input_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further)
         self.rope = Rope(config.rope, config.attention.rotated(config), config.max_position_embeddings)
         self.window = None if config.attention_window == "full" else config.attention_window
+        self.sinks = config.attention_sinks
 
     def forward(self, entered: Entered, view: View) -> Tensor:
         """The last layer's residual stream, (B, T, H), or of the nodes that the view asks for."""
         rope = self.rope.tables(view.positions_BT)
         if self.window is not None:
-            view = view.within(self.window)
+            view = view.within(self.window, self.sinks)
         views = [view._replace(wanted_BM=None)] * (len(self.layers) - 1) + [view]
         out_BTH: Tensor = self.layers[0](entered, views[0], rope)
         for norm, layer, seen in zip(self.input_norms, self.layers[1:], views[1:], strict=True):

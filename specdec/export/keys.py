@@ -236,7 +236,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     layers, most = plain.get("num_hidden_layers"), MOST_LAYERS  # of which transformers makes a list
     if isinstance(layers, int) and layers > most:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
-    found: dict[str, Any] = {"attention_window": "full"}
+    found: dict[str, Any] = {"attention_window": "full", "attention_sinks": 0}
     try:
         if raw.get("kv_lora_rank") is not None:  # the width that is rotated, and as many keys as queries
             plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}

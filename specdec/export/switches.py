@@ -204,6 +204,8 @@ SWITCHES = (
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
+    Switch("attention_sinks", _any(lambda c: c.attention_sinks),
+           **_both("its windows hide a text's first tokens as any others")),
     Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
            **_both("method eagle has no such attention")),
     Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),

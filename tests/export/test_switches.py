@@ -90,6 +90,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "a trained token embedding": (subject(own_embedding=True), "V"),
     "num_layers above 1, with method eagle3": (subject(num_layers=2), "VS"),
     "attention_window, with method eagle3": (subject(attention_window=16), "VS"),
+    "attention_sinks": (subject(attention_window=16, attention_sinks=4), ""),
     "attention MLA, with method eagle": (subject(EAGLE1, attention=LATENT), ""),
     "attention MLA, with method eagle3": (subject(attention=LATENT), "V"),
     "attention MLA with norms.aux=concat": (subject(attention=LATENT, norms=Norms(aux="concat")), ""),
