@@ -26,6 +26,7 @@ _NAMES = {
         "ForwardKL HardCrossEntropy JensenShannon LKAlpha LKLambda ReverseKL TopKCrossEntropy TotalVariation"
     ),
     "specdec.training.noise": "UniformNoise",
+    "specdec.training.step_weights": "AcceptUntilFail DPACE Decay",
     "specdec.training.module": "DrafterModule WarmupCosine",
     "specdec.decoding": (
         "Chain Chunk DynamicTree Generation PlainDecoder Request Sampling SpeculativeDecoder StaticTree"
@@ -102,6 +103,9 @@ if TYPE_CHECKING:  # each as itself: type checkers take these for exported
     from specdec.training.module import DrafterModule as DrafterModule
     from specdec.training.module import WarmupCosine as WarmupCosine
     from specdec.training.noise import UniformNoise as UniformNoise
+    from specdec.training.step_weights import DPACE as DPACE
+    from specdec.training.step_weights import AcceptUntilFail as AcceptUntilFail
+    from specdec.training.step_weights import Decay as Decay
     from specdec.training.ttt import ttt_unroll as ttt_unroll
 else:
 

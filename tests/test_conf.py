@@ -13,14 +13,14 @@ from specdec.drafter import MLA, Drafter, DrafterSpec, TargetNorm, dry_run
 from specdec.fit import run
 from specdec.utils.command import parse
 from specdec.utils.config import canonical, compose
-from tests.tiny import presets, tiny_config, variants
+from tests.tiny import deeper, presets, tiny_config, variants
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted((CONF / "drafter").glob("*.yaml"))
 RUNS = sorted(CONF.glob("*.yaml"))
 FOR_FIT = sorted(path for path in CONF.glob("*/*.yaml") if path.parent.name != "study")  # tests/sweep has those
 SHIPPED = {"draft_vocab_size": 32000, "attention_window": 512}  # the tests' own are smaller
-DESIGNS = presets() | variants()
+DESIGNS = presets() | variants() | deeper()
 DESIGNS |= {"eagle2": DESIGNS["eagle1"], "hass": DESIGNS["eagle1"]}
 
 
@@ -40,6 +40,7 @@ def read(path: Path) -> DrafterSpec:
 def shipped(design: DrafterSpec) -> DrafterSpec:
     """The tests' small design at its shipped size."""
     sizes = {name: size for name, size in SHIPPED.items() if isinstance(getattr(design, name), int)}
+    sizes |= {"num_layers": 5} if design.entry.context else {}
     kind = MLA() if isinstance(design.attention, MLA) else design.attention
     return dataclasses.replace(design, **sizes, attention=kind)  # type: ignore[arg-type]
 

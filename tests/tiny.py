@@ -15,7 +15,9 @@ from specdec.drafter import (
     Drafter,
     DrafterConfig,
     DrafterSpec,
+    KVInjection,
     LastLayer,
+    MaskBlock,
     MaskConstant,
     Narrow,
     Norms,
@@ -117,9 +119,20 @@ def variants() -> dict[str, DrafterSpec]:
         "sliding_window": DrafterSpec(attention_window=16, **small),
         "peagle": DrafterSpec(norms=Norms(), recurrence=MaskConstant(), **small),
         "peagle_3_1": DrafterSpec(norms=each, recurrence=MaskConstant(), **small),
+        "dflash": DrafterSpec(
+            Concat(), KVInjection(), Norms(embed=False, query_key=True), MaskBlock(), "target", "all", num_layers=2
+        ),
         "mla": DrafterSpec(attention=MLA(10, 256, 6, 64, 5), **small),
         "mtp": mtp(),
         "narrow_fusion": DrafterSpec(Concat(), Narrow(bias=False), Norms(input=True), PreNorm(), **small),
+    }
+
+
+def deeper() -> dict[str, DrafterSpec]:
+    """Shipped designs that differ from ``two_layer`` in its number alone, which fewer tests go through."""
+    return {
+        f"{name}_layer": DrafterSpec(num_layers=layers, draft_vocab_size=40)
+        for layers, name in enumerate(("three", "four", "five"), start=3)
     }
 
 

@@ -18,7 +18,7 @@ from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
 from specdec.drafter import Drafter, DraftVocab, Step
 from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
-from specdec.nn.view import View
+from specdec.nn.view import Spans, View
 from specdec.utils.numbers import Depth, Side, check_numbers
 
 
@@ -228,13 +228,14 @@ class Proposer:
     """A drafter, its cache and a shape, for B sequences.
 
     Row i of a sequence holds the pair of the target's true feature i and token i + 1. A parallel drafter's rows of
-    masks, one for each draft but the first, run with those that are committed.
+    masks, one for each draft but the first, run with those that are committed. A block drafter's rows hold a feature
+    alone; behind them stand the root and a mask for each draft.
 
     Args:
         longest: tokens of the longest sequence, drafts excluded.
 
     Attributes:
-        ahead: rows of masks, none of a drafter that reads its own drafts.
+        ahead: rows of masks, with the root if it has one of its own; none of a drafter that reads its own drafts.
         capacity: key slots of a sequence: those tokens, and the drafts or the padding behind the new rows.
     """
 
@@ -243,7 +244,7 @@ class Proposer:
         shape.check(config.draft_vocab_size)
         shape.prepare(weight.device)
         self.drafter, self.shape = drafter, shape
-        self.ahead = shape.depth - 1 if config.recurrence.parallel else 0
+        self.ahead = shape.depth + (1 if config.recurrence.block else -1) if config.recurrence.parallel else 0
         self.capacity = longest + max(shape.slots, shape.depth + self.ahead)
         self.cache = StaticCache(
             config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device,
@@ -252,7 +253,11 @@ class Proposer:
 
     def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         """The first M tokens of sequence ``b`` that have a feature before them."""
-        view = View.chain(torch.zeros_like(ids_1M[0, :1]), ids_1M.shape[1], self.capacity, self.cache.row(b))
+        zero_1 = torch.zeros_like(ids_1M[0, :1])
+        if self.drafter.config.recurrence.block:  # a root runs with it, and leaves a key that is written over
+            self.block(zero_1, ids_1M[:, -1:], self.drafter.fuse(aux_1MNH), zero_1 + ids_1M.shape[1], self.cache.row(b))
+            return
+        view = View.chain(zero_1, ids_1M.shape[1], self.capacity, self.cache.row(b))
         asked_11 = torch.zeros_like(ids_1M[:, :1])  # it runs for its keys, nobody reads its output
         self.drafter.step(ids_1M, self.drafter.fuse(aux_1MNH), view._replace(wanted_BM=asked_11))
 
@@ -269,6 +274,10 @@ class Proposer:
             where else K nodes do.
         """
         h_BMH, wanted_BK = self.drafter.fuse(aux_BMNH), (count_B - 1).clamp_min(0)[:, None]
+        if self.drafter.config.recurrence.block:
+            root_B1 = ids_BM.gather(1, wanted_BK)
+            masks = self.drafter.following(root_B1).expand(-1, self.ahead - 1)
+            return self.block(length_B, torch.cat([root_B1, masks], 1), h_BMH, count_B, self.cache)
         if self.ahead:
             order_M = torch.arange(ids_BM.shape[1] + self.ahead, device=ids_BM.device)
             fresh_BM = order_M <= wanted_BK
@@ -278,6 +287,19 @@ class Proposer:
             wanted_BK = wanted_BK + order_M[: self.ahead + 1]
         view = View.chain(length_B, ids_BM.shape[1], self.capacity, self.cache)._replace(wanted_BM=wanted_BK)
         return self._frontier(self.drafter.step(ids_BM, h_BMH, view))
+
+    def block(self, length_B: Tensor, ids_BK: Tensor, h_BMH: Tensor, count_B: Tensor, cache: StaticCache) -> Frontier:
+        """Commit features, of which the first ``count_B`` are meant, and run root and masks behind them, which see all
+        of these and each other; what the drafter says at the masks."""
+        order_M, order_K = (torch.arange(x.shape[1], device=ids_BK.device) for x in (h_BMH, ids_BK))
+        end_B1, K = (length_B + count_B)[:, None], ids_BK.shape[1]
+        padded_BM = (order_M >= count_B[:, None]) * K  # what is not meant lies behind the block, where nobody looks
+        slots_BT = torch.cat([length_B[:, None] + order_M + padded_BM, end_B1 + order_K], 1)
+        last_BK = (end_B1 + K - 1).expand(-1, K)
+        visible = Spans(torch.zeros_like(last_BK), last_BK, self.capacity)
+        columns_BS = torch.arange(self.capacity, device=ids_BK.device).expand(len(slots_BT), -1)
+        levels = self._frontier(self.drafter.step(ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache)))
+        return Frontier(*(x[:, 1:] for x in levels))
 
     def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec.decoding import Chain, PlainDecoder, Proposer, Request
 from specdec.drafter import Drafter
+from specdec.nn.backend import wide
 from specdec.nn.view import View
 from specdec.target import Target
 
@@ -78,7 +79,7 @@ class AnchoredText:
         with torch.no_grad():
             view = View.chain(torch.zeros_like(self.ids_1T[0, :1]), len(ids), len(ids), target.new_cache(len(ids)))
             self.out = target.forward(self.ids_1T, view, config.aux_layers, config.fusion.final_norm)
-            self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * depth)
+            self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * (depth + 1))
             self._proposer.prefill(0, self.ids_1T[:, 1:], self.out.aux_BTNH[:, :-1])
 
     def groups(self, anchors: Sequence[int]) -> Iterator[list[int]]:
@@ -96,6 +97,8 @@ class AnchoredText:
         ``on_step`` is called after each of the K steps, counted from 0.
         """
         anchor_A = torch.tensor(anchors, device=self.ids_1T.device)
+        if self.drafter.config.recurrence.block:
+            return self._draft_blocks(anchor_A, on_step)
         before = min(anchors) - 1  # rows that every chain sees
         branches = _Branches(self.rows - before, anchor_A - 1 - before)
         prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
@@ -115,6 +118,28 @@ class AnchoredText:
             on_step(level)
         return Chains(torch.stack(tokens, 1), torch.stack(log_probs, 1), torch.stack(features, 1))
 
+    def _draft_blocks(self, anchor_A: Tensor, on_step: Callable[[int], object]) -> Chains:
+        """The same of a block drafter: a block behind each anchor, which sees the features before it and all of itself.
+
+        All steps come of one call: those of step k are its nodes from ``(k + 1) A`` on.
+        """
+        before, levels, chains = int(anchor_A.min()), self.depth + 1, len(anchor_A)
+        branches = _Branches(self.rows - before, anchor_A - before)
+        prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
+        seen = branches.seen(0, levels, whole=True)
+        view = View.append(prefix_1, seen, branches.depth(levels)[None], self._proposer.capacity, self._proposer.cache)
+        root_1A = self.ids_1T[:, anchor_A]
+        ids_1Q = torch.cat([root_1A, self.drafter.following(root_1A).repeat(1, self.depth)], 1)
+        feature_AH = self.drafter.fuse(self.out.aux_BTNH[:, anchor_A - 1])[0]
+        step = self.drafter.step(ids_1Q, feature_AH[None, :0], view)
+        for level in range(self.depth):
+            on_step(level)
+        logits_KAD = self.drafter.logits(step.normed_BTH[0, chains:]).unflatten(0, (self.depth, chains))
+        tokens_AK = self.drafter.vocab.to_target(logits_KAD.argmax(-1)).T
+        handed_KAH = step.h_BTH[0, chains:].unflatten(0, (self.depth, chains))
+        features_AJH = torch.cat([feature_AH[None], handed_KAH]).transpose(0, 1)
+        return Chains(tokens_AK, logits_KAD.to(wide(logits_KAD.dtype)).log_softmax(-1).transpose(0, 1), features_AJH)
+
 
 class _Branches(NamedTuple):
     """Who sees whom among chains that leave one trunk, as :meth:`View.append` wants to be told.
@@ -126,8 +151,9 @@ class _Branches(NamedTuple):
     trunk: int
     at_A: Tensor  # int64, from 0 to trunk
 
-    def seen(self, first: int, last: int) -> Tensor:
-        """What the nodes of the levels from ``first`` up to before ``last`` see, (1, nodes, Q) bool."""
+    def seen(self, first: int, last: int, whole: bool = False) -> Tensor:
+        """What the nodes of the levels from ``first`` up to before ``last`` see, (1, nodes, Q) bool; ``whole``: the
+        later ones of their chain too."""
         device, chains = self.at_A.device, len(self.at_A)
         column_Q = torch.arange(self.trunk + last * chains, device=device)
         on_trunk_Q = column_Q < self.trunk
@@ -135,7 +161,7 @@ class _Branches(NamedTuple):
         node = torch.arange(first * chains, last * chains, device=device)[:, None]
         level, chain = node // chains, node % chains
         before = on_trunk_Q & (column_Q < self.at_A[chain])
-        own = ~on_trunk_Q & (chain_Q == chain) & (level_Q <= level)
+        own = ~on_trunk_Q & (chain_Q == chain) & ((level_Q <= level) | whole)
         return (before | own)[None]
 
     def depth(self, levels: int) -> Tensor:

@@ -28,6 +28,7 @@ from specdec.training.divergences import LKLambda
 from specdec.training.head_loss import TargetProbs
 from specdec.training.losses import SoftCrossEntropy, terms
 from specdec.training.step import TrainStep, target_outputs
+from specdec.training.step_weights import Decay, PrefixWeights
 from specdec.training.ttt import ORACLE, reachable, shift
 from specdec.utils.text import how_many
 
@@ -82,14 +83,18 @@ def gradient(setup: SetUp) -> Iterator[Finding]:
 
 
 def _finite_difference(setup: SetUp) -> Finding:
-    """In float64, along a random direction; a loss that holds a weight of its own constant is replaced."""
+    """In float64, along a random direction; what holds weights of its own constant is replaced."""
     what = "the gradient along a random direction is the finite difference, in float64"
     if isinstance(setup.drafter.config.attention, TargetLayer):
         return unchecked(what, "norms of the target's own layer compute in float32, whatever they are given")
-    held = any(isinstance(term.loss, LKLambda) for term in terms(setup.objective.loss))
     objective, sample, drafter = setup.objective, setup.sample(), setup.precise().train()
-    if held:
+    told = []
+    if any(isinstance(term.loss, LKLambda) for term in terms(objective.loss)):
         objective = dataclasses.replace(objective, loss=SoftCrossEntropy())
+        told.append("of SoftCrossEntropy, since LKLambda holds its weight")
+    if isinstance(weights := objective.weights, PrefixWeights):
+        objective = dataclasses.replace(objective, weights=Decay())
+        told.append(f"by Decay, since {type(weights).__name__} holds its weights")
     if setup.target.device.type != "cpu":  # a GPU's kernels do not know float64
         objective = dataclasses.replace(objective, kernel=ORACLE)
     outputs = target_outputs(setup.target, drafter, sample, objective, False)
@@ -117,7 +122,7 @@ def _finite_difference(setup: SetUp) -> Finding:
         measured = (at[0] - at[1]) / (2 * STEP)
     off = abs(measured - slope) / max(abs(measured), abs(slope), 1e-12)
     fault = f"autograd says {slope:.6g}, the loss {measured:.6g}: a backward pass is wrong, or a part is detached"
-    return judged(what, off, "<=", EXACT, fault, "of SoftCrossEntropy, since LKLambda holds its weight" if held else "")
+    return judged(what, off, "<=", EXACT, fault, ", ".join(told))
 
 
 @torch.no_grad()
@@ -146,6 +151,8 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
         other_KTD = logits_of(drafter, ids_1T, aux_1TNH, K)
         drafter.recurrence.hidden.weight.copy_(kept)
         yield read("the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on")
+        return
+    if drafter.config.recurrence.block:  # hands on nothing
         return
     view = View.packed(torch.zeros_like(ids_1T[:, 2:]))
     handed_1TH = drafter.step(ids_1T[:, 1:-1], drafter.fuse(aux_1TNH[:, :-2]), view).h_BTH

@@ -75,16 +75,18 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         sum over chains and how many chains count.
     """
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
+    A, block = len(anchors), drafter.config.recurrence.block
     attention: list[Tensor] = []  # (A, M) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
     with observing(drafter) as seen:
 
         def look(level: int) -> None:
-            weights = [seen.weights_BhTS[layer][0].transpose(0, 1) for layer in sorted(seen.weights_BhTS)]
+            at = slice((level + 1) * A, (level + 2) * A) if block else slice(None)  # a block's steps are one call
+            weights = [seen.weights_BhTS[layer][0, :, at].transpose(0, 1) for layer in sorted(seen.weights_BhTS)]
             regions_ARS = _regions(one.rows, prompt, anchor_A, weights[0].shape[-1])
             attention.append(torch.stack([_masses(each_AhS, regions_ARS) for each_AhS in weights]).double().mean(0))
             assert seen.out_BTH is not None
-            outs.append(seen.out_BTH[0])
+            outs.append(seen.out_BTH[0, at])
 
         chains = one.draft(anchors, on_step=look)
     counted = [anchor for anchor in anchors if anchor < end]

@@ -2,7 +2,7 @@
 
 Written apart from the drafter: nothing of this package is imported here, and the checkpoint is read by its own tensors'
 names. So it can say that a checkpoint is not the drafter that it was made of. Method ``eagle`` is EAGLE-1 and 2,
-``eagle3`` EAGLE-3 and 3.1.
+``eagle3`` EAGLE-3 and 3.1, and P-EAGLE, ``dflash`` DFlash.
 
 Legend: T tokens, A anchors, K depths, M new nodes, S keys, H width, W input width, h query heads, g key heads, n heads,
 d head width, r rotated width, V target vocabulary, D draft vocabulary.
@@ -25,7 +25,8 @@ Past = list[tuple[Tensor, Tensor]]  # keys and values of every layer, (g, S, d) 
 
 LLAMA3, QWEN3 = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}, {"Eagle3Qwen3ForCausalLM"}
 DEEPSEEK = {"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}
-CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3 | DEEPSEEK}
+DFLASH = {"DFlashDraftModel"}
+CLASSES = {"eagle": {"EagleLlamaForCausalLM"}, "eagle3": LLAMA3 | QWEN3 | DEEPSEEK, "dflash": DFLASH}
 IDS = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "rms_norm_eps",
          "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
@@ -113,7 +114,7 @@ def load(directory: Path, method: str, embedding_VH: Tensor, head_VH: Tensor, la
 
 def settings(raw: Raw, method: str) -> Settings:
     """Read a config; :class:`Misread` if the engine would not, or two of its releases or runners differently."""
-    config, fused = _flat(raw), method == "eagle3"
+    config, fused = _flat(raw), method != "eagle"
     found = _class(config, method)
     for key in SIZES:
         value = config.get(key)
@@ -150,9 +151,9 @@ def settings(raw: Raw, method: str) -> Settings:
         drafts=(fused and config.get("draft_vocab_size")) or config["vocab_size"],
         target_width=(fused and config.get("target_hidden_size")) or config["hidden_size"],
         head=head,
-        aux_ids=_aux_ids(config, inner, found in QWEN3) if fused else (),
+        aux_ids=_block_ids(config) if found in DFLASH else _aux_ids(config, inner, found in QWEN3) if fused else (),
         norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
-        head_norms=found in QWEN3,
+        head_norms=found in QWEN3 | DFLASH,
         biased="qkv" * biased if found in QWEN3 else "qkvo" * biased,
         logit_scale=config.get("logit_scale", 1.0),
         windows=_windows(config, fused),
@@ -174,6 +175,11 @@ def _flat(raw: Raw) -> Raw:
     if "model_type" in raw:
         raise Misread("config.json: a speculators config with a model_type at the top is not loaded")
     layer, parallel = raw["transformer_layer_config"], raw.get("speculators_model_type") == "peagle"
+    if raw.get("speculators_model_type") == "dflash":
+        of_block = {"mask_token_id": raw["mask_token_id"], "causal": not raw.get("sliding_window_non_causal", True)}
+        of_block["target_layer_ids"] = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
+        handed = {key: raw.get(key) for key in ("draft_vocab_size", "target_hidden_size")}
+        return {**layer, **handed, "dflash_config": of_block, "architectures": ["DFlashDraftModel"]}
     handed = {key: raw[key] for key in HANDED_ON + OF_EAGLE3 * (not parallel) if key in raw}
     named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
     handed |= {"pard_token": raw["mask_token_id"]} if parallel else {}
@@ -190,12 +196,22 @@ def _mask_token(config: Raw) -> int | None:
 def _class(config: Raw, method: str) -> str:
     """The first of the architectures that there is a class for, after the engine has rewritten the names."""
     named = config.get("architectures") or []
-    prefix = {"eagle": "Eagle", "eagle3": "Eagle3"}[method]
+    prefix = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": ""}[method]
     for name in named:
         whole = name.startswith(prefix) or (method == "eagle3" and name.endswith(prefix))
         if (known := name if whole else prefix + name) in CLASSES[method]:
             return known
     raise Misread(f"config.json: architectures {named} name no class that the engine has for method {method}")
+
+
+def _block_ids(config: Raw) -> tuple[int, ...]:
+    """Of a block drafter, whose own ids are of layers' outputs; :class:`Misread` for a block that is another."""
+    inner: Raw = config.get("dflash_config") or {}
+    if inner.get("causal") or config.get("is_causal") or inner.get("use_swa") or inner.get("sample_from_anchor"):
+        raise Misread(f"config.json: dflash_config {dict(inner)} is of a block that is not compared here")
+    if inner.get("mask_token_id") is None or not inner.get("target_layer_ids"):
+        raise Misread("config.json: dflash_config lacks mask_token_id or target_layer_ids")
+    return tuple(i + 1 for i in inner["target_layer_ids"])
 
 
 def _aux_ids(config: Raw, inner: Raw, qwen3: bool) -> tuple[int, ...]:
@@ -266,7 +282,7 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
     found = {name: x for name, x in found.items() if name in wanted or not UNREAD.search(name)}
     # the target's stand in for these, or nothing reads them
     optional: dict[str, tuple[int, ...]] = {EMBEDDING: (read.vocab_size, H)}
-    if read.method == "eagle3":
+    if read.method != "eagle":
         optional[HEAD] = (read.drafts, H)
         optional |= {f"layers.{i}.hidden_norm.weight": (H,) for i in range(1, read.num_hidden_layers)}
     for name, value in found.items():
@@ -284,10 +300,11 @@ def _tensors(directory: Path, read: Settings) -> dict[str, Tensor]:
 
 def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor's name and shape."""
-    H, inner, n, fused = read.hidden_size, read.intermediate_size, len(read.aux_ids), read.method == "eagle3"
+    H, inner, n, fused = read.hidden_size, read.intermediate_size, len(read.aux_ids), read.method != "eagle"
+    block = read.method == "dflash"
     queries, keys = read.num_attention_heads * read.head, read.num_key_value_heads * read.head
     for i in range(read.num_hidden_layers):
-        at, into = f"layers.{i}.", 2 * H if fused and i == 0 else H
+        at, into = f"layers.{i}.", 2 * H if fused and i == 0 and not block else H
         if read.latent:
             yield from ((f"{at}self_attn.{name}.weight", shape) for name, shape in _latent(read, into).items())
         grouped = {"q": (queries, into), "k": (keys, into), "v": (keys, into), "o": (H, queries)}
@@ -304,12 +321,12 @@ def _wanted(read: Settings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}input_layernorm.weight", (H,)
     yield "fc.weight", (H, n * read.target_width if fused else 2 * H)
     if fused:
-        yield from (("layers.0.hidden_norm.weight", (H,)), ("norm.weight", (H,)))
+        yield from (("hidden_norm.weight" if block else "layers.0.hidden_norm.weight", (H,)), ("norm.weight", (H,)))
         if read.fc_norm:
             yield from ((f"fc_norm.{index}.weight", (read.target_width,)) for index in range(n))
         if read.norm_before_fc:
             yield "input_norm.weight", (n * read.target_width,)
-        if read.mask_token is not None:
+        if read.mask_token is not None and not block:
             yield MASK, (n * read.target_width,)
         if read.drafts != read.vocab_size:
             yield MAP, (read.drafts,)
@@ -338,6 +355,8 @@ def draft(
     A parallel drafter (https://arxiv.org/abs/2602.01469) reads at depth k its mask token and learned states instead.
     """
     read_by, latent = served.settings, served.settings.latent
+    if read_by.method == "dflash":
+        return draft_blocks(served, ids_T, features_TH, anchors, depth)
     keys, values = (read_by.head, read_by.head) if not latent else (latent[2] + latent[3], latent[4])
     empty = [features_TH.new_empty(read_by.num_key_value_heads, 0, width) for width in (keys, values)]
     past = [(empty[0], empty[1])] * read_by.num_hidden_layers
@@ -357,6 +376,30 @@ def draft(
             fed_1H, hidden_1H = step(served, token_1, feature_1H, places_T[at : at + 1], own)
             feature_1H = fed_1H if mask is None else feature_1H
             log_probs.append(_log_probs(served, hidden_1H[0]))
+    shape = (len(anchors), depth + 1)
+    return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
+
+
+def draft_blocks(
+    served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
+) -> tuple[Tensor, Tensor]:
+    """:func:`draft` of a block drafter (https://arxiv.org/abs/2602.06036): behind every anchor its next token and
+    ``depth + 1`` masks, which see each other and, in every layer, keys and values of the features up to the anchor."""
+    read_by, context_TH = served.settings, rms(served, "hidden_norm", features_TH)
+    places_T, layers = torch.arange(len(ids_T), device=ids_T.device), range(read_by.num_hidden_layers)
+    past = [heads(served, f"layers.{i}.self_attn", context_TH, places_T)[1:] for i in layers]
+    read, log_probs = [], []
+    for anchor in anchors:
+        own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
+        masks = torch.full_like(ids_T[:1], read_by.mask_token or 0).expand(depth + 1)
+        x_MH = served.weights[EMBEDDING][torch.cat([ids_T[anchor + 1 : anchor + 2], masks])]
+        places_M = anchor + 1 + torch.arange(depth + 2, device=ids_T.device)
+        for i in layers:
+            block_MH = rms(served, f"layers.{i}.input_layernorm", x_MH)
+            x_MH = x_MH + attention(served, i, block_MH, places_M, own, whole=True)
+            x_MH = x_MH + feed_forward(served, i, x_MH)
+        read += [features_TH[anchor], *x_MH[1:-1]]
+        log_probs += [_log_probs(served, hidden_H) for hidden_H in rms(served, "norm", x_MH)[1:]]
     shape = (len(anchors), depth + 1)
     return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
 
@@ -421,23 +464,30 @@ def project(served: ServedDrafter, name: str, x: Tensor) -> Tensor:
     return F.linear(x, served.weights[f"{name}.weight"], served.weights.get(f"{name}.bias"))
 
 
-def attention(served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, past: Past) -> Tensor:
-    """Layer ``i``'s attention, (M, H); the new keys are added to ``past``."""
+def heads(served: ServedDrafter, at: str, x_MW: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (h, M, d), keys and values (g, M, d)."""
+    read = served.settings
+    q_hMd, k_gMd, v_gMd = (
+        project(served, f"{at}.{name}_proj", x_MW).unflatten(-1, (-1, read.head)).transpose(0, 1) for name in "qkv"
+    )
+    if read.head_norms:
+        q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
+    return rotate(q_hMd, positions_M, read.rope), rotate(k_gMd, positions_M, read.rope), v_gMd
+
+
+def attention(
+    served: ServedDrafter, i: int, x_MW: Tensor, positions_M: Tensor, past: Past, whole: bool = False
+) -> Tensor:
+    """Layer ``i``'s attention, (M, H); the new keys are added to ``past``. ``whole``: later nodes are seen too."""
     read, at = served.settings, f"layers.{i}.self_attn"
-    if read.latent:
-        q_hMd, k_gMd, v_gMd = latent_heads(served, at, x_MW, positions_M)
-    else:
-        q_hMd, k_gMd, v_gMd = (
-            project(served, f"{at}.{name}_proj", x_MW).unflatten(-1, (-1, read.head)).transpose(0, 1) for name in "qkv"
-        )
-        if read.head_norms:
-            q_hMd, k_gMd = rms(served, f"{at}.q_norm", q_hMd), rms(served, f"{at}.k_norm", k_gMd)
-        q_hMd, k_gMd = (rotate(x, positions_M, read.rope) for x in (q_hMd, k_gMd))
+    q_hMd, k_gMd, v_gMd = (latent_heads if read.latent else heads)(served, at, x_MW, positions_M)
     past[i] = torch.cat([past[i][0], k_gMd], 1), torch.cat([past[i][1], v_gMd], 1)
     k_hSd, v_hSd = (x.repeat_interleave(read.num_attention_heads // read.num_key_value_heads, 0) for x in past[i])
     back_MS = positions_M[:, None] - torch.arange(k_hSd.shape[1], device=positions_M.device)
     window = read.windows[i]
-    hidden_MS = (back_MS < 0) if window is None else (back_MS < 0) | (back_MS >= window)
+    hidden_MS = (back_MS < 0) & (not whole)
+    if window is not None:
+        hidden_MS = hidden_MS | (back_MS >= window)
     scores_hMS = (q_hMd @ k_hSd.mT / q_hMd.shape[-1] ** 0.5).masked_fill(hidden_MS, float("-inf"))
     shares_hMS = scores_hMS.softmax(-1, dtype=torch.promote_types(scores_hMS.dtype, torch.float32))
     return project(served, f"{at}.o_proj", (shares_hMS.to(v_hSd.dtype) @ v_hSd).transpose(0, 1).flatten(1))

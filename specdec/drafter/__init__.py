@@ -2,18 +2,18 @@
 
 from specdec.drafter.attention import GQA, MLA, AttentionKind
 from specdec.drafter.config import DrafterConfig, DrafterSpec
-from specdec.drafter.entry import Entered, Entry, EntryModule, Narrow, Wide
+from specdec.drafter.entry import Entered, Entry, EntryModule, KVInjection, Narrow, Wide
 from specdec.drafter.fusion import Concat, Fusion, LastLayer, ScalarMix
 from specdec.drafter.io import load_drafter, save_drafter
 from specdec.drafter.model import Drafter, DraftVocab, Step, choose
 from specdec.drafter.norms import Norm, Norms
 from specdec.drafter.parts import dry_run
-from specdec.drafter.recurrence import MaskConstant, PostNorm, PreNorm, Recurrence
+from specdec.drafter.recurrence import MaskBlock, MaskConstant, PostNorm, PreNorm, Recurrence
 from specdec.drafter.target_layer import TargetLayer, TargetNorm
 
 __all__ = [
     "GQA", "MLA", "AttentionKind", "Concat", "DraftVocab", "Drafter", "DrafterConfig", "DrafterSpec", "Entered",
-    "Entry", "EntryModule", "Fusion", "LastLayer", "MaskConstant", "Narrow", "Norm", "Norms", "PostNorm", "PreNorm",
-    "Recurrence", "ScalarMix", "Step", "TargetLayer", "TargetNorm", "Wide", "choose", "dry_run", "load_drafter",
-    "save_drafter",
+    "Entry", "EntryModule", "Fusion", "KVInjection", "LastLayer", "MaskBlock", "MaskConstant", "Narrow", "Norm",
+    "Norms", "PostNorm", "PreNorm", "Recurrence", "ScalarMix", "Step", "TargetLayer", "TargetNorm", "Wide", "choose",
+    "dry_run", "load_drafter", "save_drafter",
 ]  # fmt: skip

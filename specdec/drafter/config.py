@@ -14,7 +14,7 @@ from specdec.drafter.parts import Part, describe, revive
 from specdec.drafter.recurrence import PostNorm, Recurrence
 from specdec.nn.layers import frequencies, rope_parameters
 from specdec.utils.config import read_yaml, shipped
-from specdec.utils.numbers import Heads, Intermediate, Layers, Positions, Share, Vocabulary, Width, check_numbers
+from specdec.utils.numbers import Heads, Intermediate, Layers, Positions, Share, Vocabulary, Whole, Width, check_numbers
 
 SMALLEST_WINDOW = 16  # the unroll shows a node its own keys of every earlier step, as decoding does inside the window
 
@@ -22,12 +22,14 @@ AXES: dict[str, type[Part]] = {"fusion": Fusion, "entry": Entry, "recurrence": R
 NORM_WORDS = (True, False, "none", "each", "concat", "raw", "normed")  # anything else at a site is a user's own norm
 
 
-def _check_window(window: Any) -> None:
+def _check_window(window: Any, sinks: Any) -> None:
     if window != "full" and (type(window) is not int or window < SMALLEST_WINDOW):
         raise ValueError(
             f"attention_window must be full or at least {SMALLEST_WINDOW}, not {window!s:.60}: a node always sees its "
             "own keys of the earlier unroll steps, which a smaller window would hide in decoding"
         )
+    if sinks and window == "full":
+        raise ValueError(f"attention_sinks {sinks} keep tokens beyond a window, and attention_window is full: set both")
 
 
 def _check_boundaries(layers: Sequence[int], last: int | None = None) -> None:
@@ -63,6 +65,8 @@ class DrafterSpec:
         hidden_size: width, or the ``target``'s.
         intermediate_size: feed-forward width, or the ``target``'s.
         attention_window: positions back that a node attends to, itself included, or the ``full`` text.
+        attention_sinks: first tokens of the text that it attends to beyond its window
+            (https://arxiv.org/abs/2309.17453); 0 for none.
         attention_bias: biases on queries, keys, values and the attention's output, as some published drafters have.
         rope_theta: base of the drafter's rotary positions, unscaled, or all as the ``target`` has them. A target
             without such positions (Nemotron-H) wants a number.
@@ -80,6 +84,7 @@ class DrafterSpec:
     hidden_size: Width | Literal["target"] = "target"
     intermediate_size: Intermediate | Literal["target"] = "target"
     attention_window: int | Literal["full"] = "full"
+    attention_sinks: Whole = 0
     attention_bias: bool = False
     rope_theta: float | Literal["target"] = "target"
 
@@ -91,7 +96,7 @@ class DrafterSpec:
                     f"drafter.{name}={base.__name__} is the abstract base of this axis: choose one of its subclasses"
                 )
         check_numbers(DrafterSpec, vars(self))
-        _check_window(self.attention_window)
+        _check_window(self.attention_window, self.attention_sinks)
         if self.aux_layers != "default":
             _check_boundaries(self.aux_layers)
         for axis in (self.entry, self.norms, self.recurrence, self.attention):  # these look at the other axes alone
@@ -118,6 +123,7 @@ class DrafterConfig:
     Args:
         aux_layers: boundaries of the target, strictly increasing; b is the residual stream after b layers.
         attention_window: positions back that a node attends to, itself included, or ``full``.
+        attention_sinks: first tokens of the text that it attends to beyond its window.
         rope: the target's rope block, verbatim; see :func:`specdec.nn.layers.rope_parameters`.
         target: the identity of the target it was built for.
 
@@ -141,6 +147,7 @@ class DrafterConfig:
     vocab_size: Vocabulary
     draft_vocab_size: Vocabulary
     attention_window: int | Literal["full"]
+    attention_sinks: Whole
     attention_bias: bool
     rms_norm_eps: Share
     rope: Mapping[str, Any]
@@ -151,7 +158,7 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         check_numbers(DrafterConfig, vars(self))
-        _check_window(self.attention_window)
+        _check_window(self.attention_window, self.attention_sinks)
         if type(self.attention_bias) is not bool:
             raise ValueError(f"attention_bias must be true or false, not {self.attention_bias!r:.60}")
         if self.head not in ("own", "target"):

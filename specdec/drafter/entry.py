@@ -4,7 +4,7 @@ Legend: B batch, T nodes, H hidden, W what the first layer's attention projects 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ class Entered(NamedTuple):
     block_BTH: Tensor  # the attention's input
     beside_BTW: Tensor | None  # added to its projected queries, keys and values, W their width together; or nothing
     residual_BTH: Tensor  # where the residual path starts
+    context_BCH: Tensor | None = None  # of what every layer makes keys and values beside those of the T nodes
 
 
 class EntryModule(nn.Module):
@@ -38,6 +39,9 @@ class EntryModule(nn.Module):
 
 class Entry(Part):
     """Base of the entry axis: it builds an :class:`EntryModule`."""
+
+    context: ClassVar[bool] = False
+    """Whether features are no input of the first layer but keys and values of every layer, at nodes of their own."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +111,42 @@ class NarrowEntry(EntryModule):
         """Both shares together are the block's input and the start of the residual path."""
         merged_BTH = read + self.feature_fc(f_BTH)
         return Entered(norms.input(merged_BTH), None, merged_BTH)
+
+
+@dataclass(frozen=True)
+class KVInjection(Entry):
+    """DFlash (https://arxiv.org/abs/2602.06036): every layer makes keys and values of the features, which stand where
+    their tokens do; the drafted nodes start from their embeddings."""
+
+    context: ClassVar[bool] = True
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        """The drafts are a block, and each layer has its norm."""
+        if not config.recurrence.block:
+            raise ValueError(
+                f"entry KVInjection reads nothing that recurrence {type(config.recurrence).__name__} hands on: it "
+                "needs recurrence MaskBlock"
+            )
+        wrong = {
+            "norms.input=false": config.norms.input,
+            "norms.residual=raw": config.norms.residual != "raw",
+            "attention_window=full": config.attention_window != "full",
+        }
+        if any(wrong.values()):
+            asked = ", ".join(name for name, is_wrong in wrong.items() if is_wrong)
+            raise ValueError(f"entry KVInjection has a norm before every layer, and no window: set {asked}")
+
+    def build(self, config: "DrafterConfig") -> EntryModule:
+        return InjectionEntry()
+
+
+class InjectionEntry(EntryModule):
+    """Features of C nodes and embeddings of T others, as they are."""
+
+    def read(self, e_BTH: Tensor) -> Tensor:
+        """The embedding, (B, T, H)."""
+        return e_BTH
+
+    def forward(self, read: Tensor, f_BTH: Tensor, h_BTH: Tensor, norms: "NormTable") -> Entered:
+        """Features, (B, C, H), are the context of the drafted nodes, which start at their embeddings, (B, T, H)."""
+        return Entered(read, None, read, f_BTH)

@@ -38,7 +38,9 @@ class Layer(nn.Module):
         residual_BTH = entered.residual_BTH
         if view.wanted_BM is not None:
             residual_BTH = residual_BTH.take_along_dim(view.wanted_BM[..., None], dim=1)
-        middle_BTH = residual_BTH + self.attention(entered.block_BTH, view, rope, entered.beside_BTW)
+        middle_BTH = residual_BTH + self.attention(
+            entered.block_BTH, view, rope, entered.beside_BTW, entered.context_BCH
+        )
         return middle_BTH + self.mlp(self.post_attention_norm(middle_BTH))
 
 
@@ -53,17 +55,36 @@ class Layers(nn.Module):
         self.input_norms = nn.ModuleList(RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in further)
         self.rope = Rope(config.rope, config.attention.rotated(config), config.max_position_embeddings)
         self.window = None if config.attention_window == "full" else config.attention_window
+        self.sinks = config.attention_sinks
 
     def forward(self, entered: Entered, view: View) -> Tensor:
         """The last layer's residual stream, (B, T, H), or of the nodes that the view asks for."""
         rope = self.rope.tables(view.positions_BT)
         if self.window is not None:
-            view = view.within(self.window)
+            view = view.within(self.window, self.sinks)
         views = [view._replace(wanted_BM=None)] * (len(self.layers) - 1) + [view]
         out_BTH: Tensor = self.layers[0](entered, views[0], rope)
         for norm, layer, seen in zip(self.input_norms, self.layers[1:], views[1:], strict=True):
             out_BTH = layer(Entered(norm(out_BTH), None, out_BTH), seen, rope)
         return out_BTH
+
+
+class ContextLayers(Layers):
+    """Layers whose keys and values are made of context nodes too, each layer's of the same features (DFlash,
+    https://arxiv.org/abs/2602.06036); these have no queries and pass through no layer."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.input_norms.insert(0, RMSNorm(config.hidden_size, config.rms_norm_eps))
+
+    def forward(self, entered: Entered, view: View) -> Tensor:
+        """The last layer's residual stream at the T drafted nodes, (B, T, H); the view's positions and slots are those
+        of C context nodes and then these."""
+        rope = self.rope.tables(view.positions_BT)
+        x_BTH = entered.residual_BTH
+        for norm, layer in zip(self.input_norms, self.layers, strict=True):
+            x_BTH = layer(Entered(norm(x_BTH), None, x_BTH, entered.context_BCH), view, rope)
+        return x_BTH
 
 
 class Step(NamedTuple):
@@ -97,7 +118,7 @@ class Drafter(nn.Module):
         self.norms = built("norms", config, NormTable)  # every site exists; unused ones are the identity
         self.fusion = built("fusion", config, nn.Module)  # (B, T, N, H_target) -> (B, T, H)
         self.entry = built("entry", config, EntryModule)  # token, feature -> first layer's input and residual
-        self.layers = Layers(config)
+        self.layers = (ContextLayers if config.entry.context else Layers)(config)
         self.recurrence = built("recurrence", config, nn.Module)  # out, normed -> next feature
         if isinstance(self.recurrence, FeedMask):
             self.recurrence.fuse = self.fuse

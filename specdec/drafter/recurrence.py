@@ -26,6 +26,9 @@ class Recurrence(Part):
     parallel: ClassVar[bool] = False
     """Whether no step reads what another made, so that all drafts of a target pass come of one call of the drafter;
     then :meth:`following` gives one token for all."""
+    block: ClassVar[bool] = False
+    """Whether these drafts are a block of nodes of their own, which see each other and the features of the text, as
+    entry KVInjection has it."""
 
     def of_target(self, vocab_size: int) -> Self:
         """This recurrence with the tokens that it names numbered for a vocabulary of ``vocab_size``."""
@@ -66,24 +69,11 @@ class FeedNormed(nn.Module):
         return normed_BTH
 
 
-@dataclass(frozen=True)
-class MaskConstant(Recurrence):
-    """P-EAGLE (https://arxiv.org/abs/2602.01469): every step after the first reads a mask token, and learned states in
-    place of the target's, fused as those are. Drafts of a pass do not know each other, and all come of one call.
+class MaskToken(Recurrence):
+    """Base of those whose drafts read a mask in place of each other, and all come of one call."""
 
-    Args:
-        mask_token_id: a token that texts do not hold; a negative one counts from the end of the target's vocabulary.
-    """
-
-    mask_token_id: int = -1
+    mask_token_id: int
     parallel: ClassVar[bool] = True
-
-    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
-        if not config.fusion.mixes:
-            raise ValueError(
-                f"recurrence MaskConstant learns states to be fused, and fusion {type(config.fusion).__name__} mixes "
-                "nothing: use fusion Concat"
-            )
 
     def following(self, ids_BT: Tensor) -> Tensor:
         return torch.full_like(ids_BT, self.mask_token_id)
@@ -92,7 +82,26 @@ class MaskConstant(Recurrence):
         """With the mask's own number; ValueError if the target has no such token."""
         if not -vocab_size <= self.mask_token_id < vocab_size:
             raise ValueError(f"mask_token_id {self.mask_token_id} is none of the target's {vocab_size} tokens")
-        return replace(self, mask_token_id=self.mask_token_id % vocab_size)
+        return replace(self, mask_token_id=self.mask_token_id % vocab_size)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class MaskConstant(MaskToken):
+    """P-EAGLE (https://arxiv.org/abs/2602.01469): every step after the first reads a mask token, and learned states in
+    place of the target's, fused as those are. Drafts of a pass do not know each other, and all come of one call.
+
+    Args:
+        mask_token_id: a token that texts do not hold; a negative one counts from the end of the target's vocabulary.
+    """
+
+    mask_token_id: int = -1
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        if not config.fusion.mixes:
+            raise ValueError(
+                f"recurrence MaskConstant learns states to be fused, and fusion {type(config.fusion).__name__} mixes "
+                "nothing: use fusion Concat"
+            )
 
     def build(self, config: "DrafterConfig") -> nn.Module:
         """With the state, one row for each of the target's boundaries, as a drafter starts its embeddings."""
@@ -110,3 +119,26 @@ class FeedMask(nn.Module):
 
     def forward(self, raw_BTH: Tensor, normed_BTH: Tensor) -> Tensor:
         return self.fuse(self.hidden.weight[None, None]).expand_as(raw_BTH)
+
+
+@dataclass(frozen=True)
+class MaskBlock(MaskToken):
+    """DFlash (https://arxiv.org/abs/2602.06036): the last token of the text and a mask at the place of every draft, all
+    of which see each other, the later ones too. Each mask says what stands at its own place.
+
+    Args:
+        mask_token_id: as of :class:`MaskConstant`.
+    """
+
+    mask_token_id: int = -1
+    block: ClassVar[bool] = True
+
+    def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        if not config.entry.context:
+            raise ValueError(
+                "recurrence MaskBlock drafts at nodes that have no feature of their own: it needs entry KVInjection"
+            )
+
+    def build(self, config: "DrafterConfig") -> nn.Module:
+        """Nothing is handed on."""
+        return FeedRaw()

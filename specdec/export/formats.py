@@ -24,7 +24,7 @@ class DrafterCheckpoint(NamedTuple):
     """A checkpoint for vLLM."""
 
     directory: Path | str
-    method: str  # eagle or eagle3
+    method: str  # eagle, eagle3 or dflash
     architecture: str  # the target's, as its config.json names the class
     parallel: bool = False  # whether its drafts come of one call
 
@@ -59,6 +59,8 @@ class Format:
         written = keys.write(subject.config, subject.method)
         if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
             written.pop("target_hidden_size")
+        if subject.method == "dflash":
+            written["block_size"] = 1 + draft_tokens
         return {"architectures": self.architectures(subject), **written}
 
     def architectures(self, subject: Subject) -> list[str]:
@@ -68,6 +70,8 @@ class Format:
         """
         if subject.method == "eagle":
             return ["EagleLlamaForCausalLM"]
+        if subject.method == "dflash":
+            return ["DFlashDraftModel"]
         if type(subject.config.attention) is MLA:
             return ["Eagle3DeepseekV2ForCausalLM"]
         if subject.config.norms.query_key:
@@ -173,7 +177,7 @@ class SglangFormat(Format):
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
 # of the flat keys, those that stand at the top in the speculators format; the others describe the layer
 TOP = {"draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
-TOP |= {keys.IDS, "tie_word_embeddings", "mask_token_id"}
+TOP |= {keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id"}
 
 
 class SpeculatorsFormat(Format):
@@ -205,6 +209,11 @@ class SpeculatorsFormat(Format):
         """The layer's config apart, the drafter's switches at the top, and the target by name."""
         flat = keys.write(subject.config, subject.method)
         kind, name = ("peagle", "PEagleSpeculator") if subject.parallel else ("eagle3", "Eagle3Speculator")
+        top = {key: value for key, value in flat.items() if key in TOP}
+        if subject.method == "dflash":
+            kind, name = "dflash", "DFlashSpeculator"
+            ids, token = list(subject.config.aux_layers), flat.pop("dflash_config")["mask_token_id"]
+            top |= {keys.AUX: ids, "mask_token_id": token, "block_size": 1 + draft_tokens}
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
         if subject.parallel:  # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
             layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}
@@ -215,7 +224,7 @@ class SpeculatorsFormat(Format):
             "speculators_model_type": kind,
             "speculators_version": SPECULATORS_VERSION,
             LAYER: layer | {"tie_word_embeddings": False},
-            **{key: value for key, value in flat.items() if key in TOP},
+            **top,
             "speculators_config": {
                 "algorithm": kind,
                 "default_proposal_method": "greedy",
@@ -240,8 +249,8 @@ def flat(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if "speculators_config" not in raw and "speculators_model_type" not in raw:
         return raw
     kind = raw.get("speculators_model_type")
-    if kind not in ("eagle3", "peagle"):
-        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3 and peagle can be read")
+    if kind not in ("eagle3", "peagle", "dflash"):
+        raise ValueError(f"speculators_model_type is {kind!r}; only eagle3, peagle and dflash can be read")
     if not isinstance(raw.get(LAYER), Mapping):
         raise ValueError(f"{LAYER} is missing")
     if "norm_before_residual" not in raw and kind == "eagle3":

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.drafter import GQA, MLA, Concat, DrafterConfig, MaskConstant, PostNorm
+from specdec.drafter import GQA, MLA, Concat, DrafterConfig, MaskBlock, MaskConstant, PostNorm
 from specdec.nn.layers import rope_parameters
 from specdec.utils.numbers import MOST_LAYERS
 
 log = logging.getLogger(__name__)
 
-IDS = "eagle_aux_hidden_state_layer_ids"
+IDS, AUX = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"  # the second of speculators' DFlash
 FULL, SLIDING = "full_attention", "sliding_attention"
 Raw = Mapping[str, Any]
 
@@ -100,13 +100,35 @@ def _window(raw: Raw, hf: Any) -> dict[str, Any]:
 MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
 
 
-def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
+def _mask_token(raw: Raw) -> int | None:
     named = [(raw.get("dflash_config") or {}).get(MASKS[0]), *map(raw.get, MASKS)]
-    if (token := next((one for one in named if one is not None), None)) is None:
-        return {}
-    if type(token) is not int:
+    token = next((one for one in named if one is not None), None)
+    if token is not None and type(token) is not int:
         raise ValueError(f"mask_token_id is {token!r}, wanted a whole number")
-    return {"recurrence": MaskConstant(token)}
+    return token
+
+
+def _mask(raw: Raw, hf: Any) -> dict[str, Any]:
+    return {} if (token := _mask_token(raw)) is None else {"recurrence": MaskConstant(token)}
+
+
+def _dflash_config(config: DrafterConfig) -> dict[str, Any]:
+    """What DFlash adds to Qwen3's config; ids are of layers' outputs."""
+    token = config.recurrence.mask_token_id  # type: ignore[attr-defined]
+    return {"mask_token_id": token, "target_layer_ids": [b - 1 for b in config.aux_layers], "causal": False}
+
+
+def _block(raw: Raw, hf: Any) -> dict[str, Any]:
+    """ValueError for what a published block drafter may have and drafters here have not."""
+    inner = raw.get("dflash_config") or {}
+    odd = [key for key in ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias") if inner.get(key)]
+    if odd or raw.get("is_causal"):
+        raise ValueError(f"dflash_config: {(odd or ['is_causal'])[0]} is on; block drafters here have no such thing")
+    if inner.get("attention_value_scale", 1.0) not in (1.0, None) or inner.get("use_aux_hidden_state", True) is False:
+        raise ValueError("dflash_config: attention_value_scale or use_aux_hidden_state is not the default")
+    if (token := _mask_token(raw)) is None:
+        raise ValueError("a block drafter (DFlash) has a mask: it lacks dflash_config.mask_token_id")
+    return {"recurrence": MaskBlock(token)}
 
 
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
@@ -181,7 +203,16 @@ EAGLE3 = (
 
 PARALLEL = (KeyRow(MASKS[0], lambda c: c.recurrence.mask_token_id, _mask),)  # type: ignore[attr-defined]  # of P-EAGLE
 
-TABLES = {"eagle": EAGLE, "eagle3": EAGLE3}
+DFLASH = (
+    *COMMON,
+    _or("draft_vocab_size", "vocab_size"),
+    _or("target_hidden_size", "hidden_size"),
+    KeyRow("num_target_layers", lambda c: c.num_target_layers),
+    KeyRow("dflash_config", _dflash_config, _block),
+    KeyRow("layer_types", lambda c: [FULL] * c.num_layers, _window),
+)
+
+TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH}
 
 
 def write(config: DrafterConfig, method: str) -> dict[str, Any]:
@@ -205,7 +236,7 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
     layers, most = plain.get("num_hidden_layers"), MOST_LAYERS  # of which transformers makes a list
     if isinstance(layers, int) and layers > most:
         raise ValueError(f"num_hidden_layers is {layers}; drafters here have at most {most:,}")
-    found: dict[str, Any] = {"attention_window": "full"}
+    found: dict[str, Any] = {"attention_window": "full", "attention_sinks": 0}
     try:
         if raw.get("kv_lora_rank") is not None:  # the width that is rotated, and as many keys as queries
             plain |= {"head_dim": raw.get("qk_rope_head_dim"), "num_key_value_heads": plain.get("num_attention_heads")}
@@ -222,7 +253,19 @@ def read(raw: Raw, method: str) -> dict[str, Any]:
 
 # what transformers is to read: nothing that it would act on beyond dimensions and rope
 _READ = {row.key for table in TABLES.values() for row in table if row.read is not None} | {"rope_theta", "rope_scaling"}
-_READ -= {"hidden_act", "layer_types"} | {row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))}
+_READ -= {"hidden_act", "layer_types", "dflash_config"} | {
+    row.key for row in EAGLE3 if row.key.startswith(("norm_", "fc_norm"))
+}
+
+
+def block_boundaries(raw: Raw) -> tuple[int, ...]:
+    """Those of a block drafter's flat ``config.json``, which names outputs of layers; or boundaries, in speculators."""
+    inner = raw.get("dflash_config") or {}
+    outputs, ids = inner.get("target_layer_ids"), raw.get(AUX)
+    found = ids if outputs is None else outputs
+    if not isinstance(found, list) or not found or not all(type(i) is int for i in found):
+        raise ValueError(f"dflash_config.target_layer_ids is {found!r}, wanted a list of whole numbers")
+    return tuple(found if outputs is None else [i + 1 for i in found])
 
 
 def boundaries(raw: Mapping[str, Any], num_target_layers: int) -> tuple[int, ...]:

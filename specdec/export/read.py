@@ -21,7 +21,9 @@ from specdec.drafter import (
     Concat,
     Drafter,
     DrafterConfig,
+    KVInjection,
     LastLayer,
+    MaskBlock,
     MaskConstant,
     Narrow,
     Norms,
@@ -49,6 +51,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
 LATENT = "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # of multi-head latent attention (MLA)
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
+CONTEXT = "hidden_norm.weight"  # of DFlash alone, on what every layer reads
 FLAGS = ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output")
 SPECFORGE = "SpecForge or TorchSpec"
 NEVER = 16  # draft tokens of which some two are neighbours in the target's vocabulary
@@ -255,11 +258,13 @@ def layout(checkpoint: Checkpoint) -> str:
 def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = False) -> list[str]:
     """What was made of a checkpoint, in sentences; ``given``: the boundaries were not to be looked for in it."""
     raw, tensors = flat(checkpoint.raw), checkpoint.tensors
-    wide = isinstance(config.fusion, Concat)
-    inner = raw.get("eagle_config") or {}
-    named_there = raw.get(keys.IDS) or inner.get(keys.IDS) or inner.get("layer_ids")
+    wide, block = isinstance(config.fusion, Concat), config.entry.context
+    family = "DFlash" if block else "EAGLE-3" if wide else "EAGLE-1"
+    inner = raw.get("dflash_config" if block else "eagle_config") or {}
+    places = [(raw, keys.AUX), (inner, "target_layer_ids")] if block else [(raw, keys.IDS), (inner, keys.IDS)]
+    named_there = any(holder.get(key) for holder, key in [*places, (inner, "layer_ids")])
     why = "as given" if given else "of its config" if named_there else "its config names none: EAGLE-3's own"
-    switches = {key: keys.write(config, "eagle3")[key] for key in FLAGS} if wide else {}
+    switches = {key: keys.write(config, "eagle3")[key] for key in FLAGS} if wide and not block else {}
     on, off = ([key for key, value in switches.items() if value is state] for state in (True, False))
     size, whole = config.draft_vocab_size, config.vocab_size
     maps = " and ".join(name for name in named.MAPS if name in tensors) or "no d2t"
@@ -270,14 +275,16 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
     parts = []
     if isinstance(config.recurrence, MaskConstant):
         parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
+    if isinstance(config.recurrence, MaskBlock):
+        parts.append(f"drafts: a block of masks, token {config.recurrence.mask_token_id}")
     if isinstance(config.attention, MLA):
         parts.append(f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}")
     return [
-        f"layout: {'EAGLE-3' if wide else 'EAGLE-1'}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
+        f"layout: {family}, {layout(checkpoint)}; its layer is called {checkpoint.layer}*, "
         f"{how_many(len(tensors), 'tensor')} in {' and '.join(kinds)}",
         f"boundaries: {', '.join(map(str, config.aux_layers))} of {config.num_target_layers}"
         + (f" ({why})" if wide else " (the last state, which EAGLE-1 reads)"),
-        *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if wide else []),
+        *([f"switches: {', '.join(on) or 'none'} on; {', '.join(off) or 'none'} off"] if switches else []),
         *parts,
         f"draft vocabulary: {size:,} of {how_many(whole, 'token')} ({100 * size / whole:.1f} %), {maps}"
         + (f"; the target's {' and '.join(theirs)}" if theirs else "; its own embedding and head"),
@@ -310,22 +317,25 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
         near = likely(lacking[0], tensors)
         raise ValueError(f"no EAGLE drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
-    hidden = len(tensors["fc.weight"])
+    hidden, block = len(tensors["fc.weight"]), CONTEXT in tensors
     wide = tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
-    found = {"recurrence": PreNorm()} | keys.read(config, "eagle3" if wide else "eagle")
-    if (named.MASK in tensors) != found["recurrence"].parallel:
+    method = "dflash" if block else "eagle3" if wide else "eagle"
+    found = {"recurrence": PreNorm()} | keys.read(config, method)
+    if not block and (named.MASK in tensors) != found["recurrence"].parallel:
         lacks = "mask_token_id in config.json" if named.MASK in tensors else "the tensor mask_hidden"
         raise ValueError(f"a parallel drafter (P-EAGLE) has a mask token and a learned state: it lacks {lacks}")
     norms = found.pop("norms") | {"query_key": "layers.0.self_attn.q_norm.weight" in tensors}
-    if wide:
+    if wide or block:
         shared = HEAD not in tensors and found["draft_vocab_size"] == found["vocab_size"]
         found |= {"fusion": Concat(), "entry": Wide(), "head": "target" if shared else "own"}
-        found["aux_layers"] = aux_layers or keys.boundaries(config, target.num_layers)
+        found |= {"entry": KVInjection()} if block else {}
+        named_there = keys.block_boundaries(config) if block else keys.boundaries(config, target.num_layers)
+        found["aux_layers"] = aux_layers or named_there
     else:
         found |= {"fusion": LastLayer(), "entry": Narrow(bias=BIAS in tensors), "head": "target"}
         found |= {"aux_layers": (target.num_layers,), "target_hidden_size": hidden}
         found["draft_vocab_size"] = found["vocab_size"]
-    found["norms"] = dataclasses.replace(Norms() if wide else EAGLE1, **norms)
+    found["norms"] = dataclasses.replace(Norms(embed=not block) if wide or block else EAGLE1, **norms)
     for field, theirs in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         if found[field] != theirs:
             raise ValueError(f"it is for a target of {field} {found[field]}, {target.source} has {theirs}")

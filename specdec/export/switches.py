@@ -8,7 +8,9 @@ from specdec.drafter import (
     MLA,
     Concat,
     DrafterConfig,
+    KVInjection,
     LastLayer,
+    MaskBlock,
     MaskConstant,
     Narrow,
     PostNorm,
@@ -57,23 +59,26 @@ class Subject(NamedTuple):
 
     @property
     def method(self) -> str:
-        """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` is EAGLE-3 and 3.1."""
+        """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 to 3.1, P-EAGLE too."""
+        if self.config.recurrence.block:
+            return "dflash"
         return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
 
     @property
     def parallel(self) -> bool:
-        """Whether its drafts come of one call, which engines are told."""
-        return self.config.recurrence.parallel
+        """Whether its drafts come of one call, which engines are told of method eagle3."""
+        return self.config.recurrence.parallel and self.method == "eagle3"
 
     @property
     def shared(self) -> tuple[str, ...]:
         """Weights that are the target's and stay with it."""
-        return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if self.method == "eagle" else ())
+        left = self.method == "eagle" or (self.method == "dflash" and not self.own_head)
+        return (() if self.own_embedding else (EMBEDDING,)) + ((HEAD,) if left else ())
 
 
 def target_flags(architecture: str, method: str) -> list[str]:
     """The flags of ``vllm serve`` without which a target of this class would not be drafted for."""
-    native = architecture in EAGLE3_TARGETS if method == "eagle3" else architecture not in HEADLESS_TARGETS
+    native = architecture not in HEADLESS_TARGETS if method == "eagle" else architecture in EAGLE3_TARGETS
     return [] if native else THROUGH_TRANSFORMERS
 
 
@@ -106,6 +111,10 @@ def _eagle(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]
 
 def _eagle3(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
     return lambda s: s.method == "eagle3" and bool(used(s.config))
+
+
+def _dflash(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
+    return lambda s: s.method == "dflash" and bool(used(s.config))
 
 
 def _any(used: Callable[[DrafterConfig], object]) -> Callable[[Subject], bool]:
@@ -170,6 +179,19 @@ SWITCHES = (
     Switch("aux states as wide together as the drafter",
            _eagle3(lambda c: len(c.aux_layers) * c.target_hidden_size == c.hidden_size),
            sglang="it tells fused states by their width, and would leave fc out"),
+    # DFlash
+    Switch("method dflash: fusion Concat, entry KVInjection, recurrence MaskBlock", lambda s: s.method == "dflash",
+           sglang="what it makes of a config was not compared"),
+    Switch("fusion LastLayer, with method dflash", _dflash(lambda c: type(c.fusion) is LastLayer),
+           **_both("method dflash projects the states of several layers: use fusion Concat")),
+    *(Switch(f"norms.{site}=false, with method dflash", _dflash(lambda c, site=site: not getattr(c.norms, site)),  # type: ignore[misc]
+             **_both("method dflash always has this norm")) for site in ("hidden", "output", "query_key")),
+    *(Switch(f"norms.{site}, with method dflash", _dflash(used), **_both("method dflash has no such norm"))
+      for site, used in {"embed": lambda c: c.norms.embed, "aux": lambda c: c.norms.aux != "none"}.items()),
+    Switch("attention MLA, with method dflash", _dflash(lambda c: type(c.attention) is MLA),
+           **_both("method dflash has no such attention")),
+    Switch("a boundary 0 in aux_layers, with method dflash", _dflash(lambda c: c.aux_layers[0] == 0),
+           **_both("its ids are of layers' outputs: the embeddings have none")),
     # any
     Switch("hidden_size other than the target's", _any(lambda c: c.hidden_size != c.target_hidden_size)),
     Switch("a trained token embedding",
@@ -183,6 +205,8 @@ SWITCHES = (
     Switch("attention_window, with method eagle", _eagle(lambda c: c.attention_window != "full"),
            vllm="its method eagle counts layer_types from the target's first layer and fails",
            sglang="no config says so, only a flag of the server"),
+    Switch("attention_sinks", _any(lambda c: c.attention_sinks),
+           **_both("its windows hide a text's first tokens as any others")),
     Switch("attention MLA, with method eagle", _eagle(lambda c: type(c.attention) is MLA),
            **_both("method eagle has no such attention")),
     Switch("attention MLA, with method eagle3", _eagle3(lambda c: type(c.attention) is MLA),
@@ -225,9 +249,9 @@ SWITCHES = (
 def _stock(config: DrafterConfig) -> bool:
     return (
         type(config.fusion) in (LastLayer, Concat, ScalarMix)
-        and type(config.entry) in (Narrow, Wide)
+        and type(config.entry) in (Narrow, Wide, KVInjection)
         and type(config.attention) in (GQA, MLA, TargetLayer)
-        and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant)
+        and type(config.recurrence) in (PreNorm, PostNorm, MaskConstant, MaskBlock)
         and all(type(norm) in (bool, str, TargetNorm) for norm in vars(config.norms).values())
     )
 

@@ -124,10 +124,12 @@ def table(config: DrafterConfig) -> dict[str, str]:
     """Published name (see :func:`published`) to the checkpoint's, for every module that may be there."""
     rows = ELSEWHERE | {"fusion.fc" if isinstance(config.fusion, Concat) else "entry.fc": "fc"}
     rows |= {f"norms.aux.{n}": f"fc_norm.{n}" for n in range(len(config.aux_layers))}
+    rows |= {"norms.hidden": "hidden_norm"} if config.entry.context else {}
+    first = 0 if config.entry.context else 1  # of the layers with an input norm among those of the layers
     for i in range(config.num_layers):
         rows |= {f"layers.layers.{i}.{ours}": f"layers.{i}.{theirs}" for ours, theirs in LAYER.items()}
-        if i:
-            rows[f"layers.input_norms.{i - 1}"] = f"layers.{i}.input_layernorm"
+        if i >= first:
+            rows[f"layers.input_norms.{i - first}"] = f"layers.{i}.input_layernorm"
     return rows
 
 

@@ -54,8 +54,14 @@ class AttentionPiece(NamedTuple):
 
     sequence: int
     rows: slice
-    keys: slice
+    keys: slice | Tensor  # int64 (K,) where sinks are among them
     causal: bool  # node i sees exactly the first i + 1 of the keys, which are as many as the nodes
+
+
+def _reach(first_R: Tensor, last_R: Tensor) -> tuple[int, int] | None:
+    """Where the keys begin and end that any of the nodes sees; None where none sees one."""
+    sees_R = first_R <= last_R
+    return (int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1) if sees_R.any() else None
 
 
 class Pieces(NamedTuple):
@@ -83,9 +89,11 @@ class Pieces(NamedTuple):
         Args:
             causal: whether there may be causal pieces.
         """
-        found = []
+        found, device = [], spans.first_BT.device
         for b, (first_T, last_T) in enumerate(zip(spans.first_BT.cpu(), spans.last_BT.cpu(), strict=True)):
-            T = len(first_T)
+            T, seen = len(first_T), [(first_T, last_T)]
+            if spans.sinks is not None:
+                seen.append((spans.sinks.first_BT[b].cpu(), spans.sinks.last_BT[b].cpu()))
             goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
             goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
             starts = (~goes_on_T).nonzero()[:, 0]
@@ -95,10 +103,10 @@ class Pieces(NamedTuple):
             for start, length in [*zip(starts[long].tolist(), lengths[long].tolist(), strict=True), (T, 0)]:
                 for a in range(done, start, ROWS):
                     rows = slice(a, min(a + ROWS, start))
-                    first_R, last_R = first_T[rows], last_T[rows]
-                    sees_R = first_R <= last_R
-                    if sees_R.any():
-                        keys = slice(int(first_R[sees_R].min()), int(last_R[sees_R].max()) + 1)
+                    if runs := [run for one in seen if (run := _reach(*(x_T[rows] for x_T in one)))]:
+                        keys: slice | Tensor = slice(*runs[0])
+                        if len(runs) > 1:  # some nodes' sinks may lie in the run of others
+                            keys = torch.cat([torch.arange(*run, device=device) for run in runs]).unique()
                         found.append(AttentionPiece(b, rows, keys, causal=False))
                 if length:
                     first, done = int(first_T[start]), start + length

@@ -70,6 +70,26 @@ class UnrollCache:
         return replace(self, layers=[list(steps) for steps in self.layers])
 
 
+class BlockCache(NamedTuple):
+    """Keys of context nodes and of blocks behind some of them: a block's nodes see its context, and all of the block.
+
+    The drafted nodes are the blocks' firsts, then their seconds, and so on.
+    """
+
+    kernel: UnrollKernel
+    spans: Spans  # of the context, which keys each block sees
+    context: int  # how many of the nodes are context
+
+    def attend(
+        self, layer: int, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, visible: Visibility, slots_BT: Tensor | None
+    ) -> Tensor:
+        """Output of the drafted nodes, level by level, each of which attends as a step of the unroll does."""
+        M = self.spans.first_BT.shape[1]
+        sizes = [self.context, *[M] * (q_BhTd.shape[2] // M)]
+        keys = [Keys(*both) for both in zip(k_BgTd.split(sizes, 2), v_BgTd.split(sizes, 2), strict=True)]
+        return torch.cat([self.kernel(q_BhMd, keys, self.spans) for q_BhMd in q_BhTd.split(M, 2)], 2)
+
+
 def unroll_kernel(name: str, device: torch.device) -> tuple[str, UnrollKernel]:
     """The kernel and its name; ``auto`` is flex on CUDA and blocked elsewhere.
 
@@ -133,7 +153,10 @@ class Merged:
 
 def _rule(spans: Spans) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """What flex attention asks of sequence, head, node and key, whose block mask it makes without one of all pairs."""
-    return lambda b, h, t, s: (s >= spans.first_BT[b, t]) & (s <= spans.last_BT[b, t])
+    if (sinks := spans.sinks) is None:
+        return lambda b, h, t, s: (s >= spans.first_BT[b, t]) & (s <= spans.last_BT[b, t])
+    run, sunk = _rule(spans._replace(sinks=None)), _rule(sinks)
+    return lambda b, h, t, s: run(b, h, t, s) | sunk(b, h, t, s)
 
 
 class Flex(Merged):
@@ -187,6 +210,24 @@ def kept_bytes(B: int, T: int) -> int:
     return size if size <= KEPT else 0
 
 
+def _edges(spans: Spans, rows: int) -> list[list[int]]:
+    """Of every tile, where the keys begin and end that all its nodes see, and where those that any sees."""
+    sees_BT = spans.first_BT <= spans.last_BT
+    first_BT, end_BT = spans.first_BT.where(sees_BT, spans.columns), spans.last_BT.where(sees_BT, -1) + 1
+    edges = [
+        torch.stack([first_BR.amax(), end_BR.amin(), first_BR.amin(), end_BR.amax()])
+        for first_BR, end_BR in zip(first_BT.split(rows, 1), end_BT.split(rows, 1), strict=True)
+    ]
+    return torch.stack(edges).tolist()
+
+
+def _parts(first: int, end: int, keys: int) -> list[slice]:
+    """One part, or one to every multiple of the most keys; none where there are no keys."""
+    inner = range((first // keys + 1) * keys, end, keys) if end - first > keys else ()
+    starts = [first, *inner] if first < end else []
+    return list(map(slice, starts, [*starts[1:], end]))
+
+
 class Tiling:
     """The causal block of one visibility in tiles of nodes, each with the keys that any of them sees in parts.
 
@@ -197,22 +238,17 @@ class Tiling:
     def __init__(self, spans: Spans, rows: int = ROWS, keys: int = KEYS) -> None:
         self.spans = spans
         B, T = spans.first_BT.shape
-        sees_BT = spans.first_BT <= spans.last_BT
-        first_BT, end_BT = spans.first_BT.where(sees_BT, spans.columns), spans.last_BT.where(sees_BT, -1) + 1
-        # of every tile, where the keys begin and end that all its nodes see, and where those that any sees
-        edges = [
-            torch.stack([first_BR.amax(), end_BR.amin(), first_BR.amin(), end_BR.amax()])
-            for first_BR, end_BR in zip(first_BT.split(rows, 1), end_BT.split(rows, 1), strict=True)
-        ]
+        edges = _edges(spans, rows)
+        sunk = [[0] * 4] * len(edges) if spans.sinks is None else _edges(spans.sinks, rows)
         nothing = torch.zeros(1, 1, 1, 1, 1, dtype=torch.bfloat16, device=spans.first_BT.device)
         self._biases: dict[tuple[int, int], Tensor] = {}
         self.tiles: list[tuple[slice, list[slice]]] = []  # nodes, and their keys in parts
         pairs = 0
-        for a, (lowest, highest, first, end) in zip(range(0, T, rows), torch.stack(edges).tolist(), strict=True):
-            # one part, or one to every multiple of the most keys
-            inner = range((first // keys + 1) * keys, end, keys) if end - first > keys else ()
-            starts = [first, *inner] if first < end else []
-            tile, parts = slice(a, min(a + rows, T)), list(map(slice, starts, [*starts[1:], end]))
+        for a, (lowest, highest, first, end), (*_, sink, sink_end) in zip(range(0, T, rows), edges, sunk, strict=True):
+            before = _parts(sink, sink_end, keys)
+            if before and sink_end > first:  # sinks of some nodes lie in the run of others
+                before, first, end = [], min(sink, first), max(sink_end, end)
+            tile, parts = slice(a, min(a + rows, T)), before + _parts(first, end, keys)
             self.tiles.append((tile, parts))
             for part in parts:
                 if lowest <= part.start and part.stop <= highest:

@@ -15,39 +15,48 @@ from torch import Tensor
 
 
 class Spans(NamedTuple):
-    """Each node sees a run of keys at consecutive positions: those of a document, or of a committed prefix."""
+    """Each node sees a run of keys at consecutive positions: those of a document, or of a committed prefix; and with
+    attention sinks a second run before it."""
 
     first_BT: Tensor  # int64, the first key seen
     last_BT: Tensor  # int64, the last one; one before the first or less where the node sees none
     columns: int  # S
+    sinks: "Spans | None" = None
 
     @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802  shapes are part of names
         """bool, True where the node sees the key."""
-        keys_S = torch.arange(self.columns, device=self.first_BT.device)
-        return ((keys_S >= self.first_BT[..., None]) & (keys_S <= self.last_BT[..., None]))[:, None]
+        return self.part(slice(None), torch.arange(self.columns, device=self.first_BT.device))
 
-    def part(self, rows: slice, keys: slice, sequences: slice = slice(None)) -> Tensor:
-        """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number."""
-        keys_K = torch.arange(keys.start, keys.stop, device=self.first_BT.device)
+    def part(self, rows: slice, keys: slice | Tensor, sequences: slice = slice(None)) -> Tensor:
+        """This part of the mask, (sequences, 1, rows, keys); ``keys`` from a number to a number, or int64 (K,)."""
+        keys_K = torch.arange(keys.start, keys.stop, device=self.first_BT.device) if isinstance(keys, slice) else keys
         first_BR1, last_BR1 = self.first_BT[sequences, rows, None], self.last_BT[sequences, rows, None]
-        return ((keys_K >= first_BR1) & (keys_K <= last_BR1))[:, None]
+        seen_B1RK = ((keys_K >= first_BR1) & (keys_K <= last_BR1))[:, None]
+        return seen_B1RK if self.sinks is None else seen_B1RK | self.sinks.part(rows, keys_K, sequences)
 
     def of(self, nodes_BM: Tensor) -> Self:
         """That of some of the nodes, int64 (B, M)."""
-        return self._replace(first_BT=self.first_BT.gather(1, nodes_BM), last_BT=self.last_BT.gather(1, nodes_BM))
+        first_BM, last_BM = self.first_BT.gather(1, nodes_BM), self.last_BT.gather(1, nodes_BM)
+        return self._replace(first_BT=first_BM, last_BT=last_BM, sinks=self.sinks and self.sinks.of(nodes_BM))
 
     def cut(self, columns: int) -> Self:
         """The first ``columns`` keys alone."""
-        return self._replace(last_BT=self.last_BT.clamp(max=columns - 1), columns=columns)
+        last_BT, sinks = self.last_BT.clamp(max=columns - 1), self.sinks and self.sinks.cut(columns)
+        return self._replace(last_BT=last_BT, columns=columns, sinks=sinks)
 
-    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
-        """Without the keys that stand ``window`` positions or more before the node."""
-        last_BT = self.last_BT.clamp(0, self.columns - 1)
+    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0) -> Self:
+        """Without the keys that stand ``window`` positions or more before the node, at ``sinks`` or a later one."""
+        inside, key_positions_BS = (0, self.columns - 1), key_positions_BS.expand(len(self.last_BT), -1)
         # no take_along_dim, with which torch compiles for a single number of keys
-        last_position_BT = key_positions_BS.expand(len(last_BT), -1).gather(1, last_BT)
+        last_position_BT = key_positions_BS.gather(1, self.last_BT.clamp(*inside))
         nearest_BT = self.last_BT - last_position_BT + positions_BT - window + 1
-        return self._replace(first_BT=torch.maximum(self.first_BT, nearest_BT))
+        narrow = self._replace(first_BT=torch.maximum(self.first_BT, nearest_BT))
+        if not sinks:
+            return narrow
+        first_position_BT = key_positions_BS.gather(1, self.first_BT.clamp(*inside))
+        end_BT = torch.minimum(self.first_BT - first_position_BT + sinks, narrow.first_BT)
+        return narrow._replace(sinks=Spans(self.first_BT, torch.minimum(end_BT - 1, self.last_BT), self.columns))
 
 
 class Pairs(NamedTuple):
@@ -62,9 +71,11 @@ class Pairs(NamedTuple):
     def cut(self, columns: int) -> Self:
         return self._replace(mask_B1TS=self.mask_B1TS[..., :columns], columns=columns)
 
-    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int) -> Self:
-        distance_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :]
-        return self._replace(mask_B1TS=self.mask_B1TS & (distance_BTS < window)[:, None])
+    def within(self, positions_BT: Tensor, key_positions_BS: Tensor, window: int, sinks: int = 0) -> Self:
+        near_BTS = positions_BT[:, :, None] - key_positions_BS[:, None, :] < window
+        if sinks:
+            near_BTS = near_BTS | (key_positions_BS < sinks)[:, None]
+        return self._replace(mask_B1TS=self.mask_B1TS & near_BTS[:, None])
 
 
 Visibility = Spans | Pairs
@@ -155,10 +166,12 @@ class View(NamedTuple):
             wanted_BM=None,
         )
 
-    def within(self, window: int) -> Self:
-        """The same nodes, each seeing of its keys only those at the last ``window`` positions, its own included.
+    def within(self, window: int, sinks: int = 0) -> Self:
+        """The same nodes, each seeing of its keys only those at the last ``window`` positions, its own included, and at
+        the text's first ``sinks`` (https://arxiv.org/abs/2309.17453), which keep their positions.
 
         This is Mistral's convention (https://arxiv.org/abs/2310.06825): a node at position p sees keys at positions
         above ``p - window``. Nothing becomes visible that was not.
         """
-        return self._replace(visibility=self.visibility.within(self.positions_BT, self.key_positions_BS, window))
+        seen = self.visibility.within(self.positions_BT, self.key_positions_BS, window, sinks)
+        return self._replace(visibility=seen)

@@ -153,16 +153,18 @@ class HeadTask(NamedTuple):
     pieces: Sequence[Piece]
     probs: Callable[[Tensor], TargetProbs]  # of positions (C,)
     terms: Sequence[tuple[float, DistributionLoss]]  # weight, loss
-    decay: float  # weight of step k is decay**k
+    factors: Sequence[float]  # what each step weighs
     in_vocab: bool
     watch: Callable[[int, Index, Tensor, TargetProbs], None] | None  # step, slots, logits, probabilities
+    weight_KS: Tensor | None = None  # what each slot weighs of that; None for one
 
 
 def head_loss(task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The mean loss over the rows that count; how many count, (K,) in float32 or wider; their losses by term, (K, N).
 
-    ``Σ_k decay**k Σ_rows loss / Σ_k decay**k rows``: one denominator for all, so that the mean over several batches
-    or ranks is the rows' mean. No row gives loss zero and zero gradients.
+    ``Σ_k factor_k Σ_rows loss / Σ_k factor_k rows``: one denominator for all, so that the mean over several batches
+    or ranks is the rows' mean. Where slots have weights, a row counts by its own. No row gives loss zero and zero
+    gradients.
 
     Args:
         weight_DH: the drafter's head; multiplied in autocast's dtype where that is on.
@@ -203,10 +205,12 @@ class _HeadLoss(torch.autograd.Function):
                     here = TargetProbs(*(x[group.positions if x.stride(0) else blank] for x in probs))
                     # EAGLE-3 trains only where the draft vocabulary has the target's most likely token
                     used_R = here.covered_C.to(count_K.dtype) if task.in_vocab else count_K.new_ones(group.rows)
+                    if task.weight_KS is not None:
+                        used_R = used_R * task.weight_KS[k, group.slots]
                     count_K[k] += used_R.sum()
                     if task.watch is not None:
                         task.watch(k, group.slots, draft_RD, here)
-                    weight_R = used_R * task.decay**k
+                    weight_R = used_R * task.factors[k]
                     loss_KN[k] += _grade_(task.terms, LossRows(draft_RD, *here[:4]), weight_R, used_R)
                 if not graded:
                     continue
@@ -220,10 +224,10 @@ class _HeadLoss(torch.autograd.Function):
                         by_weight.addmm_(grad_RD.T, x_RH)
                     else:
                         by_weight.add_(grad_RD.T @ x_RH)
-        decays = count_K.new_tensor([task.decay**k for k in range(K)])
-        total = (count_K * decays).sum()
+        factor_K = count_K.new_tensor(task.factors)
+        total = (count_K * factor_K).sum()
         shares = loss_KN.new_tensor([weight for weight, _ in task.terms])
-        loss = (loss_KN * shares * decays[:, None]).sum() / total.clamp(min=1e-30)
+        loss = (loss_KN * shares * factor_K[:, None]).sum() / total.clamp(min=1e-30)
         if weighted and by_weight is None:
             by_weight = torch.zeros_like(weight_DH)
         ctx.grads, ctx.total = [by_weight, *by_normed], total

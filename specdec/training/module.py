@@ -37,6 +37,7 @@ from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
+from specdec.training.step_weights import Decay, PrefixWeights, StepWeights
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 
@@ -109,7 +110,7 @@ class DrafterModule(pl.LightningModule):
         start: the weights to begin with: the target's where it has any, or a saved drafter's.
         loss: compares draft and target at every supervised slot.
         ttt_steps: unroll steps K; 1 is EAGLE-1's teacher forcing.
-        step_decay: weight of step k is ``step_decay**k``.
+        step_weights: what the steps of a slot weigh: by depth alone, or by how well those before were drafted.
         step_keep: share of a step's slots that the next one keeps, drawn anew for every batch (conditional drop,
             https://arxiv.org/abs/2504.18583; P-EAGLE: 0.7); never less than a fifth of all, or than this share if that
             is less; 1 keeps all.
@@ -135,7 +136,7 @@ class DrafterModule(pl.LightningModule):
         start: Start = FromTarget(),  # noqa: B008  frozen
         loss: Loss = SoftCrossEntropy(),  # noqa: B008  frozen
         ttt_steps: Depth = 7,
-        step_decay: PositiveShare = 0.8,
+        step_weights: StepWeights = Decay(),  # noqa: B008  frozen
         step_keep: PositiveShare = 1.0,
         in_vocab: bool = True,
         features: Features = OnTheFly(),  # noqa: B008  frozen
@@ -152,8 +153,9 @@ class DrafterModule(pl.LightningModule):
         super().__init__()
         self.save_hyperparameters({"model": hyperparameters(given)})  # for loggers; fit puts its whole config there
         check_numbers(DrafterModule.__init__, given, "model.")
-        for name, part in (("loss", loss), ("features", features), ("noise", noise), ("start", start)):
-            if type(part) in (Loss, DistributionLoss, FeatureLoss, Features, FeatureNoise, Start):
+        bases = (Loss, DistributionLoss, FeatureLoss, StepWeights, PrefixWeights, Features, FeatureNoise, Start)
+        for name in ("loss", "step_weights", "features", "noise", "start"):
+            if type(part := given[name]) in bases:
                 raise ValueError(
                     f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
                 )
@@ -163,12 +165,12 @@ class DrafterModule(pl.LightningModule):
         self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
         self.start, self.noise = start, noise
         self.features, self.source = features, FeatureSource()
-        self.objective = ObjectiveConfig(loss, ttt_steps, step_decay, in_vocab, recompute=recompute, keep=step_keep)
+        self.objective = ObjectiveConfig(loss, ttt_steps, step_weights, in_vocab, recompute=recompute, keep=step_keep)
         self.train_embed, self.train_head = train_embed, train_head and self.spec.head == "own"
         self.make_optimizer, self.schedule, self.attention = optimizer, schedule, attention
         self.compile_parts = compile
         self.train_step: TrainStep | None = None  # drafter and objective, from :meth:`configure_model` on
-        self.metrics = torch.nn.ModuleList(UnrollMetrics(ttt_steps, terms(loss), step_decay) for _ in STAGES)
+        self.metrics = torch.nn.ModuleList(UnrollMetrics(terms(loss), step_weights.factors(ttt_steps)) for _ in STAGES)
         self._products = contextlib.ExitStack()
         self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
         self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device

@@ -21,6 +21,7 @@ from specdec.target import Target
 from specdec.target.proof import remedy
 from specdec.training.head_loss import HeadTask, Index, TargetHead, TargetProbs, head_loss, pieces
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, NamedTerm, SoftCrossEntropy, terms
+from specdec.training.step_weights import Decay, PrefixWeights, StepWeights, slot_weights
 from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
 
 LEAST = 0.2  # of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
@@ -33,7 +34,7 @@ class ObjectiveConfig:
     Args:
         loss: what is compared.
         steps: unroll steps K; 1 is EAGLE-1's teacher forcing (https://arxiv.org/abs/2401.15077).
-        decay: weight of step k is ``decay**k``.
+        weights: what a slot's steps weigh.
         in_vocab: leave out rows whose most likely target token the draft vocabulary lacks, as EAGLE-3 does.
         kernel: how the unroll attends.
         recompute: run each step again in the backward pass instead of keeping its insides.
@@ -44,7 +45,7 @@ class ObjectiveConfig:
 
     loss: Loss = field(default_factory=SoftCrossEntropy)
     steps: int = 7
-    decay: float = 0.8
+    weights: StepWeights = field(default_factory=Decay)
     in_vocab: bool = True
     kernel: UnrollKernel = ORACLE
     recompute: bool = False
@@ -53,9 +54,9 @@ class ObjectiveConfig:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        """What the losses read of the target's distribution beside its probabilities."""
+        """What losses and weights read of the target's distribution beside its probabilities."""
         found = [term.loss.reads for term in terms(self.loss) if isinstance(term.loss, DistributionLoss)]
-        return frozenset().union(*found)
+        return frozenset({"token_R"} if isinstance(self.weights, PrefixWeights) else ()).union(*found)
 
 
 class TargetOutputs(NamedTuple):
@@ -69,21 +70,21 @@ class TargetOutputs(NamedTuple):
 class StepCounts(NamedTuple):
     """Sums over a batch, per unroll step, float64; each (K,) but ``loss_KN``."""
 
-    rows_K: Tensor  # rows that the loss is the mean of
+    rows_K: Tensor  # rows that the loss is the mean of, each by its weight, the step's factor aside
     covered_K: Tensor  # supervised rows whose most likely token the draft vocabulary has
     supervised_K: Tensor  # supervised rows
     reached_K: Tensor  # slots that decoding can reach at this depth
     hits_K: Tensor  # of these, greedy draft equal to greedy target
     prefix_hits_K: Tensor  # of these, equal at this and every earlier depth
     overlap_K: Tensor  # summed Σ min(p, q) on the reached slots
-    loss_KN: Tensor  # summed losses by term, unweighted
+    loss_KN: Tensor  # losses by term, summed likewise
 
 
 class StepOutput(NamedTuple):
     """Mean loss over ``rows`` rows and what it was made of."""
 
     loss: Tensor
-    rows: Tensor  # Σ_k decay**k rows_K: what the mean is taken over
+    rows: Tensor  # Σ_k factor_k rows_K: what the mean is taken over
     counts: StepCounts | None  # None where they were not measured
 
 
@@ -113,7 +114,8 @@ def target_outputs(
                 f"the target's features are not finite: sample {b}, token {t}, {name} holds {value}; {remedy(target)}"
             )
     reads = config.reads | ({"log_mass_R", "token_R"} if measure else set())
-    probs = TargetHead(target, drafter.vocab, reads, measure or config.in_vocab)
+    known = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
+    probs = TargetHead(target, drafter.vocab, reads, known)
     aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)
@@ -134,7 +136,7 @@ class TrainStep(nn.Module):
     def forward(
         self, batch: Batch, target: TargetOutputs, measure: bool = True, drawn_BT: Tensor | None = None
     ) -> StepOutput:
-        """The unrolled loss: its mean over the rows of all steps, step k weighted by ``decay**k``.
+        """The unrolled loss: its mean over the rows of all steps, by the weights of steps and slots.
 
         A batch with no supervised row has loss zero, still connected to every parameter, so that no rank hangs.
 
@@ -151,10 +153,11 @@ class TrainStep(nn.Module):
         if drawn_BT is None:
             left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
         else:  # conditional drop (https://arxiv.org/abs/2504.18583): what a step leaves out is in no later one either
-            shares_K = [max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
+            block = drafter.config.recurrence.block  # whose steps come together: a share of the anchors is drawn
+            shares_K = [config.keep if block else max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
             left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
             trained_KBT &= left_KBT
-            kept = [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
+            kept = [KeptSlots.of(trained_KBT[0 if block else k :]) for k in range(K)]
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)
@@ -171,16 +174,17 @@ class TrainStep(nn.Module):
             list(pieces(trained_KBT, size, kept)),
             lambda at_C: target.probs(final_SH[at_C]),
             [(term.weight, term.loss) for term in self.terms if isinstance(term.loss, DistributionLoss)],
-            config.decay,
+            config.weights.factors(K),
             config.in_vocab,
             counter,
         )
-        loss, count_K, loss_KN = head_loss(
-            task, drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps]
-        )
+        heads = drafter.lm_head.weight, [step.normed_BTH.flatten(0, 1) for step in steps]
+        if isinstance(config.weights, PrefixWeights):
+            task = task._replace(weight_KS=slot_weights(config.weights, task, *heads, trained_KBT))
+        loss, count_K, loss_KN = head_loss(task, *heads)
         columns = iter(loss_KN.unbind(1))
-        decays = count_K.new_tensor([config.decay**k for k in range(K)])
-        rows = (count_K * decays).sum()
+        factor_K = count_K.new_tensor(task.factors)
+        rows = (count_K * factor_K).sum()
 
         # Losses of the state (EAGLE-1, https://arxiv.org/abs/2401.15077): at step k, slot t stands for the target's
         # state at t + 1 + k.
@@ -192,9 +196,10 @@ class TrainStep(nn.Module):
                     slots_R = trained_KBT[k].flatten().nonzero()[:, 0]
                     target_RH = shift(target.final_BTH, 1 + k).flatten(0, 1)[slots_R]
                     h_RH = step.h_BTH.flatten(0, 1)[slots_R if (at := kept[k]) is None else at.place_S[slots_R]]
-                    by_step.append(term.loss(h_RH, target_RH.to(h_RH.dtype)).sum())
+                    loss_R = term.loss(h_RH, target_RH.to(h_RH.dtype))
+                    by_step.append((loss_R if task.weight_KS is None else loss_R * task.weight_KS[k, slots_R]).sum())
                 per_K = torch.stack(by_step)
-                loss = loss + term.weight * (per_K * decays).sum() / rows.clamp(min=1e-30)
+                loss = loss + term.weight * (per_K * factor_K).sum() / rows.clamp(min=1e-30)
                 losses.append(per_K.detach())
             else:
                 losses.append(next(columns))
@@ -241,19 +246,19 @@ class UnrollMetrics(Metric):
     * ``prefix_proxy``: ``1 + Σ_k P(depths 0..k all right)``: what a greedy chain would commit per target pass, were
       the text the target's own.
     * ``coverage``: supervised rows whose most likely token the draft vocabulary has, an upper bound of accuracy.
-    * ``loss_k``: mean loss of step k.
+    * ``loss_k``: mean loss of step k, of weighted slots by their weights.
     """
 
     full_state_update = False
     sums: Tensor  # (7 + N, K), float64: the counts, then the losses by term
 
-    def __init__(self, steps: int, terms: list[NamedTerm], decay: float) -> None:
+    def __init__(self, terms: list[NamedTerm], factors: Sequence[float]) -> None:
         super().__init__()
         self.names = [term.name for term in terms]
         self.weights = [term.weight for term in terms]
-        self.decays = [decay**k for k in range(steps)]
+        self.factors = list(factors)
         size = len(StepCounts._fields) - 1 + len(terms)
-        self.add_state("sums", torch.zeros(size, steps, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(size, len(factors), dtype=torch.float64), dist_reduce_fx="sum")
 
     def _apply(self, fn: Callable, exclude_state: Sequence[str] = "") -> Self:
         """Move the sums, and keep them in float64: Lightning turns a whole module to bfloat16, which loses rows."""
@@ -271,13 +276,13 @@ class UnrollMetrics(Metric):
         """Every figure as a scalar; a depth that was never reached reports zero."""
         others = len(StepCounts._fields) - 1
         c = StepCounts._make([*self.sums[:others], self.sums[others:].T])
-        weight_N, decay_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.decays)
+        weight_N, factor_K = c.rows_K.new_tensor(self.weights), c.rows_K.new_tensor(self.factors)
 
         def mean(top: Tensor, bottom: Tensor) -> Tensor:
-            return (top / bottom.clamp(min=1)).float()
+            return (top / bottom.clamp(min=1e-30)).float()  # weights may sum up to less than a row
 
-        rows = (c.rows_K * decay_K).sum().clamp(min=1e-30)
-        term_N = (c.loss_KN * decay_K[:, None]).sum(0) / rows
+        rows = (c.rows_K * factor_K).sum().clamp(min=1e-30)
+        term_N = (c.loss_KN * factor_K[:, None]).sum(0) / rows
         out = {"loss": (term_N * weight_N).sum().float()}
         if len(self.names) > 1:
             out |= {name: value.float() for name, value in zip(self.names, term_N, strict=True)}

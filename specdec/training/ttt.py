@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from specdec.drafter import Drafter, Step
-from specdec.nn.unroll import Dense, UnrollCache, UnrollKernel
-from specdec.nn.view import View
+from specdec.nn.unroll import BlockCache, Dense, UnrollCache, UnrollKernel
+from specdec.nn.view import Spans, View
 
 ORACLE = Dense()  # the kernel that the others are compared with
 MOST = 0.9  # of the tokens: with more than these to keep, all are kept
@@ -105,6 +105,9 @@ def ttt_unroll(
         kept: of every step, the slots whose states are wanted, (B, M, H) then, among those of the step before; None, or
             no list at all, for all. Of the others only the step-0 keys are worked out.
     """
+    if drafter.config.recurrence.block:
+        yield from _block_unroll(drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, (kept or [None])[0])
+        return
     whole, T = View.packed(documents_BT), ids_BT.shape[1]
     view, before = whole, None
     h_BTH, keys = drafter.fuse(aux_BTNH), UnrollCache(kernel)  # the first feature is the target's
@@ -127,6 +130,41 @@ def ttt_unroll(
             step = drafter.advance(read_k, h_BTH, here._replace(cache=keys))
         yield step
         h_BTH = step.h_BTH  # from now on the drafter reads what it made itself, as it does when it decodes
+
+
+def _block_unroll(
+    drafter: Drafter,
+    ids_BT: Tensor,
+    aux_BTNH: Tensor,
+    documents_BT: Tensor,
+    steps: int,
+    kernel: UnrollKernel,
+    recompute: bool,
+    kept: KeptSlots | None,
+) -> Iterator[Step]:
+    """All steps of a block drafter in one call, at every anchor or at those that are kept (DFlash,
+    https://arxiv.org/abs/2602.06036): a block is the token after the anchor and a mask for each step.
+
+    It sees the features of its document up to its anchor, and all of itself.
+    """
+    whole, T = View.packed(documents_BT), ids_BT.shape[1]
+    h_BTH = drafter.fuse(aux_BTNH)
+    root_BT = torch.nn.functional.pad(ids_BT, (0, 1))[:, 1:]
+    view, root_BM = (whole, root_BT) if kept is None else (whole.of(kept.slots_BM), kept.take(root_BT))
+    M, blocks = root_BM.shape[1], 1 + steps  # the block's nodes stand level by level, M to a level
+    ids = torch.cat([root_BM, drafter.following(root_BM).repeat(1, steps)], 1)
+    assert isinstance(view.visibility, Spans)
+    depth = torch.arange(blocks, device=ids.device).repeat_interleave(M)
+    positions = torch.cat([whole.positions_BT, view.positions_BT.repeat(1, blocks) + 1 + depth], 1)
+    cache = BlockCache(kernel, view.visibility, T)
+    here = View(positions, view.visibility, whole.positions_BT, cache=cache)
+    read = drafter.read(ids, h_BTH.dtype)
+    if recompute and torch.is_grad_enabled():
+        step: Step = checkpoint(drafter.advance, read, h_BTH, here, use_reentrant=False)
+    else:
+        step = drafter.advance(read, h_BTH, here)
+    for k in range(steps):
+        yield Step(*(x[:, (k + 1) * M : (k + 2) * M] for x in step))
 
 
 def _recomputed(drafter: Drafter, read: Tensor, h_BTH: Tensor, view: View, keys: UnrollCache) -> Step:

@@ -31,6 +31,7 @@ TREES = {"eagle1": StaticTree(), "other": StaticTree(OTHER), "one": StaticTree((
 SPECS = presets() | {
     "two_layers": DrafterSpec(draft_vocab_size=40, num_layers=2),
     "window": DrafterSpec(draft_vocab_size=40, attention_window=16),
+    "sinks": DrafterSpec(draft_vocab_size=40, attention_window=16, attention_sinks=2),
 }
 
 

@@ -16,7 +16,7 @@ from specdec.drafter import Drafter, DrafterSpec
 from specdec.export import export_drafter, subject_of
 from specdec.target import Target
 from tests.export.made import made_drafter
-from tests.tiny import presets, tiny_target, variants
+from tests.tiny import deeper, presets, tiny_target, variants
 
 REFUSED = ("narrow_fusion", "weighted_sum", "mtp")  # by vLLM
 SPECS = presets() | variants() | {
@@ -24,6 +24,7 @@ SPECS = presets() | variants() | {
     "first_and_last_state": DrafterSpec(aux_layers=[0, 7], draft_vocab_size=40),
     "four_states": DrafterSpec(aux_layers=[1, 2, 5, 6], draft_vocab_size=40),
     "narrower": DrafterSpec(hidden_size=24, draft_vocab_size=40),
+    "five_layer": deeper()["five_layer"],
     "square": DrafterSpec(intermediate_size=32, draft_vocab_size=40),
 }  # fmt: skip
 PROMPTS = [[(7 * n + 3) % 61 for n in range(20)], [11]]

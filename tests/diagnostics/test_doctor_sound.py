@@ -13,6 +13,7 @@ from specdec.features import Cached
 from specdec.training.divergences import LKLambda
 from specdec.training.losses import SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.noise import UniformNoise
+from specdec.training.step_weights import DPACE
 from tests.data.tiny import CHATML_TAGGED, DROPS_THINKING, tiny_tokenizer
 from tests.diagnostics.doctor_made import CONF, CPU, Tiny, chats, design, faults, learner, subject, target, text
 from tests.features.made import fill
@@ -34,10 +35,12 @@ def test_every_shipped_design(name: str, tmp_path: Path) -> None:
 
 
 def test_chats(tmp_path: Path) -> None:
-    """Also where the drafter's parts are frozen on purpose, and a loss holds a weight constant."""
-    checked = subject(chats(tmp_path), learner(train_embed=True, train_head=False, loss=LKLambda()))
+    """Also where the drafter's parts are frozen on purpose, and loss and weights are held constant."""
+    held = learner(train_embed=True, train_head=False, loss=LKLambda(), step_weights=DPACE())
+    checked = subject(chats(tmp_path), held)
     found = [one for check in ALL for one in run_check(check, checked)]
     assert [one for one in found if one.result is CheckResult.FAULTY] == []
+    assert any("by Decay, since DPACE holds its weights" in one.note for one in found)
     assert any("generation prompt" in one.what and one.result is CheckResult.SOUND for one in found)
 
 

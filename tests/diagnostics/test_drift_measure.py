@@ -147,7 +147,7 @@ def test_nothing_is_drawn_and_nothing_changes() -> None:
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", sorted(set(SPECS) - {"dflash"}))  # whose steps are nodes of one call
 def test_observed_weights_times_values_are_the_attentions_output(name: str) -> None:
     one = tiny_drafter(SPECS[name])
     config = one.config

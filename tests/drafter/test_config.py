@@ -155,6 +155,8 @@ def test_every_legal_combination_builds_and_runs() -> None:
         ({"attention_window": True}, "must be full or at least 16, not True"),
         ({"attention_window": "all"}, "must be full or at least 16, not all"),
         ({"attention_window": 32.5}, r"must be full or at least 16, not 32\.5"),
+        ({"attention_sinks": 1}, "^attention_sinks 1 keep tokens beyond a window, and attention_window is full"),
+        ({"attention_window": 16, "attention_sinks": True}, "attention_sinks must be a whole number, not True"),
         ({"draft_vocab_size": 0}, "draft_vocab_size must be at least 1, not 0"),
         ({"draft_vocab_size": 62}, r"draft_vocab_size 62 must lie in 1\.\.61"),
         ({"rope": {"rope_type": "spiral", "rope_theta": 1e4}}, "unknown rope_type 'spiral'"),
@@ -186,6 +188,8 @@ def test_dimensions_that_cannot_be(changes: dict[str, Any], message: str) -> Non
         ({"aux_layers": [3, 3]}, r"^aux_layers \[3, 3\] must be strictly increasing"),
         ({"aux_layers": [-1]}, r"^aux_layers \[-1\]: the target has boundaries 0 upwards; leave out"),
         ({"attention_window": 8}, "^attention_window must be full or at least 16, not 8"),
+        ({"attention_window": 16, "attention_sinks": -1}, "^attention_sinks must be at least 0, not -1"),
+        ({"attention_sinks": 4}, "^attention_sinks 4 keep tokens beyond a window, and attention_window is full"),
     ],
     ids=str,
 )

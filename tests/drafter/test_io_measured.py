@@ -50,6 +50,7 @@ VALUES: dict[str, Any] = {
     "max_position_embeddings": [10**30, -1, 1e30],
     "rms_norm_eps": [math.nan, math.inf, -1e-6, 2, "small", None, True],
     "attention_window": [True, 1.5, None, [], 10],
+    "attention_sinks": [True, 1.5, None, [], -1, 4],
     "aux_layers": [[True, 3, 4], [2.0, 3, 4], "234", None, 3, [], [2, 10**9], {"2": 3}],
     "head": ["mine", None, True, []],
     "norms": [None, [], {"aux": "each"}],

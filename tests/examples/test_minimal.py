@@ -26,6 +26,7 @@ from specdec.export import tensors
 from specdec.target import Target
 from specdec.training.building import FromTarget
 from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, target_outputs
+from specdec.training.step_weights import Decay
 from tests.examples import load_example
 from tests.perfect import disturb, markov_target, perfect_drafter
 from tests.published import published
@@ -109,7 +110,7 @@ class Ended(NamedTuple):
 
 
 def trained_by_specdec(drafter: Drafter, target: Target, batch: Batch, steps: int) -> StepOutput:
-    objective = ObjectiveConfig(steps=steps, decay=DECAY)
+    objective = ObjectiveConfig(steps=steps, weights=Decay(DECAY))
     return TrainStep(drafter, objective)(batch, target_outputs(target, drafter, batch, objective))
 
 

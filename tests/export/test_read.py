@@ -398,7 +398,7 @@ def test_what_is_wrong_is_told_in_one_line(name: str, tmp_path: Path, target: Ta
     ("change", "message"),
     [
         ({"norm_before_residual": None}, "norm_before_residual is absent"),
-        ({"speculators_model_type": "dflash"}, "only eagle3 and peagle can be read"),
+        ({"speculators_model_type": "dspark"}, "only eagle3, peagle and dflash can be read"),
         ({"transformer_layer_config": None}, "transformer_layer_config is missing"),
     ],
 )

@@ -12,6 +12,7 @@ from specdec.drafter import (
     Drafter,
     DrafterConfig,
     DrafterSpec,
+    LastLayer,
     MaskConstant,
     Narrow,
     Norms,
@@ -22,9 +23,9 @@ from specdec.drafter import (
 from specdec.export import NotServable, Subject, export_drafter, subject_of
 from specdec.export.switches import ENGINES, SGLANG, SWITCHES, VLLM, Switch, lint
 from tests.export.made import made_drafter
-from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target
+from tests.tiny import LAYERS, biased, presets, tiny_config, tiny_target, variants
 
-EAGLE1, EAGLE3 = presets()["eagle1"], presets()["eagle3"]
+EAGLE1, EAGLE3, DFLASH = presets()["eagle1"], presets()["eagle3"], variants()["dflash"]
 BARE = EAGLE1.norms
 LATENT = MLA(10, 256, 6, 64, 5)
 
@@ -90,6 +91,7 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "a trained token embedding": (subject(own_embedding=True), "V"),
     "num_layers above 1, with method eagle3": (subject(num_layers=2), "VS"),
     "attention_window, with method eagle3": (subject(attention_window=16), "VS"),
+    "attention_sinks": (subject(attention_window=16, attention_sinks=4), ""),
     "attention MLA, with method eagle": (subject(EAGLE1, attention=LATENT), ""),
     "attention MLA, with method eagle3": (subject(attention=LATENT), "V"),
     "attention MLA with norms.aux=concat": (subject(attention=LATENT, norms=Norms(aux="concat")), ""),
@@ -120,6 +122,17 @@ CASES: dict[str, tuple[Subject, str]] = {  # by a switch, a drafter that uses it
     "parts of your own": (subject(fusion=Mine()), ""),
     "method eagle: ": (subject(EAGLE1), "VS"),
     "method eagle3: ": (subject(), "VS"),
+    "method dflash: ": (subject(DFLASH), "V"),
+    "fusion LastLayer, with method dflash": (subject(DFLASH, fusion=LastLayer()), ""),
+    "norms.hidden=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, hidden=False)), ""),
+    "norms.output=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, output=False)), ""),
+    "norms.query_key=false, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, query_key=False)), ""),
+    "norms.embed, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, embed=True)), ""),
+    "norms.aux, with method dflash": (subject(DFLASH, norms=norms(DFLASH.norms, aux="each")), ""),
+    "attention MLA, with method dflash": (
+        subject(DFLASH, attention=LATENT, norms=norms(DFLASH.norms, query_key=False)), "",
+    ),
+    "a boundary 0 in aux_layers, with method dflash": (subject(DFLASH, aux_layers=[0, 2, 4]), ""),
     "rope_type llama3": (
         subject(rope=rope(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                           original_max_position_embeddings=64)),
@@ -141,6 +154,8 @@ def test_who_serves_what(name: str) -> None:
     row = row_of(name)
     assert row.used(case)
     apart = ("norms.query_key, with method eagle3", "attention_bias") if " with norms.query_key" in name else ()
+    apart += (row_of("method dflash: ").name,) if "with method dflash" in name else ()
+    apart += ("norms.query_key=false, with method dflash",) if name == "attention MLA, with method dflash" else ()
     apart += ("attention MLA, with method eagle3", "recurrence MaskConstant (P-EAGLE)") if "MLA with" in name else ()
     found = {
         engine: [switch.name for switch, _ in lint(case, engine) if switch.name not in apart] for engine in ENGINES

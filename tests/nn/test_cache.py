@@ -296,6 +296,12 @@ def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:
     ]
 
 
+def test_sinks_join_a_window_s_piece() -> None:
+    visible = View.packed(torch.zeros(1, 1100, dtype=torch.int64)).within(20, 3).visibility
+    _, _, last = Pieces.cut(visible).pieces
+    assert isinstance(last.keys, Tensor) and last.keys.tolist() == [0, 1, 2, *range(1024 - 19, 1100)]
+
+
 def test_gradients_come_through() -> None:
     """The drafter's attention without a nn_cache: groups of heads, and a visibility that is long."""
     T = 2100

@@ -85,6 +85,14 @@ def test_parts_of_any_size_of_documents_windows_and_kept_nodes(
         torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
 
 
+def test_sinks_far_before_a_tile_are_a_part_of_their_own() -> None:
+    """What lies between them and the window is not multiplied; near the text's beginning they are one part."""
+    visible = View.packed(torch.zeros(1, 40, dtype=torch.int64)).within(6, 2).visibility
+    assert isinstance(visible, Spans)
+    tiles = [[(part.start, part.stop) for part in parts] for _, parts in Tiling(visible, 8, 32).tiles]
+    assert tiles == [[(0, 8)], [(0, 2), (3, 16)], [(0, 2), (11, 24)], [(0, 2), (19, 32)], [(0, 2), (27, 40)]]
+
+
 def test_a_kernel_forgets_the_sight_before() -> None:
     """One kernel serves all batches: its tiles belong to the visible that they were cut for."""
     kernel, flat = Blocked(2), [x.detach() for x in inputs(1, 2, 1, 6, 4, 2)]
@@ -151,12 +159,13 @@ def test_tiles_hold_every_node_once_and_no_key_too_few(visible: Spans, rows: int
         assert tile.stop - tile.start <= rows
         seen = mask[:, tile].any(0).any(0).nonzero()[:, 0].tolist()
         keys = [s for part in parts for s in range(part.start, part.stop)]
-        assert keys == (list(range(seen[0], seen[-1] + 1)) if seen else [])
+        whole = list(range(seen[0], seen[-1] + 1)) if seen else []
+        assert keys == (whole if visible.sinks is None else sorted({*keys} & {*whole} | {*seen}))
         for part in parts:
             assert part.stop - part.start <= most
             here, bias = mask[:, tile, part], plan.bias(tile, part)
             assert torch.equal((bias == 0)[:, 0, 0].expand_as(here), here)
-            assert (bias.numel() == 1) == bool(here.all())
+            assert (bias.numel() == 1) == bool(here.all()) or visible.sinks is not None
 
 
 def biases(plan: Tiling) -> list[Tensor]:
@@ -224,11 +233,11 @@ def test_flex_is_the_dense_oracle(documents: list[list[int]]) -> None:
                 torch.testing.assert_close(ours, dense, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("window", [0, 40])
-def test_the_block_mask_is_made_from_spans(window: int) -> None:
+@pytest.mark.parametrize(("window", "sinks"), [(0, 0), (40, 0), (40, 3)])
+def test_the_block_mask_is_made_from_spans(window: int, sinks: int) -> None:
     """On a CPU too: the blocks that flex attention skips, takes whole and asks about, one by one."""
     view = View.packed(torch.tensor([[0] * 256, [0] * 100 + [1] * 120 + [-1] * 36]))
-    visible = (view.within(window) if window else view).visibility
+    visible = (view.within(window, sinks) if window else view).visibility
     block = create_block_mask(_rule(visible), 2, None, 256, 256, device="cpu", BLOCK_SIZE=32)
     dense = visible.mask_B1TS
     assert torch.equal(create_mask(_rule(visible), 2, 1, 256, 256, device="cpu"), dense)

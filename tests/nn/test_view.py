@@ -106,14 +106,15 @@ def test_chains_of_a_batch_start_where_each_ends() -> None:
         check_append(row(view, b), prefix, Tree([None, 0, 1, 2]), 4, 9)
 
 
-def sees(view: View, window: int) -> list[list[list[int]]]:
-    """Columns that every node of every row should see within a window, one by one."""
+def sees(view: View, window: int, sinks: int) -> list[list[list[int]]]:
+    """Columns that every node of every row should see within a window and of the sinks, one by one."""
     return [
         [
             [
                 column
                 for column, key in enumerate(view.key_positions_BS[b].tolist())
-                if bool(view.visibility.mask_B1TS[b, 0, t, column]) and key > int(view.positions_BT[b, t]) - window
+                if bool(view.visibility.mask_B1TS[b, 0, t, column])
+                and (key > int(view.positions_BT[b, t]) - window or key < sinks)
             ]
             for t in range(view.positions_BT.shape[1])
         ]
@@ -121,38 +122,42 @@ def sees(view: View, window: int) -> list[list[list[int]]]:
     ]
 
 
-def check_within(view: View, window: int) -> None:
-    narrow = view.within(window)
-    assert [[row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.visibility.mask_B1TS] == sees(
-        view, window
-    )
+def check_within(view: View, window: int, sinks: int) -> None:
+    narrow = view.within(window, sinks)
+    found = [[row.nonzero()[:, 0].tolist() for row in mask[0]] for mask in narrow.visibility.mask_B1TS]
+    assert found == sees(view, window, sinks)
     assert narrow.visibility.mask_B1TS.shape == view.visibility.mask_B1TS.shape
     for name in ("positions_BT", "key_positions_BS", "slots_BT", "cache"):
         assert getattr(narrow, name) is getattr(view, name)
 
 
 @settings(max_examples=60, deadline=None)
-@given(packings(), st.integers(1, 6), st.integers(0, 3))
-def test_within_counts_the_node_itself_in_packed_rows(rows: list[list[int]], window: int, step: int) -> None:
+@given(packings(), st.integers(1, 6), st.integers(0, 3), st.integers(0, 4))
+def test_within_counts_the_node_itself_in_packed_rows(
+    rows: list[list[int]], window: int, step: int, sinks: int
+) -> None:
     """Also at later steps of the unroll, whose nodes have moved on while their keys stand."""
     view = View.packed(torch.tensor(rows))
-    check_within(view._replace(positions_BT=view.positions_BT + step), window)
+    check_within(view._replace(positions_BT=view.positions_BT + step), window, sinks)
 
 
 @settings(max_examples=100, deadline=None)
-@given(trees(), st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.data())
-def test_within_only_narrows_in_a_cache(tree: Tree, prefix: int, spare: int, window: int, data: st.DataObject) -> None:
+@given(trees(), st.integers(0, 6), st.integers(0, 3), st.integers(1, 6), st.integers(0, 4), st.data())
+def test_within_only_narrows_in_a_cache(
+    tree: Tree, prefix: int, spare: int, window: int, sinks: int, data: st.DataObject
+) -> None:
     """Slots that nobody has written lie ahead of every node; distance alone would let them in."""
     drafted = len(tree.parents)
     new = data.draw(st.integers(1, drafted))
     seen_TQ, depth_Q = seen_by(tree)[drafted - new :], torch.tensor(tree.depths)
     view = View.append(prefix, seen_TQ, depth_Q, prefix + drafted + spare, object())  # type: ignore[arg-type]
-    check_within(view, window)
+    check_within(view, window, sinks)
     for row, node in enumerate(range(drafted - new, drafted)):
         depth = tree.depths[node]
-        kept = {i for i in range(prefix) if i > prefix + depth - window}
-        kept |= {prefix + seen for seen in tree.ancestors(node) if tree.depths[seen] > depth - window}
-        assert set(view.within(window).visibility.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == kept
+        kept = {i for i in range(prefix) if i > prefix + depth - window or i < sinks}
+        near = {i for i in tree.ancestors(node) if tree.depths[i] > depth - window or prefix + tree.depths[i] < sinks}
+        kept |= {prefix + seen for seen in near}
+        assert set(view.within(window, sinks).visibility.mask_B1TS[0, 0, row].nonzero()[:, 0].tolist()) == kept
 
 
 @settings(max_examples=100, deadline=None)
@@ -174,12 +179,14 @@ def test_every_answer_is_the_masks(visible: Spans, data: st.DataObject) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(1, 13), st.integers(0, 4))
-def test_a_window_narrows_spans_as_it_narrows_pairs(documents: list[int], window: int, step: int) -> None:
+@given(st.lists(st.integers(-1, 2), min_size=1, max_size=12), st.integers(1, 13), st.integers(0, 4), st.integers(0, 4))
+def test_a_window_narrows_spans_as_it_narrows_pairs(documents: list[int], window: int, step: int, sinks: int) -> None:
     view = View.packed(torch.tensor([documents]))
     view = view._replace(positions_BT=view.positions_BT + step)
     by_pairs = view._replace(visibility=Pairs(view.visibility.mask_B1TS, view.visibility.columns))
-    assert torch.equal(view.within(window).visibility.mask_B1TS, by_pairs.within(window).visibility.mask_B1TS)
+    narrow, by_pairs = view.within(window, sinks), by_pairs.within(window, sinks)
+    assert torch.equal(narrow.visibility.mask_B1TS, by_pairs.visibility.mask_B1TS)
     chain = View.chain(torch.tensor([3, 0]), len(documents), len(documents) + 5)
     by_pairs = chain._replace(visibility=Pairs(chain.visibility.mask_B1TS, chain.visibility.columns))
-    assert torch.equal(chain.within(window).visibility.mask_B1TS, by_pairs.within(window).visibility.mask_B1TS)
+    narrow, by_pairs = chain.within(window, sinks), by_pairs.within(window, sinks)
+    assert torch.equal(narrow.visibility.mask_B1TS, by_pairs.visibility.mask_B1TS)

@@ -8,7 +8,7 @@ from specdec.nn.view import Spans, View
 
 @st.composite
 def packed_visibilities(draw: st.DrawFn, most: int = 24) -> Spans:
-    """Of a batch of two rows, under a window or none."""
+    """Of a batch of two rows, under a window, with attention sinks or without, or none."""
     T = draw(st.integers(1, most))
     row = st.lists(st.integers(-1, 2), min_size=T, max_size=T).map(sorted)
     view = View.packed(torch.tensor([draw(row), draw(row)]))
@@ -19,6 +19,6 @@ def packed_visibilities(draw: st.DrawFn, most: int = 24) -> Spans:
         view = view.of(torch.tensor([sorted(kept), sorted(other)]))
     view = view._replace(positions_BT=view.positions_BT + draw(st.integers(0, 3)))
     window = draw(st.integers(0, most))
-    visible = (view.within(window) if window else view).visibility
+    visible = (view.within(window, draw(st.integers(0, 4))) if window else view).visibility
     assert isinstance(visible, Spans)
     return visible

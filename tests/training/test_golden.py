@@ -23,8 +23,9 @@ from specdec.training.divergences import TopKCrossEntropy
 from specdec.training.losses import Loss, SmoothL1, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.noise import FeatureNoise, NoNoise
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+from specdec.training.step_weights import Decay, StepWeights
 from tests.published import fill, published
-from tests.tiny import HIDDEN, VOCAB, biased, presets, tiny_config, tiny_target, variants
+from tests.tiny import HIDDEN, VOCAB, biased, deeper, presets, tiny_config, tiny_target, variants
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CONF = Path(__file__).parents[2] / "conf"
@@ -34,7 +35,7 @@ class Case(NamedTuple):
     spec: DrafterSpec
     loss: Loss = SoftCrossEntropy()
     steps: int = 4
-    decay: float = 0.8
+    weights: StepWeights = Decay()
     in_vocab: bool = True
     train_head: bool = True
     noise: FeatureNoise = NoNoise()
@@ -46,16 +47,19 @@ def trained(name: str, spec: DrafterSpec) -> Case:
     parser.add_argument("--loss", type=Loss)
     parser.add_argument("--noise", type=FeatureNoise, default=NoNoise())
     model = yaml.safe_load((CONF / "train" / f"{name}.yaml").read_text())["model"]
-    parts = parser.instantiate(parser.parse_object({key: model[key] for key in ("loss", "noise") if key in model}))
-    names = {"ttt_steps": "steps", "step_decay": "decay", "in_vocab": "in_vocab", "train_head": "train_head"}
-    assert set(model) - set(names) <= {"drafter", "loss", "noise"}
+    parser.add_argument("--step_weights", type=StepWeights, default=Decay())
+    chosen = {key: model[key] for key in ("loss", "noise", "step_weights") if key in model}
+    parts = parser.instantiate(parser.parse_object(chosen))
+    names = {"ttt_steps": "steps", "in_vocab": "in_vocab", "train_head": "train_head"}
+    assert set(model) - set(names) - set(chosen) <= {"drafter"}
     numbers = {names[key]: value for key, value in model.items() if key in names}
-    return Case(spec, parts.loss, noise=parts.noise, **numbers)
+    return Case(spec, parts.loss, weights=parts.step_weights, noise=parts.noise, **numbers)
 
 
 EAGLE1 = presets()["eagle1"]
 OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to which HASS adds one
 CASES = {name: Case(spec) for name, spec in (presets() | variants()).items() if name != "mtp"} | {
+    **{name: Case(spec, steps=2) for name, spec in deeper().items()},
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
@@ -121,7 +125,7 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[fl
         [p for p in drafter.parameters() if p.requires_grad], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
     data = batch()
-    recipe = ObjectiveConfig(case.loss, case.steps, case.decay, case.in_vocab, kernel, recompute)
+    recipe = ObjectiveConfig(case.loss, case.steps, case.weights, case.in_vocab, kernel, recompute)
     said = target_outputs(target, drafter, data, recipe)
     aux, final = (x.mul(16).round().div(16) for x in said[:2])  # its own float32 parts end here
     teacher = said._replace(aux_BTNH=aux, final_BTH=final)

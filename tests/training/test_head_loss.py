@@ -69,7 +69,7 @@ def run(
     watch: Any = None,
 ) -> Any:
     cut = list(pieces(of.trained_KBT, size))
-    job = HeadTask(cut, lambda at_C: of.probs(of.final_SV[at_C]), terms, 0.8, in_vocab, watch)
+    job = HeadTask(cut, lambda at_C: of.probs(of.final_SV[at_C]), terms, [0.8**k for k in range(K)], in_vocab, watch)
     loss, *sums = head_loss(job, of.weight_DH, of.normed)
     return loss, HeadSums(*sums)
 

@@ -63,7 +63,7 @@ def kept(drafter: Drafter, B: int, T: int, K: int, autocast: bool) -> int:
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", DESIGNS)
 def test_activations_are_what_autograd_keeps(name: str, autocast: bool) -> None:
-    drafter, B, T = drafter_of(DESIGNS[name]), 2, 40
+    drafter, B, T = drafter_of(DESIGNS[name]), 2, 41
     slack = 0.15 if name == "mtp" and autocast else 0  # transformers' norms make float32 copies there
     for K in (1, 4, 5):
         real = kept(drafter, B, T, K, autocast)

@@ -21,7 +21,7 @@ def counts(**rows: list[float]) -> StepCounts:
 
 
 def measured(*updates: StepCounts, named: list[NamedTerm] = ONE, decay: float = 0.8) -> dict[str, float]:
-    metric = UnrollMetrics(3, named, decay)
+    metric = UnrollMetrics(named, [decay**k for k in range(3)])
     for update in updates:
         metric.update(update)
     return {name: float(value) for name, value in metric.compute().items()}

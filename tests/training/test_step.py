@@ -14,6 +14,7 @@ from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariat
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SoftCrossEntropy, Term, WeightedSum
 from specdec.training.step import ObjectiveConfig, StepCounts, StepOutput, TargetOutputs, TrainStep, target_outputs
+from specdec.training.step_weights import Decay
 from specdec.training.ttt import ttt_unroll
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_drafter, tiny_target
 
@@ -41,7 +42,7 @@ def train_step(
     loss: Loss = SOFT,
     **more: Any,
 ) -> StepOutput:
-    return TrainStep(drafter, ObjectiveConfig(loss, steps, decay, in_vocab, **more))(batch, teacher, measure)
+    return TrainStep(drafter, ObjectiveConfig(loss, steps, Decay(decay), in_vocab, **more))(batch, teacher, measure)
 
 
 def learner(spec: DrafterSpec, dtype: torch.dtype = torch.float64) -> Drafter:

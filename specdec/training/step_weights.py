@@ -1,0 +1,134 @@
+"""What the unroll steps of a slot weigh in the loss: by depth alone, or by how well the slot was drafted before them.
+
+One of your own subclasses :class:`StepWeights` or :class:`PrefixWeights` and is named by its import path, as a loss is.
+
+Legend: B rows of the batch, T tokens, S = B T slots, K unroll steps, R rows (slots of one step), D draft vocabulary, H
+hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.nn.backend import wide
+from specdec.training.head_loss import HeadTask, Index, TargetProbs, head_loss
+from specdec.utils.numbers import PositiveShare, Share, check_numbers
+
+
+class StepWeights:
+    """Base of the weights: a frozen spec. The loss is the rows' mean by these weights, one denominator for all."""
+
+    def factors(self, steps: int) -> list[float]:
+        """What each step weighs, whatever the row."""
+        raise TypeError(f"{type(self).__name__} must say what each step weighs")
+
+
+class PrefixWeights(StepWeights):
+    """Weights, times the factors, that depend on a slot's other steps. They are constants for the gradient, and worked
+    out by a first pass over both heads, which costs the products of their forward pass once more."""
+
+    def factors(self, steps: int) -> list[float]:
+        return [1.0] * steps
+
+    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+        """What :meth:`weigh` has to know of R rows of a step, (R,).
+
+        Args:
+            logits_RD: the drafter's.
+            token_R: int64, draft id of the target's most likely token within the draft vocabulary.
+            known_R: bool, whether that is the most likely of all; if not, no draft can be right.
+        """
+        raise TypeError(f"{type(self).__name__} must say what it looks at")
+
+    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+        """The weights, (K, S), none below zero.
+
+        Args:
+            seen_KS: what was looked at; zero where nothing was.
+            chained_KS: bool, each slot's steps before the first that is not trained; weights elsewhere become zero.
+        """
+        raise TypeError(f"{type(self).__name__} must say what a slot's steps weigh")
+
+
+@dataclass(frozen=True)
+class Decay(StepWeights):
+    """``base**k`` for every row of step k. DFlash's ``exp(-k / gamma)`` (https://arxiv.org/abs/2602.06036), gamma 4 to
+    7, is base ``exp(-1 / gamma)``, 0.78 to 0.87.
+
+    Args:
+        base: EAGLE-3's 0.8; 1 weighs all steps alike.
+    """
+
+    base: PositiveShare = 0.8
+
+    def __post_init__(self) -> None:
+        check_numbers(type(self), vars(self), f"{type(self).__name__}.")
+
+    def factors(self, steps: int) -> list[float]:
+        return [self.base**k for k in range(steps)]
+
+
+@dataclass(frozen=True)
+class AcceptUntilFail(Decay, PrefixWeights):
+    """``base**k`` for a slot's steps up to the first whose greedy draft is not the target's greedy token, that one
+    included, and nothing for those after it, which decoding would not use (Spec-AUF, https://arxiv.org/abs/2607.01893).
+
+    Args:
+        base: as of ``Decay``.
+    """
+
+    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+        """Whether the greedy draft is right."""
+        return (logits_RD.argmax(-1) == token_R) & known_R
+
+    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+        return torch.cat([torch.ones_like(seen_KS[:1]), seen_KS[:-1]]).cumprod(0)
+
+
+@dataclass(frozen=True)
+class DPACE(PrefixWeights):
+    """What a step's confidence is worth to the accepted length (D-PACE, https://arxiv.org/abs/2605.18810).
+
+    With ``a_k`` the drafter's probability of the target's most likely token and ``s_k = (1 - alpha) a_k + alpha``, the
+    length is taken for ``Σ_k Π_{i<=k} s_i``, and step j weighs its gradient by ``log s_j``:
+    ``Π_{i<=j} s_i (1 + Σ_{m>j} Π_{j<i<=m} s_i)``.
+
+    Args:
+        alpha: 0 trusts the confidences, which starves late steps while drafts are poor; 1 weighs by depth alone.
+    """
+
+    alpha: Share = 0.5
+
+    def __post_init__(self) -> None:
+        check_numbers(DPACE, vars(self), "DPACE.")
+
+    def look(self, logits_RD: Tensor, token_R: Tensor, known_R: Tensor) -> Tensor:
+        """The confidence: zero for a token that the draft vocabulary lacks."""
+        q_RD = logits_RD.softmax(-1, dtype=wide(logits_RD.dtype))
+        return q_RD.gather(-1, token_R[:, None]).squeeze(-1) * known_R
+
+    def weigh(self, seen_KS: Tensor, chained_KS: Tensor) -> Tensor:
+        s_KS = ((1 - self.alpha) * seen_KS + self.alpha) * chained_KS
+        ahead_S, ahead = torch.zeros_like(s_KS[0]), list[Tensor]()  # of each step, the length that it opens the way to
+        for s_S in s_KS.flip(0):
+            ahead.insert(0, 1 + ahead_S)
+            ahead_S = s_S * ahead[0]
+        return s_KS.cumprod(0) * torch.stack(ahead)
+
+
+@torch.no_grad()
+def slot_weights(
+    weights: PrefixWeights, task: HeadTask, weight_DH: Tensor, normed: Sequence[Tensor], trained_KBT: Tensor
+) -> Tensor:
+    """What each step of each slot weighs, (K, S), in float32 or wider: the first pass, piece by piece as the second."""
+    trained_KS = trained_KBT.flatten(1)
+    seen_KS = torch.zeros(trained_KS.shape, dtype=wide(weight_DH.dtype), device=weight_DH.device)
+
+    def look(k: int, slots: Index, logits_RD: Tensor, probs: TargetProbs) -> None:
+        seen_KS[k, slots] = weights.look(logits_RD, probs.token_C, probs.covered_C).to(seen_KS.dtype)
+
+    head_loss(task._replace(terms=(), watch=look), weight_DH, normed)
+    chained_KS = trained_KS.cumprod(0)
+    return weights.weigh(seen_KS, chained_KS.bool()) * chained_KS
