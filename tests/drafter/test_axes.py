@@ -106,7 +106,7 @@ def test_wide_is_one_matrix_over_embedding_then_feature() -> None:
     w, at = published(drafter), "layers.layers.0.attention"
     matrix = torch.cat([w[f"{at}.{part}_proj.weight"] for part in "qkv"])
     e, f, h = E.double(), F.double(), H.double()
-    block, beside, _ = drafter.entry(drafter.entry.read(e), f, h, drafter.norms)
+    block, beside, *_ = drafter.entry(drafter.entry.read(e), f, h, drafter.norms)
     got = drafter.layers.layers[0].attention.qkv_proj(block) + beside
     torch.testing.assert_close(got, torch.cat([e, f], dim=-1) @ matrix.T, rtol=0, atol=1e-13)
 

@@ -16,9 +16,18 @@ DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
     "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
     "peagle_3_1": ["--model.drafter", "conf/drafter/peagle_3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
+    "dflash": [  # one layer: vLLM-CPU reads the first one's k_norm for all; and blocks of as many masks as are served
+        *("--model.drafter", "conf/drafter/dflash.yaml", "--model.drafter.num_layers", "1", "--model.ttt_steps", "3"),
+        *("--model.drafter.head", "own", "--model.drafter.draft_vocab_size", "1000"),
+    ],
 }
 # as vLLM calls it, and whether it is parallel
-METHODS = {"eagle1": ("eagle", False), "eagle3_1": ("eagle3", False), "peagle_3_1": ("eagle3", True)}
+METHODS = {
+    "eagle1": ("eagle", False),
+    "eagle3_1": ("eagle3", False),
+    "peagle_3_1": ("eagle3", True),
+    "dflash": ("dflash", False),
+}
 
 
 def make_target(folder: Path) -> Path:

@@ -119,7 +119,7 @@ def random_cases(count: int) -> list[tuple[int, DrafterSpec]]:
     return cases
 
 
-CASES = random_cases(60)
+CASES = random_cases(40)
 
 
 def served(spec: DrafterSpec, format: str, *, biased: bool, embedding: bool) -> bool:

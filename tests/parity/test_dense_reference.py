@@ -371,8 +371,9 @@ def test_every_other_design(name: str) -> None:
     check(name, ObjectiveConfig(SEVERAL, 3, kernel=Blocked(5), recompute=True))
 
 
-@pytest.mark.parametrize(("recompute", "kernel"), [(False, "blocked-5"), (True, "dense"), (False, "merged")])
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize(
+    ("plain", "recompute", "kernel"), [(False, True, "dense"), (False, False, "merged"), (True, False, "blocked-5")]
+)
 @pytest.mark.parametrize("name", ["peagle_3_1", "two_layer", "dflash"])
 def test_slots_that_a_step_drops(name: str, plain: bool, kernel: str, recompute: bool) -> None:
     """No later step has them, and their keys of step 0 stay."""

@@ -93,8 +93,7 @@ def decoded(family: str, shape: DraftShape, batch: int, end: tuple[int, ...] = (
     return [made[number] for number in range(len(LENGTHS))]
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "shape"), list(zip(FAMILIES, SHAPES.values(), strict=True)), ids=[*FAMILIES])
 def test_every_token_is_the_targets(family: str, shape: DraftShape) -> None:
     """One by one and four at a time, from one token to the last place of the context, and up to an end in a run."""
     for batch in (1, 4):
