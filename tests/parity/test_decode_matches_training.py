@@ -121,7 +121,7 @@ def test_disturbed_variants(name: str) -> None:
     assert_decoding_earns_what_training_measures("llama", drafter)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "mla", "mtp", "peagle_3_1"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "mtp", "peagle_3_1"])
 def test_drafters_trained_by_the_real_objective(name: str) -> None:
     """They overfit these very texts, which a train and serve mismatch would undo."""
     target = target_of("llama")
