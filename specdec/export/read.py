@@ -149,6 +149,14 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 tensors[known] = value
             if known in (QUERIES, LATENT):
                 layer = name.removesuffix(known.removeprefix("layers.0."))
+    quantized = raw.get("quantization_config")
+    edges = (quantized.get("weight_block_size") if isinstance(quantized, Mapping) else None) or [128, 128]
+    if not (isinstance(edges, list) and len(edges) == 2 and all(type(edge) is int and edge > 0 for edge in edges)):
+        raise ValueError(f"{directory}: weight_block_size is {edges!r:.60}, wanted two whole numbers above 0")
+    try:
+        tensors = named.dequantized(tensors, (edges[0], edges[1]))
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
     hashes = check_unchanged(directory)
     ours = _mapping(directory / OURS) if (directory / OURS).is_file() else None
     if ours is not None and ours.get("weights_sha256") != (hashes.get(files[0].name) or sha256(files[0])):
@@ -179,7 +187,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 def _tensors(file: Path) -> dict[str, Tensor]:
     """A file's tensors, which take no more memory than it has bytes; ValueError if it is damaged or holds more."""
     if file.suffix == ".safetensors":
-        if odd := {each.dtype for each in measure(file).values()} - {*FLOATS, *WHOLE.values()}:
+        if odd := {each.dtype for each in measure(file).values()} - {*FLOATS, *WHOLE.values(), *named.FP8.values()}:
             raise ValueError(f"{file}: weights of {odd.pop()}: only unquantised ones can be read")
         return load_file(file)
     size = regular(file)

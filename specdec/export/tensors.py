@@ -87,6 +87,7 @@ def _stacked(sizes: Mapping[str, int]) -> Iterator[tuple[str, slice]]:
 
 
 MASK = "mask_hidden.weight"  # P-EAGLE's learned state, whose published name has no second half
+FP8 = {torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"}  # and as safetensors calls them
 MAPS = DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 
 # of a layer, after `layers.layers.{i}.` and `layers.{i}.`
@@ -137,6 +138,40 @@ def translate(name: str, names: Mapping[str, str]) -> str | None:
     """A tensor's name by the table or its inverse; None if it has none."""
     module, _, kind = name.rpartition(".")
     return f"{names[module]}.{kind}" if module in names else None
+
+
+def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)) -> dict[str, Tensor]:
+    """FP8 weights times their scales, in bfloat16, and the other tensors as they are.
+
+    Scales are those of DeepSeek (https://arxiv.org/abs/2412.19437), one for each block, ``weight_scale_inv``, or of
+    compressed-tensors, one for each row or for all, ``weight_scale``.
+
+    Args:
+        block: rows and columns of a block.
+
+    Raises:
+        ValueError: a weight's scales are missing, or do not fit its shape.
+    """
+    made = {name: value for name, value in tensors.items() if not name.endswith(".input_scale")}  # of activations
+    for name in [name for name, value in made.items() if value.dtype in FP8]:
+        weight, kind = made[name].float(), str(made[name].dtype).removeprefix("torch.")
+        scale = next((made.pop(name + end).float() for end in ("_scale_inv", "_scale") if name + end in made), None)
+        if scale is None or weight.ndim != 2:
+            raise ValueError(
+                f"{name} is {kind} of shape {list(weight.shape)}, without {name}_scale_inv or {name}_scale"
+            )
+        rows, columns = weight.shape
+        tiles = [-(-size // edge) for size, edge in zip(weight.shape, block, strict=True)]
+        if list(scale.shape) == tiles:
+            scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+        elif scale.numel() == rows:
+            scale = scale.reshape(-1, 1)
+        elif scale.numel() > 1:
+            raise ValueError(
+                f"{name}: scales of shape {list(scale.shape)} fit neither its rows nor its blocks of {block}"
+            )
+        made[name] = (weight * scale).to(torch.bfloat16)
+    return made
 
 
 def canonical(name: str) -> str | None:

@@ -119,7 +119,7 @@ TABLES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "without memory": (lambda t: t.update({"fc.weight": torch.zeros(10**6, 10**6, device="meta")}), "not a table of"),
     "a name in lines": (lambda t: t.update({"a\nb": torch.zeros(1)}), "not a table of tensors"),
     "no name": (lambda t: t.update({3: torch.zeros(1)}), "not a table of tensors"),  # type: ignore[dict-item]
-    "a float8": (lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.float8_e5m2)}), "only unquantised ones"),
+    "a float8": (lambda t: t.update({"norm.weight": t["norm.weight"].to(torch.float8_e5m2)}), "without norm.weight_sc"),
     "complex": (lambda t: t.update({"norm.weight": t["norm.weight"].cfloat()}), "only unquantised ones"),
     "a map of one number": (lambda t: t.update(t2d=torch.tensor(True)), r"t2d is torch\.bool of shape \[\], wanted"),
     "a map of floats": (lambda t: t.update(t2d=t["t2d"].float()), r"t2d is torch\.float32"),
