@@ -82,7 +82,7 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 160)
+    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
     assert found["fault"] is None and found["impossible"] == 0 and found["degrees"] > 3
     few = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 9)  # no two cells expect five draws each
     assert few["degrees"] == few["impossible"] == 0 and few["fault"].endswith("draw more")
@@ -102,7 +102,7 @@ def test_a_biased_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: dict[str, Rule] = {"without_replacement": AcceptsAll()}
     monkeypatch.setattr("specdec.decoding.accept.RULES", rules)
     sampling = Sampling(temperature=0.9, rule="without_replacement", draft_temperature=3.0)
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 160)
+    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
     assert found["fault"] and found["p_value"] < 1e-12
 
 
