@@ -52,6 +52,13 @@ def test_the_command(
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results have no picture."""
+    monkeypatch.setattr("specdec.diagnostics.drift.plot_drift", lambda found, path: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) -> None:
     drafters = [Path(line[line.index("--drafter") + 1]), tmp_path / "other" / "drafter"]
     shutil.copytree(*drafters)
@@ -66,6 +73,7 @@ def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) ->
     assert (out / "report.md").read_text().count(f"## {drafters[1]}: ") == 4
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
     line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

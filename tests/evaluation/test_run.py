@@ -25,6 +25,13 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tests have an empty picture."""
+    if request.node.name != "test_it_writes_metrics_report_and_answers":
+        monkeypatch.setattr(module, "plot", lambda metrics, path: path.touch())
+
+
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
     "{% if enable_thinking is defined and not enable_thinking %}[]{% endif %}"
