@@ -39,7 +39,7 @@ from specdec.utils.machine import provenance
 from specdec.utils.numbers import Count, FromMinusOne, NonNegative, Positive, Side, Whole, check_numbers
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
-from specdec.utils.trust import flags_for, load_yaml, read_yaml_text, redacted, writing
+from specdec.utils.trust import flags_for, load_yaml, loaded, read_yaml_text, redacted, writing
 
 log = logging.getLogger(__name__)
 CLI = TypeVar("CLI", bound="DrafterCLI")
@@ -85,6 +85,14 @@ class DrafterCLI(LightningCLI):
         """``fit`` alone: validation runs within it."""
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
+    def setup_parser(self, *args: Any) -> None:
+        """Once in a process: the arms of a study are read by one parser."""
+        if not PARSERS:
+            before = set(vars(self))
+            super().setup_parser(*args)
+            PARSERS.update({name: value for name, value in vars(self).items() if name not in before})
+        vars(self).update(PARSERS)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
         parser.add_argument("--out", type=str | None, default=None, help="the run's directory; must be new, or resumed")
@@ -126,7 +134,7 @@ class DrafterCLI(LightningCLI):
         config as it is saved."""
         given, seed, out = self.config_init.fit.trainer, self.config.fit.seed_everything, self.out
         given.default_root_dir = str(out)
-        config = {key: value for key, value in yaml.safe_load(self.saved).items() if key not in OF_ONE_START}
+        config = {key: value for key, value in loaded(self.saved).items() if key not in OF_ONE_START}
         del config["trainer"]["logger"]  # names the logger's own run, which may go on
         self.model.save_hyperparameters(hyperparameters(config))
         kwargs["plugins"] = [*_listed(given.plugins), AtomicCheckpointIO()]
@@ -209,22 +217,26 @@ class DrafterCLI(LightningCLI):
             verify(begin)
             if last is not None and contents(last)["global_step"] > contents(begin)["global_step"]:
                 raise ValueError(f"{out} has later checkpoints than {begin}: go back to it with another --out")
-        changes = compare(begin, yaml.safe_load(self._dumped()), config.allow_changes)
+        changes = compare(begin, loaded(self._dumped()), config.allow_changes)
         if given == AUTO and (out / "DONE.json").exists() and not any(map(changes_numbers, changes)):
             log.info("%s is done: nothing is left to train", out)
             raise SystemExit(0)
         log.info("going on from %s", begin)
         return out
 
-    def _dumped(self) -> str:
+    def _saved(self) -> dict[str, Any]:
         """The config as it is saved: specdec's parts of the model by their names alone, so that files can move."""
         given = self.config.fit.clone()
         given.pop("config", None)
         with writing():
-            config = yaml.safe_load(self._parser("fit").dump(given, skip_none=False))
+            config = loaded(self._parser("fit").dump(given, skip_none=False))
         optimizer = config["model"].pop("optimizer", None)  # AdamW is torch's name too
         config["model"] = canonical(config["model"]) | ({} if optimizer is None else {"optimizer": optimizer})
-        return str(yaml.safe_dump(redacted(config), sort_keys=False, allow_unicode=True))
+        saved: dict[str, Any] = redacted(config)
+        return saved
+
+    def _dumped(self) -> str:
+        return str(yaml.safe_dump(self._saved(), sort_keys=False, allow_unicode=True))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -247,7 +259,7 @@ class Configured(DrafterCLI):
 
     def full(self) -> dict[str, Any]:
         """The config with everything that was left to a default."""
-        return yaml.safe_load(self._dumped())
+        return self._saved()
 
 
 def run(subcommand: str, args: list[str]) -> int:
@@ -353,4 +365,5 @@ ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the n
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
+PARSERS: dict[str, Any] = {}  # as Lightning has made them, by the names of a CLI's attributes
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}

@@ -205,8 +205,8 @@ def test_the_runners_up_are_accepted(parts: Callable[[str], ModuleType]) -> None
     assert (shape.nodes_drafted, shape.name) == (7, "chain of 4 and 3 runners-up")
     target, prompt = markov_target("llama", 0.45), [3, 4, 5]
     drafter = disturb(perfect_drafter(target, presets()["eagle3_1"], sharpness=1.0), 0.4)
-    made = [SpeculativeDecoder(target, drafter, one).generate(prompt, 64) for one in (Chain(4), shape)]
-    assert made[0].ids == made[1].ids == PlainDecoder(target).generate(prompt, 64).ids
+    made = [SpeculativeDecoder(target, drafter, one).generate(prompt, 40) for one in (Chain(4), shape)]
+    assert made[0].ids == made[1].ids == PlainDecoder(target).generate(prompt, 40).ids
     assert len(made[1].accepted) < len(made[0].accepted)
     with pytest.raises(ValueError, match="keeps the drafts it likes best"):
         shape.check_rule(type("Drawn", (Rule,), {"sampled": True})())

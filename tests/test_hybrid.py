@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from specdec.cli import main
 from tests.short_run import short_run
 
-STEPS = 4
+STEPS = 3
 
 
 @pytest.fixture
@@ -57,16 +57,16 @@ def test_from_text_to_an_export(
     assert (
         losses(Path("fitted")) == pytest.approx(losses(Path("again")), abs=1e-6) and len(losses(Path("again"))) == STEPS
     )
-    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{n}("}) + "\n" for n in range(3)))
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": f"def add_{n}("}) + "\n" for n in range(2)))
     of = ["--target", str(hybrid), "--drafter", "fitted/drafter", "--prompts", "prompts.jsonl"]
-    decoding = [*of, "--max_new_tokens", "16", "--shape", "chain:depth=2"]
+    decoding = [*of, "--max_new_tokens", "10", "--shape", "chain:depth=2"]
     assert main(["evaluate", *decoding, "--compile", "false", "--certify", "40", "--out", "evaluated"]) == 0
     found = json.loads(Path("evaluated/metrics.json").read_text())["results"][0]
-    assert found["identical_outputs"] == 3 and json.loads(Path("evaluated/certificate.json").read_text())["holds"]
-    assert main(["drift", *of, "--depths", "3", "--max_new_tokens", "16", "--out", "drift"]) == 0
+    assert found["identical_outputs"] == 2 and json.loads(Path("evaluated/certificate.json").read_text())["holds"]
+    assert main(["drift", *of, "--depths", "3", "--max_new_tokens", "8", "--out", "drift"]) == 0
     assert main(["export", *of[:4], "--out", "served"]) == 0
     assert "the target has recurrent layers, whose state an engine must put back" in caplog.text
-    assert main(["parity", *of, "--max_new_tokens", "16", "--depth", "3", "--exported", "served"]) == 0
+    assert main(["parity", *of, "--max_new_tokens", "8", "--depth", "3", "--exported", "served"]) == 0
     capsys.readouterr()
     assert main(["evaluate", *decoding, "--out", "compiled"]) == 2
     assert "has recurrent layers" in (told := capsys.readouterr().err) and "--compile off" in told

@@ -42,7 +42,9 @@ def small_world(target_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_is_kept_used_again_and_made_by_commands(
+    small_world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = small_world / "run"
     assert main(["quickstart", "--out", str(out)]) == 0
     metrics = json.loads((out / "evaluation" / "metrics.json").read_text())
@@ -77,6 +79,24 @@ def test_everything_is_kept_and_used_again(small_world: Path, capsys: pytest.Cap
     printed = capsys.readouterr().out
     assert "tokens per target pass" in printed and "2/4 training the drafter, EAGLE-3.1: done before" in printed
 
+    # the commands that it stands for do the same
+    fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
+    again = small_world / "again"
+    assert main([str(again) if word == str(out) else word for word in fit[1:]]) == 0
+    assert (again / "drafter" / "model.safetensors").read_bytes() == (
+        out / "drafter" / "model.safetensors"
+    ).read_bytes()
+    evaluation = str(out / "evaluation")
+    assert main([str(again / "evaluation") if word == evaluation else word for word in evaluate[1:]]) == 0
+    lengths = [
+        [
+            result["acceptance_length"]
+            for result in json.loads((path / "evaluation" / "metrics.json").read_text())["results"]
+        ]
+        for path in (out, again)
+    ]
+    assert lengths[0] == lengths[1]
+
 
 @pytest.mark.slow
 def test_it_goes_on_where_it_was_stopped(small_world: Path) -> None:
@@ -102,27 +122,6 @@ def test_somebody_elses_directory_is_left_alone(
     assert main(["quickstart", "--out", str(out)]) == 2
     assert "choose another --out" in capsys.readouterr().err
     assert {path.name for path in out.iterdir()} == set(held)
-
-
-def test_the_commands_it_stands_for_do_the_same(small_world: Path) -> None:
-    out = small_world / "run"
-    assert main(["quickstart", "--out", str(out)]) == 0
-    fit, evaluate = ([*line.split()] for line in (out / "commands.sh").read_text().splitlines())
-    again = small_world / "again"
-    assert main([str(again) if word == str(out) else word for word in fit[1:]]) == 0
-    assert (again / "drafter" / "model.safetensors").read_bytes() == (
-        out / "drafter" / "model.safetensors"
-    ).read_bytes()
-    evaluation = str(out / "evaluation")
-    assert main([str(again / "evaluation") if word == evaluation else word for word in evaluate[1:]]) == 0
-    lengths = [
-        [
-            result["acceptance_length"]
-            for result in json.loads((path / "evaluation" / "metrics.json").read_text())["results"]
-        ]
-        for path in (out, again)
-    ]
-    assert lengths[0] == lengths[1]
 
 
 @pytest.mark.slow

@@ -233,29 +233,37 @@ class Remote:
     def answers(self, dialogues: Sequence[Dialogue]) -> Iterator[TurnAnswer]:
         """Ask all that is left to ask, in any order; each dialogue has its answer. ValueError if nobody answers."""
         waiting = iter([one for one in dialogues if not one.done])
-        results: SimpleQueue[TurnAnswer | BaseException | None] = SimpleQueue()
-        over = threading.Event()
+        results: SimpleQueue[tuple[TurnAnswer | BaseException | None, threading.Semaphore]] = SimpleQueue()
+        over, turns = threading.Event(), [threading.Semaphore(0) for _ in range(self.config.concurrency)]
 
-        def user() -> None:
-            """One conversation after another, each to its end: the server still has its beginning cached."""
+        def user(turn: threading.Semaphore) -> None:
+            """One conversation after another, each to its end: the server still has its beginning cached. An answer is
+            kept before the next is asked for, so that a kill loses at most one of every user's."""
             try:
                 for one in waiting:
                     while not one.done and not over.is_set():
-                        results.put(self._ask(one, over))
+                        results.put((self._ask(one, over), turn))
+                        turn.acquire()
             except BaseException as error:  # noqa: BLE001  whoever waits for the result raises it
-                results.put(error)
-            results.put(None)
+                results.put((error, turn))
+            results.put((None, turn))
 
-        for _ in range(self.config.concurrency):  # daemons: who leaves does not wait for answers
-            threading.Thread(target=user, daemon=True).start()
+        for turn in turns:  # daemons: who leaves does not wait for answers
+            threading.Thread(target=user, args=(turn,), daemon=True).start()
         try:
-            for _ in range(self.config.concurrency):
-                while (result := results.get()) is not None:  # None: a thread has ended
+            for _ in turns:
+                while True:
+                    result, turn = results.get()
+                    if result is None:  # a thread has ended
+                        break
                     if isinstance(result, BaseException):
                         raise result
                     yield result
+                    turn.release()  # whoever takes the answers has kept this one
         finally:
             over.set()
+            for turn in turns:
+                turn.release()
 
     def _ask(self, one: Dialogue, over: threading.Event) -> TurnAnswer:
         """The answer to the next turn, requested again where the server is busy or away, until it is ``over``."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import torch
-import yaml
 from transformers import PreTrainedModel
 
 from specdec.data import TokenData
@@ -37,6 +36,7 @@ from specdec.utils.command import parse, parser_of
 from specdec.utils.config import canonical, is_part, pairs, words
 from specdec.utils.progress import progress
 from specdec.utils.text import how_many
+from specdec.utils.trust import loaded
 
 COMMANDS = {
     "evaluate": "specdec.evaluation.run:evaluate_command",
@@ -200,7 +200,7 @@ def _arm(study: Study, name: str, combination: Combination) -> Arm:
                 )
             if kind:
                 given[kind][key.partition(".")[2]] = value
-    measures = {kind: _measure(source, kind, each) for kind, each in given.items()}
+    measures = {kind: _measure(source, kind, json.dumps(each)) for kind, each in given.items()}
     return Arm(name, dict(combination), config, source, data, design, trained, measures)
 
 
@@ -209,15 +209,17 @@ def _skeleton(source: TargetSource) -> PreTrainedModel:
     return skeleton(source.directory(), source.revision, source.trust_remote_code)
 
 
-def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> Measure:
-    """The arguments of a measure, checked by its command's own parser."""
+@functools.lru_cache(maxsize=64)  # most arms have the same
+def _measure(target: TargetSource, kind: str, given_json: str) -> Measure:
+    """The arguments of a measure, given as JSON, checked by its command's own parser."""
     module, _, name = COMMANDS[kind].partition(":")
     command = getattr(importlib.import_module(module), name)
     parser = parser_of(command, kind)
     given: dict[str, Any] = {"target.source": target.source, "target.revision": target.revision}
     given |= {"target.trust_remote_code": True} if target.trust_remote_code else {}
     given |= {"target.adapter": target.adapter} if target.adapter is not None else {}
-    given |= DEFAULTS.get(kind, {}) | {key: value for key, value in arguments.items() if key not in OF_PROMPTS}
+    arguments = {key: value for key, value in json.loads(given_json).items() if key not in OF_PROMPTS}
+    given |= DEFAULTS.get(kind, {}) | arguments
     given |= {"prompts": ["of the study"], "drafter": "of a fit that is yet to be run"}
     several = {action.dest for action in parser._actions if get_origin(getattr(action, "_typehint", None)) is list}
     argv = [argument(key, as_list(value) if key in several else value) for key, value in given.items()]
@@ -236,7 +238,7 @@ def _measure(target: TargetSource, kind: str, arguments: Mapping[str, Any]) -> M
             parse_conditions(built.conditions)
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from error
-    full = yaml.safe_load(parser.dump(parser.parse_args(argv), skip_none=False))
+    full = loaded(parser.dump(parser.parse_args(argv), skip_none=False))
     config = {name: value for name, value in full.items() if name not in ("config", "prompts", "drafter", "out")}
     return Measure(config, built.target)
 

@@ -203,35 +203,37 @@ def make_plan(study: Study, directory: Path, threads: int = 1, allow_unequal: bo
                 f"arm {arm.name}: it is evaluated on another target than the baseline, or in another dtype, so that "
                 "their acceptance cannot be compared: make a study of each"
             )
-    runs = [
-        tuple(_run(arm, seed, cache_of.get(arm.name), prompts, directory, threads, jobs) for seed in study.seeds)
-        for arm in arms
-    ]
+    runs = [_runs(arm, study.seeds, cache_of.get(arm.name), prompts, directory, threads, jobs) for arm in arms]
     return StudyPlan(study, directory, tuple(arms), tuple(runs), jobs, prompts, tuple(unequal))
 
 
-def _run(
-    arm: Arm, seed: int, cache: str | None, prompts: Mapping[str, StudyPrompts], directory: Path, threads: int,
-    jobs: dict[str, Job],
-) -> dict[str, Any]:  # fmt: skip
-    """The keys of an arm's jobs with one seed; jobs that no other arm needs are added to ``jobs``."""
-    fit = key_of("fit", fit_decisive(arm, "on_the_fly" if cache is None else "cached", seed))
-    label = f"{arm.name} seed={seed}"
-    if fit not in jobs:
-        model, needs = dict(arm.config["model"]), tuple[str, ...]()
-        if cache is not None:
-            where = {"directory": str(JobFolder(directory, "cache", cache).output)}
-            model["features"], needs = {"class_path": "Cached", "init_args": where}, (cache,)
-        config = {"seed_everything": seed, **arm.config, "model": model}
-        jobs[fit] = specdec_job(directory, "fit", fit, f"{label}: fit", config, threads, needs, "--ckpt_path", "auto")
-    run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
-    drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
-    for kind, measure in arm.measures.items():
-        decisive = {**measure.config, "target": target_contents(measure.target)}
-        key = run[kind] = key_of(kind, [fit, decisive, prompts[kind].sha256])
-        config = {**measure.config, "prompts": list(prompts[kind].files)}
-        jobs.setdefault(key, specdec_job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter))
-    return run
+def _runs(
+    arm: Arm, seeds: Sequence[int], cache: str | None, prompts: Mapping[str, StudyPrompts], directory: Path,
+    threads: int, jobs: dict[str, Job],
+) -> tuple[dict[str, Any], ...]:  # fmt: skip
+    """The keys of an arm's jobs with each seed; jobs that no other arm needs are added to ``jobs``."""
+    model, needs, runs = dict(arm.config["model"]), tuple[str, ...](), []
+    if cache is not None:
+        where = {"directory": str(JobFolder(directory, "cache", cache).output)}
+        model["features"], needs = {"class_path": "Cached", "init_args": where}, (cache,)
+    decisive = fit_decisive(arm, "on_the_fly" if cache is None else "cached")
+    of_measures = {
+        kind: {**measure.config, "target": target_contents(measure.target)} for kind, measure in arm.measures.items()
+    }
+    for seed in seeds:
+        fit, label = key_of("fit", {**decisive, "seed": seed}), f"{arm.name} seed={seed}"
+        if fit not in jobs:
+            config, more = {"seed_everything": seed, **arm.config, "model": model}, ("--ckpt_path", "auto")
+            jobs[fit] = specdec_job(directory, "fit", fit, f"{label}: fit", config, threads, needs, *more)
+        run: dict[str, Any] = {"seed": seed, "fit": fit, **dict.fromkeys(MEASURES)}
+        drafter = ("--drafter", str(JobFolder(directory, "fit", fit).output / "drafter"))
+        for kind, measure in arm.measures.items():
+            key = run[kind] = key_of(kind, [fit, of_measures[kind], prompts[kind].sha256])
+            config = {**measure.config, "prompts": list(prompts[kind].files)}
+            job = specdec_job(directory, kind, key, f"{label}: {kind}", config, threads, (fit,), *drafter)
+            jobs.setdefault(key, job)
+        runs.append(run)
+    return tuple(runs)
 
 
 def _cache_jobs(arms: Sequence[Arm], directory: Path, threads: int) -> tuple[dict[str, Job], dict[str, str]]:
@@ -304,13 +306,14 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def fit_decisive(arm: Arm, features: str, seed: int) -> Any:
-    """What decides the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones included."""
+def fit_decisive(arm: Arm, features: str) -> dict[str, Any]:
+    """What decides, with its seed, the numbers of a fit, to the last bit, ``cached`` features or ``on_the_fly`` ones
+    included."""
     config = _decisive(canonical(arm.config))
     model = {**config["model"], "target": target_contents(arm.target), "start": contents(config["model"]["start"])}
     if features == "cached":
         model["features"] = features
-    return {**config, "model": model, "data": contents(config["data"]), "seed": seed}
+    return {**config, "model": model, "data": contents(config["data"])}
 
 
 @functools.lru_cache(maxsize=16)

@@ -127,12 +127,17 @@ def class_name(cls: Any) -> str:
 
 def _loaded(class_path: str) -> type | None:
     module, _, name = class_path.rpartition(".")
-    places = [module] if module else [place for place in list(sys.modules) if place.startswith("specdec.")]
-    for place in places:
+    own = (place for place in list(sys.modules) if place.startswith("specdec."))
+    for place in [module] if module else itertools.chain([_PLACES.get(name, "")], own):
         found = getattr(sys.modules.get(place), name, None)
         if inspect.isclass(found) and (module or found.__module__ == place):
+            if not module:
+                _PLACES[name] = place
             return found
     return None
+
+
+_PLACES: dict[str, str] = {}  # specdec's modules in which names were found
 
 
 def hyperparameters(value: Any, name: str = "") -> Any:

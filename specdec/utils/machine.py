@@ -1,6 +1,7 @@
 """What a result was made with: date, command, commit, versions, and what the machine has for this process."""
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
@@ -43,10 +44,16 @@ def provenance(seed: int | None = None) -> dict[str, Any]:
         "cores": cores(),
         "torch_threads": torch.get_num_threads() if torch else None,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch and in_use else None,
-        "versions": {"specdec": __version__} | {name: importlib.metadata.version(name) for name in DISTRIBUTIONS},
+        "versions": {"specdec": __version__} | _versions(),
         "git_commit": commit,
         "git_dirty": dirty,
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """As installed; read once, for it takes longer than all the rest."""
+    return {name: importlib.metadata.version(name) for name in DISTRIBUTIONS}
 
 
 def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:

@@ -87,8 +87,11 @@ def hard_worlds() -> dict[str, World]:
 @pytest.mark.parametrize("name", hard_worlds())
 @pytest.mark.parametrize(("rule", "drawn"), LOSSLESS[:2], ids=ids)
 def test_at_the_edges(rule: Rule, drawn: str, name: str) -> None:
-    for parents in (PAIRS, THREE):
-        assert error(rule, hard_worlds()[name], parents, drawn) < 1e-12
+    worlds = hard_worlds()
+    parents = (PAIRS, THREE)[
+        (list(worlds).index(name) + (drawn == "distinct")) % 2
+    ]  # by one rule one, by one the other
+    assert error(rule, worlds[name], parents, drawn) < 1e-12
 
 
 def test_the_rule_without_replacement_may_be_given_repeated_drafts() -> None:

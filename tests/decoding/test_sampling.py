@@ -41,7 +41,7 @@ TINY = tiny_target(), tiny_drafter(presets()["eagle3"])
 @cache
 def plain(name: str, target: Target) -> list[list[int]]:
     """What plain decoding says with seeds 0 and 1."""
-    return [PlainDecoder(target, WARPS[name]).generate(PROMPT, 20, seed=seed).ids for seed in range(2)]
+    return [PlainDecoder(target, WARPS[name]).generate(PROMPT, 12, seed=seed).ids for seed in range(2)]
 
 
 @pytest.mark.parametrize("growth", GROWTHS, ids=lambda growth: growth.name)
@@ -51,7 +51,7 @@ def test_the_tokens_are_those_that_plain_decoding_draws(name: str, growth: Draft
     for pair in (MARKOV, DRAFTER), TINY:
         decoder, texts = SpeculativeDecoder(*pair, growth, WARPS[name]), plain(name, pair[0])
         for seed, wanted in enumerate(texts):
-            made = decoder.generate(PROMPT, 20, seed=seed)
+            made = decoder.generate(PROMPT, 12, seed=seed)
             assert made.ids == wanted
             accepted += sum(made.accepted)
         assert len(set(map(tuple, texts))) == (2 if WARPS[name].temperature else 1)
@@ -96,8 +96,8 @@ def exact(sampling: Sampling, depth: int) -> dict[tuple[int, ...], float]:
 def test_what_is_drawn_has_the_targets_law(rule: str, growth: DraftShape) -> None:
     """A G-test of the first three tokens; rare triples are counted together."""
     sampling = Sampling(temperature=0.9, top_k=3, rule=rule, draft_temperature=1.3)  # type: ignore[arg-type]
-    decoder = SpeculativeDecoder(MARKOV, DRAFTER, growth, sampling, batch=70)
-    runs, accepted = 420, 0
+    decoder = SpeculativeDecoder(MARKOV, DRAFTER, growth, sampling, batch=100)
+    runs, accepted = 300, 0
     counts: Counter[tuple[int, ...]] = Counter()
     for _, made in decoder.generate_all([Request(PROMPT, 3, seed) for seed in range(runs)]):
         counts[tuple(made.ids)] += 1

@@ -1,6 +1,8 @@
 """Pairs whose every part shows in the logits, and exports with one thing wrong."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,7 @@ SPECS = presets() | variants() | {
 }  # fmt: skip
 PROMPTS = [[(7 * n + 3) % 61 for n in range(20)], [11]]
 DEPTH, NEW = 3, 18
+FOLDER = tempfile.TemporaryDirectory(prefix="specdec-exported-")  # until the tests end
 Weights = dict[str, Tensor]
 Change = Callable[[Any], object]  # in place, of config.json or of the tensors
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -84,8 +87,15 @@ def holds(found: Compared) -> bool:
 
 
 def exported(name: str, directory: Path, format: str = "vllm") -> Path:
-    export_drafter(drafter(name), target(), directory, format)
-    return directory
+    """A copy of an export that is made once."""
+    return Path(shutil.copytree(_exported(name, format), directory))
+
+
+@cache
+def _exported(name: str, format: str) -> Path:
+    made = Path(FOLDER.name) / f"{name}-{format}"
+    export_drafter(drafter(name), target(), made, format)
+    return made
 
 
 def edit(directory: Path, config: Change | None, tensors: Change | None) -> None:

@@ -22,7 +22,7 @@ LINES = ["def add_3(a, b):", "    return a + b", "def add_4("]
 @pytest.fixture
 def line(target_directory: Path, drafter_directory: Path, tmp_path: Path) -> list[str]:
     (tmp_path / "prompts.txt").write_text("\n".join(LINES))
-    prompts = ["--prompts", str(tmp_path / "prompts.txt"), "--max_new_tokens", "16", "--depths", "3"]
+    prompts = ["--prompts", str(tmp_path / "prompts.txt"), "--max_new_tokens", "10", "--depths", "3"]
     return ["drift", "--target", str(target_directory), "--drafter", str(drafter_directory), *prompts]
 
 
@@ -44,7 +44,7 @@ def test_the_command(
     assert found["settings"]["depths"] == 3 and "specdec drift" in found["provenance"]["command"]
     model, one, *_ = load_pair(TargetSource(str(target_directory)), drafter_directory)
     asked = [(name, model.tokenizer.encode(text)) for name, text in zip(found["prompts"], LINES, strict=True)]
-    for number, text in enumerate(waterfall.measure_levels(model, one, answered_texts(model, asked, 19), 16, 3)[1]):
+    for number, text in enumerate(waterfall.measure_levels(model, one, answered_texts(model, asked, 13), 10, 3)[1]):
         for row, series in zip(text.sums_FK2, found["series"].values(), strict=True):
             own = [float(total / weight) if weight else None for total, weight in row]
             assert [values[number] for values in series["values"]] == own
@@ -52,12 +52,19 @@ def test_the_command(
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results have no picture."""
+    monkeypatch.setattr("specdec.diagnostics.drift.plot_drift", lambda found, path: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) -> None:
     drafters = [Path(line[line.index("--drafter") + 1]), tmp_path / "other" / "drafter"]
     shutil.copytree(*drafters)
     line.insert(line.index("--drafter") + 2, str(drafters[1]))
     out = tmp_path / "out"
-    assert main([*line, "--out", str(out)]) == 0
+    assert main([*line, "--limit", "2", "--out", str(out)]) == 0
     found = json.loads((out / "drift.json").read_text())
     (other,) = found["beside"]
     assert [one["drafter"]["directory"] for one in (found, other)] == list(map(str, drafters))
@@ -66,6 +73,7 @@ def test_several_drafters_come_in_one_result(line: list[str], tmp_path: Path) ->
     assert (out / "report.md").read_text().count(f"## {drafters[1]}: ") == 4
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
     line: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +91,7 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
         assert level["passes"] == [len(answer.accepted) for answer in answers]
         assert level["committed"] == [sum(answer.accepted) + len(answer.accepted) for answer in answers]
     monkeypatch.setattr(waterfall, "observed", lambda *args: [[2] * 5 for _ in args[2]])
-    assert main([*line, "--out", str(tmp_path / "other")]) == 1
+    assert main([*line, "--limit", "1", "--out", str(tmp_path / "other")]) == 1
     assert "THE BARS DO NOT ADD UP" in capsys.readouterr().out
     assert "THE BARS DO NOT ADD UP" in (tmp_path / "other" / "report.md").read_text()
 
@@ -91,7 +99,7 @@ def test_bars_are_what_evaluate_measures_and_fail_where_they_are_not(
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (["--depths", "16"], "depths is 16: it must be below max_new_tokens, 16"),
+        (["--depths", "10"], "depths is 10: it must be below max_new_tokens, 10"),
         (["--depths", "0"], "--depths must be at least 1, not 0"),
         (["--max_new_tokens", "300"], "303 new ones exceed"),
         (["--trained_depth", "0"], "trained_depth must be at least 1"),

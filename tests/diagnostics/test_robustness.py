@@ -73,7 +73,7 @@ def test_every_condition_is_lossless(chat: ChatPair, calls: list[dict[str, Any]]
 def test_noise_hurts_what_is_read_whatever_the_batch() -> None:
     one = copycat()
     texts = ["noise_embedding:alpha=0.3", "noise_hidden:alpha=9", "noise_embedding:alpha=0", "temperature:value=1.0"]
-    clean = clean_run(one.target, PROMPTS, new=12)
+    clean = clean_run(one.target, PROMPTS, new=6)
     alone, together = (outcomes(one, clean, texts, batch=batch, seed=4) for batch in (1, 3))
     assert [counted(each) for each in alone] == [counted(each) for each in together]
     assert all(accepted == 3 for each in alone[0].answers for accepted in each.accepted)

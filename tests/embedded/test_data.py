@@ -1,8 +1,20 @@
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from specdec.embedded.corpus import corpus, functions, held_out_prompts, train_tokenizer
+from specdec.embedded.corpus import corpus as read_corpus
+from specdec.embedded.corpus import functions, held_out_prompts, train_tokenizer
+
+corpus = functools.cache(read_corpus)  # of some hundred files
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specdec.embedded.corpus.corpus", corpus)
+        yield
 
 
 @pytest.fixture(scope="module")

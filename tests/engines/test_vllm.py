@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specdec.cli import main
-from specdec.decoding import Chain, Generation, Request, Sampling, SpeculativeDecoder
+from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
 from specdec.engines.server import VARIABLE, VllmLaunch, drafter_checkpoint, free_port
@@ -57,11 +57,9 @@ def prompts(target: Target) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(target: Target, prompts: list[list[int]], inside: Inside) -> list[list[int]]:
-    """vLLM's own greedy tokens, nothing drafted."""
-    (found,) = inside("offline", target=target.source, drafter=None, tokens=TOKENS, asked=[(0, prompts)])
-    ids: list[list[int]] = found["ids"]
-    return ids
+def plain(target: Target, prompts: list[list[int]]) -> list[list[int]]:
+    """The target's greedy tokens; that vLLM without a drafter says them too, tests/engines/test_regenerate.py shows."""
+    return [PlainDecoder(target).generate(ids, TOKENS, ()).ids for ids in prompts]
 
 
 @pytest.fixture(scope="module", params=DRAFTERS)

@@ -20,7 +20,7 @@ from tests.data.tiny import ALTERNATING, CHATML, tiny_tokenizer
 from tests.evaluation.made import alter
 from tests.tiny import LAYERS, presets, tiny_target
 
-NEW = 12
+NEW = 9
 SHAPES = [Chain(3), DynamicTree(depth=2, top_k=3, nodes=7)]
 PROMPTS = [
     Prompt("7", "writing", ["what is two plus two?", "and the sky?"], None, None),
@@ -62,8 +62,7 @@ def pair() -> Pair:
     return Pair(target, Drafter(config, torch.arange(40)).double().requires_grad_(False))
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+def spied(patch: pytest.MonkeyPatch) -> list[Call]:
     """Every generation that the benchmark asks for, in order."""
     seen: list[Call] = []
     original = PlainDecoder.generate_all  # the other's too
@@ -75,8 +74,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
             seen.append(Call(who, list(request.prompt), request.max_new_tokens, end, made, request.seed))
             yield number, made
 
-    monkeypatch.setattr(PlainDecoder, "generate_all", spy)
+    patch.setattr(PlainDecoder, "generate_all", spy)
     return seen
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    return spied(monkeypatch)
+
+
+Measured = tuple[list[list[Answer]], list[Call]]
+
+
+@pytest.fixture(scope="module")
+def measured(pair: Pair) -> Measured:
+    """All shapes and prompts, greedily with seed 5: the answers, and the generations."""
+    with pytest.MonkeyPatch.context() as patch:
+        seen = spied(patch)
+        return benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, sampling=Sampling(seed=5)), seen
 
 
 def moved_on(names: list[str], turn: int) -> list[str]:
@@ -84,8 +99,8 @@ def moved_on(names: list[str], turn: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
+def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, measured: Measured) -> None:
+    _, calls = measured
     names = ["plain", "chain of 3", "tree of 7 (depth 2, top 3)"]
     turns = [name for turn in range(4) for name in moved_on(names, turn)]  # two of one prompt, and of two prompts one
     assert [call.who for call in calls] == names + turns  # nobody always follows the same other
@@ -96,8 +111,8 @@ def test_decoders_take_turns_after_one_warm_up_each(pair: Pair, calls: list[Call
     assert {call.end for call in calls} == {pair.target.eos_token_ids} != {frozenset()}
 
 
-def test_an_answer_records_what_was_decoded(pair: Pair, calls: list[Call]) -> None:
-    answers = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
+def test_an_answer_records_what_was_decoded(measured: Measured) -> None:
+    answers, calls = measured
     assert len(answers) == 2
     for shape, own in enumerate(answers):
         assert [(a.prompt_id, a.category) for a in own] == [("7", "writing")] * 2 + [("raw", None), ("8", "math")]
@@ -137,9 +152,8 @@ def test_the_next_turn_builds_on_the_plain_answer(pair: Pair, calls: list[Call])
         assert call.prompt == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call]) -> None:
-    with_plain = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW)
-    calls.clear()
+def test_without_plain_decoding_nothing_is_compared(pair: Pair, calls: list[Call], measured: Measured) -> None:
+    with_plain, _ = measured
     answers = benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, plain=False)
     assert [call.who for call in calls if call.most == NEW] == [
         name for turn in range(4) for name in moved_on(["chain of 3", "tree of 7 (depth 2, top 3)"], turn)
@@ -159,18 +173,18 @@ def test_a_difference_is_recorded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -
     assert (right[0].identical, changed[0].identical) == (True, False)
 
 
-def test_a_turn_has_one_seed_for_all_decoders(pair: Pair, calls: list[Call]) -> None:
-    benchmark(pair.target, pair.drafter, SHAPES, PROMPTS, NEW, sampling=Sampling(seed=5))
+def test_a_turn_has_one_seed_for_all_decoders(measured: Measured) -> None:
+    _, calls = measured
     turns = [(0, 0), (0, 1), (1, 0), (2, 0)]
     seeds = [5 + (prompt << 44) + (turn << 32) for prompt, turn in turns]
     assert [call.seed for call in calls[3:]] == [seed for seed in seeds for _ in range(3)]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(seed=5), Sampling(temperature=0.9, seed=5)], ids=["greedy", "sampled"])
-def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair, sampling: Sampling) -> None:
-    prompts = [*PROMPTS, *(one._replace(prompt_id=f"{one.prompt_id} again") for one in PROMPTS)]
-    alone = benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW, sampling=sampling)
-    together = benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW, sampling=sampling, batch=2)
+def test_side_by_side_answers_are_those_of_one_at_a_time(pair: Pair) -> None:
+    sampling, new = Sampling(temperature=0.9, seed=5), 6
+    prompts = [*PROMPTS, PROMPTS[1]._replace(prompt_id="raw again")]
+    alone = benchmark(pair.target, pair.drafter, SHAPES, prompts, new, sampling=sampling)
+    together = benchmark(pair.target, pair.drafter, SHAPES, prompts, new, sampling=sampling, batch=2)
 
     def counts(answers: list[list[Answer]]) -> list[list[Answer]]:
         return [[one._replace(seconds=0, plain_seconds=0, draft_ms=(), verify_ms=()) for one in own] for own in answers]
@@ -197,7 +211,9 @@ LONG = Prompt("long one", None, None, None, "sky " * 520)
 LATER = Prompt("long later", "x", ["what is two plus two?", "sky " * 520], None, None)
 
 
-def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_too_long_is_left_out(
+    pair: Pair, measured: Measured, calls: list[Call], caplog: pytest.LogCaptureFixture
+) -> None:
     done: list[None] = []
     skipped: list[Skipped] = []
     prompts = [LONG, PROMPTS[1], LATER, PROMPTS[2]]
@@ -210,8 +226,7 @@ def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: py
     assert len(done) == 4
     (warning,) = told(caplog)
     assert warning.startswith("left out 2 of 4 prompts (long one, long later); long one: a prompt of ")
-    kept = benchmark(pair.target, pair.drafter, SHAPES, [PROMPTS[1], PROMPTS[2]], NEW)
-    for own, wanted in zip(found, kept, strict=True):
+    for own, wanted in zip(found, (own[2:] for own in measured[0]), strict=True):
         assert [(a.prompt_id, a.tokens, a.accepted) for a in own] == [
             (a.prompt_id, a.tokens, a.accepted) for a in wanted
         ]
@@ -222,7 +237,7 @@ def test_a_prompt_too_long_is_left_out(pair: Pair, calls: list[Call], caplog: py
     [([LONG], ""), ([LATER], ""), ([LONG, LATER], "; none of 2 can be decoded")],
 )
 def test_if_all_are_left_out_the_first_is_named(pair: Pair, prompts: list[Prompt], end: str) -> None:
-    wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of [\d,]+ tokens and 12 new ones exceed .* positions{end}$"
+    wanted = rf"^prompt {prompts[0].prompt_id}: a prompt of [\d,]+ tokens and 9 new ones exceed .* positions{end}$"
     with pytest.raises(ValueError, match=wanted):
         benchmark(pair.target, pair.drafter, SHAPES, prompts, NEW)
 

@@ -32,6 +32,8 @@ from tests.short_run import short_run
 from tests.two_processes import launch
 
 NEW = 12
+WHOLE = ["--trainer.accumulate_grad_batches=1", "--data.batch_size=4", "--trainer.check_val_every_n_epoch=null"]
+LONG = [*WHOLE, "--trainer.max_steps=32", "--trainer.val_check_interval=16"]
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +106,7 @@ def test_training_is_left_alone_to_the_last_bit(base: list[str], tmp_path: Path)
 
 def test_what_is_logged_is_what_decoding_gives(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
     out, dtype = tmp_path / "run", "bfloat16"  # the target's; the drafter trains in float32
-    long = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "20", "--model.target.dtype", dtype]
-    assert run("fit", [*base, *long, "--trainer.check_val_every_n_epoch", "null", "--out", str(out)]) == 0
+    assert run("fit", [*base, *LONG, "--model.target.dtype", dtype, "--out", str(out)]) == 0
     wanted = measured(out, easy, text_file, "chain:depth=5", dtype)
     assert wanted["acceptance_length"] > 1.4
     logged = json.loads((out / "DONE.json").read_text())["metrics"]
@@ -123,7 +124,7 @@ def chosen_by(out: Path) -> dict[str, Any]:
 
 
 AVERAGE = ["--trainer.callbacks+=specdec.training.callbacks.EMA", "--trainer.callbacks.decay=0.5"]
-WORSE = ["--trainer.max_steps=30", "--trainer.val_check_interval=10", "--trainer.check_val_every_n_epoch=null"]
+WORSE = [*WHOLE, "--trainer.max_steps=30", "--trainer.val_check_interval=5"]
 WORSE += ["--model.schedule=torch.optim.lr_scheduler.MultiStepLR", "--model.schedule.milestones=[20]"]
 WORSE += ["--model.schedule.gamma=-3", "--checkpoint.every_n_train_steps=5", "--checkpoint.save_top_k=-1"]
 
@@ -238,7 +239,7 @@ def test_decoding_keeps_to_its_share_of_the_training_time(
         "--checkpoint.every_n_train_steps=3",
         "--checkpoint.save_top_k=-1",
     ]
-    args += ["--trainer.log_every_n_steps=1"]
+    args += ["--trainer.log_every_n_steps=1", "--model.ttt_steps=1", "--data.batch_size=1"]
     assert run("fit", [*args, f"--out={out}"]) == 0
     # spent and to be spent: 0.5 + 2 * 0.5 = 1.5 s, affordable from the 30th second on; then 2 s, from the 40th
     steps = decoded_at(out)
@@ -273,10 +274,8 @@ def test_nothing_is_decoded_at_the_sanity_check(base: list[str], tmp_path: Path,
 
 def test_averaged_weights_are_measured(base: list[str], tmp_path: Path, easy: Path, text_file: Path) -> None:
     out = tmp_path / "run"
-    average = ["--trainer.callbacks+=specdec.training.callbacks.EMA", "--trainer.callbacks.decay=0.95"]
-    long = ["--trainer.max_steps", "40", "--trainer.val_check_interval", "20"]
-    long += ["--trainer.check_val_every_n_epoch", "null"]
-    assert run("fit", [*base, *long, *average, "--out", str(out)]) == 0
+    average = ["--trainer.callbacks+=specdec.training.callbacks.EMA", "--trainer.callbacks.decay=0.9"]
+    assert run("fit", [*base, *LONG, *average, "--out", str(out)]) == 0
     wanted = measured(out, easy, text_file, "chain")["acceptance_length"]
     assert wanted > 1.2
     assert column(out, "val/acceptance_length")[-1] == pytest.approx(wanted)

@@ -82,7 +82,7 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 300)
+    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
     assert found["fault"] is None and found["impossible"] == 0 and found["degrees"] > 3
     few = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 9)  # no two cells expect five draws each
     assert few["degrees"] == few["impossible"] == 0 and few["fault"].endswith("draw more")
@@ -102,7 +102,7 @@ def test_a_biased_rule_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rules: dict[str, Rule] = {"without_replacement": AcceptsAll()}
     monkeypatch.setattr("specdec.decoding.accept.RULES", rules)
     sampling = Sampling(temperature=0.9, rule="without_replacement", draft_temperature=3.0)
-    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 300)
+    found = check_sampled(target, drafter, Chain(2), sampling, PROMPTS[0], 100)
     assert found["fault"] and found["p_value"] < 1e-12
 
 
@@ -137,7 +137,7 @@ def test_the_statement_covers_every_shape_and_rule() -> None:
     target, drafter = soft_target()
     asked = Sampling(temperature=0.7, top_p=0.95, seed=5)
     shapes = [Chain(2), DynamicTree(depth=2, top_k=2, nodes=4)]
-    found = certify(target, drafter, shapes, PROMPTS[:2], max_new_tokens=6, runs=100, sampling=asked)
+    found = certify(target, drafter, shapes, PROMPTS[:2], max_new_tokens=6, runs=60, sampling=asked)
     assert found["holds"] and found["seed"] == 5 and json.loads(json.dumps(found)) == found
     kinds = [(check["check"], check.get("rule")) for check in found["checks"]]
     greedy, drawn = ("greedy", None), [("sampled", "WithoutReplacement"), ("sampled", "Block")]
@@ -149,7 +149,7 @@ def test_the_statement_covers_every_shape_and_rule() -> None:
 
 def test_one_check_that_fails_fails_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = soft_target()
-    nothing = certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=1, runs=100)
+    nothing = certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=1, runs=20)
     assert not nothing["holds"] and "no pass verified anything" in nothing["checks"][0]["fault"]
     alter(monkeypatch, lambda decoder, asked, ids: [(ids[0] + 1) % target.vocab_size, *ids[1:]])
     assert not certify(target, drafter, [Chain(2)], PROMPTS[:1], max_new_tokens=4, runs=20)["holds"]

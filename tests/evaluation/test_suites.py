@@ -129,6 +129,13 @@ def arguments(target_directory: Path, drafter_directory: Path, tmp_path: Path) -
     ]  # fmt: skip
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations have an empty picture."""
+    monkeypatch.setattr("specdec.evaluation.run.plot", lambda metrics, path: path.touch())
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_every_suite_and_temperature_has_a_folder_and_all_of_them_a_table(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec.fit import Configured, configured
-from specdec.studies.arms import NOT_KEPT, argument, arguments, differences
+from specdec.studies.arms import NOT_KEPT, argument, arguments, check_equal, differences
 from specdec.studies.plan import StudyPlan
 from specdec.studies.study import Study, read_study
 from specdec.training.run_directory import RunDirectory
@@ -58,8 +58,11 @@ def test_levels_win_over_set_and_what_is_inside_a_part_comes_after_it(write: Wri
 
 
 def axes(**levels: Any) -> dict[str, Any]:
-    """One axis x with the levels a, as it is, and b."""
-    return {"axes": {"x": {"a": {}, "b": levels}}, "baseline": None}
+    """One axis x with the levels b, which is read first, and a, the baseline, as it is."""
+    return {"axes": {"x": {"b": levels, "a": {}}}, "baseline": {"x": "a"}}
+
+
+ALONE: dict[str, Any] = axes(**{"model.ttt_steps": 2}) | {"leave_out": [{"x": "b"}]}
 
 
 @pytest.mark.parametrize(
@@ -71,12 +74,15 @@ def axes(**levels: Any) -> dict[str, Any]:
         (axes(**{"model.drafter.attention_window": 16, "model.ttt_steps": 17}), "arm x=b: attention_window 16 is less"),
         (axes(**{"data.seq_len": 512}), "arm x=b: data.seq_len 512 exceeds the target's 256 positions"),
         (axes(**{"model.target.source": "/nowhere"}), "arm x=b: /nowhere: no such directory"),
-        (axes(**{"model.ttt_steps": 7}), "arms x=a and x=b come to the same training and the same measures"),
+        (axes(**{"model.ttt_steps": 7}), "arms x=b and x=a come to the same training and the same measures"),
         (axes(**{"evaluate.shape": ["bush"]}), "arm x=b: evaluate: .*'bush'"),
         (axes(**{"evaluate.max_new_token": 5}), "arm x=b: evaluate: unrecognized arguments: --max_new_token=5"),
         (axes(**{"evaluate.temperatures": [0, 1]}), "arm x=b: evaluate: temperatures: a study has one"),
         (axes(**{"evaluate.suite": ["gsm8k"]}), "arm x=b: evaluate: suite: a study has one set of prompts"),
-        ({"drift": {"depths": 8, "max_new_tokens": 8}}, "drift: depths is 8: it must be below max_new_tokens, 8"),
+        (
+            ALONE | {"drift": {"depths": 8, "max_new_tokens": 8}},
+            "drift: depths is 8: it must be below max_new_tokens, 8",
+        ),
         (axes(**{"drift.depths": 5}), "arm x=b: level b of axis x gives drift.depths, but the study has no drift"),
         (axes(**{"model.features.rows": 1}), "arm x=b: model.features is the study's to give"),
         (
@@ -87,9 +93,9 @@ def axes(**levels: Any) -> dict[str, Any]:
             axes(**{"trainer.callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}}]}),
             "arm x=b: trainer.max_time or EarlyStopping may end it early",
         ),
-        ({"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
-        ({"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
-        ({"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
+        (ALONE | {"evaluate": {"prompts": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
+        (ALONE | {"evaluate": {"prompts": "x", "prompts_count": 3}}, "evaluate: prompts_count is of embedded prompts"),
+        (ALONE | {"evaluate": {"prompts_count": 1}}, "evaluate: prompts_count is 1"),
     ],
 )
 def test_refused_with_the_arms_name(planned: MakePlan, changes: dict[str, Any], message: str) -> None:
@@ -103,26 +109,26 @@ def test_one_study_has_one_target(planned: MakePlan, target_directory: Path, tmp
     same = shutil.copytree(target_directory, tmp_path / "same")
     config = (other / "config.json").read_text()
     (other / "config.json").write_text(config + "\n")
-    assert planned(**axes(**{"model.target.source": str(same), "model.ttt_steps": 2}), seeds=[0])
+    levels = {"here": {}, "moved": {"model.target.source": str(same), "model.ttt_steps": 2}}
+    levels["trained"] = {"model.target.dtype": "bfloat16", "evaluate.target.dtype": "float32"}
+    assert planned(axes={"x": levels}, baseline=None, seeds=[0])
     with pytest.raises(ValueError, match="arm x=b: it is evaluated on another target than the base"):
         planned(**axes(**{"model.target.source": str(other)}), seeds=[0])
     with pytest.raises(ValueError, match=r"arm x=b: .* or in another dtype"):
         planned(**axes(**{"evaluate.target.dtype": "bfloat16"}), seeds=[0])
-    assert planned(**axes(**{"model.target.dtype": "bfloat16"}), seeds=[0])
 
 
 def test_data_may_differ_along_an_axis_of_data_alone(planned: MakePlan, text_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text().replace("add", "sub"))
-    assert planned(**axes(**{"data.batch_size": 4, "trainer.max_steps": 1}), seeds=[0]).unequal == ()  # as many tokens
-    levels = {"data": {"a": {}, "b": {"data.train": str(other)}}, "K": {"model.ttt_steps": [1, 2]}}
-    plan = planned(axes=levels, baseline=None, seeds=[0])
+    levels = {"a": {}, "b": {"data.train": str(other)}}
+    levels["wide"] = {"data.batch_size": 4, "trainer.max_steps": 1}  # as many tokens
+    plan = planned(axes={"data": levels}, baseline=None, seeds=[0])
     assert plan.unequal == () and [job.kind for job in plan.jobs.values()].count("cache") == 2
-    levels["data"]["b"] = {"data.seq_len": 16}
-    with pytest.raises(ValueError, match=r"arm data=b K=1: it trains on 64 tokens, .*--allow_unequal"):
-        planned(axes=levels, baseline=None, seeds=[0], leave_out=[{"data": "b", "K": 2}])
-    told = planned(axes=levels, baseline=None, seeds=[0], allow_unequal=True).unequal
-    assert len(told) == 2 and told[0].startswith("arm data=b K=1: it trains on 64 tokens")
-    levels["data"]["b"] = {"data.seed": 1}
-    with pytest.raises(ValueError, match=r"arm data=b K=1: its length is not in steps, .* by trainer.max_steps"):
-        planned(axes=levels, baseline=None, seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})
+    plan = planned(**axes(**{"data.seq_len": 16}), seeds=[0], allow_unequal=True)
+    (told,) = plan.unequal
+    assert told.startswith("arm x=b: it trains on 64 tokens")
+    with pytest.raises(ValueError, match=r"arm x=b: it trains on 64 tokens, .*--allow_unequal"):
+        check_equal(plan.baseline, plan.arms)
+    with pytest.raises(ValueError, match=r"arm x=b: its length is not in steps, .* by trainer.max_steps"):
+        planned(**axes(**{"data.seed": 1}), seeds=[0], set={"trainer.max_steps": -1, "trainer.max_epochs": 1})

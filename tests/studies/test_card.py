@@ -111,6 +111,13 @@ def test_the_page_asks_for_nothing_outside(card: Path) -> None:
     assert len(rest) == len(DRAWN) and all(source.startswith("data:image/png;base64,") for source in rest)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards have no figures."""
+    monkeypatch.setattr("specdec.studies.card.draw", lambda card, folder: {})
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_card_alone(study: Path, card: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = copied(study, tmp_path)
     (own / "study.yaml").write_text("name: made\naxes: {norm: {off: {}, on: {}}}\n")
@@ -123,6 +130,7 @@ def test_the_card_alone(study: Path, card: Path, tmp_path: Path, capsys: pytest.
     assert "plan.json: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0], curves=False)
     shutil.rmtree(directory / "fits")
@@ -132,6 +140,7 @@ def test_a_study_of_which_nothing_is_done_has_a_card(tmp_path: Path) -> None:
     assert "The study declares no primary contrasts: everything here is exploratory." in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_fit_of_another_study_has_no_seconds_here(tmp_path: Path) -> None:
     directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0], curves=False)
     run = json.loads((directory / "plan.json").read_text())["arms"][0]["runs"][0]
@@ -140,6 +149,7 @@ def test_a_fit_of_another_study_has_no_seconds_here(tmp_path: Path) -> None:
     assert training.count("in another study") == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_path: Path) -> None:
     directory = make_study(tmp_path / "study", {"norm": ["off", "on"]}, seeds=[0])
     runs = [arm["runs"][0] for arm in json.loads((directory / "plan.json").read_text())["arms"]]
@@ -155,8 +165,22 @@ def test_a_study_of_robustness_alone_compares_its_arms_and_tells_of_loops(tmp_pa
     assert f"norm=off, {found['conditions'][1]['name']}: 50% of the answers repeat themselves" in text
 
 
-def test_what_is_declared_at_a_draft_step_is_drawn_by_step(card: Path, tmp_path: Path) -> None:
-    found = numbers(card)
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """The figures, not written."""
+    kept: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> None:
+        kept[path.name] = figure
+
+    monkeypatch.setattr(figures, "_save", keep)
+    return kept
+
+
+def test_what_is_declared_at_a_draft_step_is_drawn_by_step(
+    card: Path, tmp_path: Path, drawn: dict[str, Figure]
+) -> None:
+    found = numbers(card) | {"quantities": []}
     title = next(curve["title"] for curve in found["curves"] if curve["axis"] == "draft step")
     for quantity, drawn in ((f"{title}, step 3", True), (f"{title} of another kind, step 3", False)):
         declared = found | {"primary": [found["primary"][0] | {"quantity": quantity}]}
@@ -176,18 +200,6 @@ def test_primary_contrasts_come_first_and_what_is_not_told_apart_is_one_table(ca
     weak = [row for row in exploratory if row["p_value"] >= 0.05]
     assert 0 < parts["Not told apart"].count("| exploratory |") <= len(weak)
     assert "Not declared beforehand, and not corrected" in parts["Exploratory differences"]
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
-    """The figures, not written."""
-    kept: dict[str, Figure] = {}
-
-    def keep(figure: Figure, path: Path) -> None:
-        kept[path.name] = figure
-
-    monkeypatch.setattr(figures, "_save", keep)
-    return kept
 
 
 @pytest.mark.parametrize("arms", [2, figures.MOST_TOGETHER + 1])

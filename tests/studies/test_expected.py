@@ -92,9 +92,10 @@ def test_a_plan_loads_and_trains_no_target(
     monkeypatch.setattr("specdec.target.loading.load_model", refuse)
     monkeypatch.setattr("specdec.target.target.load_model", refuse)
     monkeypatch.setattr("specdec.pretrain.pretrain", refuse)
-    assert main(["sweep", str(write()), "--out", str(tmp_path / "out"), "--plan_only"]) == 0
+    study = write(axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None)
+    assert main(["sweep", str(study), "--out", str(tmp_path / "out"), "--plan_only"]) == 0
     said = capsys.readouterr().out
-    assert "time: not known until the first jobs are done (1 cache, 12 fit, 12 evaluate left)" in said
+    assert "time: not known until the first jobs are done (1 cache, 6 fit, 6 evaluate left)" in said
     assert not (tmp_path / "out").exists()
 
 

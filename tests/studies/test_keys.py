@@ -18,7 +18,7 @@ from specdec.training.run_directory import changes_numbers
 
 
 def key(arm: Arm, seed: int = 0, features: str = "on_the_fly") -> str:
-    return key_of("fit", fit_decisive(arm, features, seed))
+    return key_of("fit", fit_decisive(arm, features) | {"seed": seed})
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

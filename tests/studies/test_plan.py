@@ -1,5 +1,6 @@
 """A study's plan: its jobs, what they share, and what of them is left; and the sweep that runs it."""
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +15,8 @@ from specdec.embedded.corpus import Corpus, CorpusFile
 from specdec.evaluation.prompts import fingerprint, load_prompts
 from specdec.features.store import FeatureIndex
 from specdec.studies import sweep
-from specdec.studies.arms import differences
-from specdec.studies.plan import PLAN, StudyPlan, make_plan
+from specdec.studies.arms import differences, read_prompts
+from specdec.studies.plan import PLAN, StudyPlan, claim
 from specdec.studies.study import Study, read_study
 from specdec.studies.sweep import SweepJob
 from specdec.studies.worker import Job, JobFolder
@@ -57,17 +58,13 @@ def by_levels(plan: StudyPlan, axis: str, on: str) -> dict[tuple[str, bool, int]
     return {(arm.levels["K"], arm.levels[axis] == on, run["seed"]): run for arm, run in pairs}
 
 
-def test_planning_again_or_in_another_order_gives_the_same_keys(
-    tiny: tuple[Study, StudyPlan], planned: MakePlan
-) -> None:
-    study, plan = tiny
-    axes: dict[str, Any] = {"K": {"model.ttt_steps": [2, 1, 3]}}
+def test_planning_again_in_another_order_gives_the_same_keys(tiny: tuple[Study, StudyPlan], planned: MakePlan) -> None:
+    axes: dict[str, Any] = {"K": {"model.ttt_steps": [3, 1]}}
     axes |= {"norm": {"with": {"model.drafter.norms.aux": "each"}, "none": {"model.drafter.norms.aux": "none"}}}
-    other = planned(axes=axes, baseline={"K": 2, "norm": "none"}, leave_out=[{"K": 3, "norm": "with"}], seeds=[2, 0])
-    mine, theirs = by_levels(plan, "fc_norm", "on"), by_levels(other, "norm", "with")
-    assert len(theirs) == 10 and len(set(theirs) & set(mine)) == 8
+    other = planned(axes=axes, baseline={"K": 1, "norm": "none"}, leave_out=[{"K": 3, "norm": "with"}], seeds=[2, 0])
+    mine, theirs = by_levels(tiny[1], "fc_norm", "on"), by_levels(other, "norm", "with")
+    assert len(theirs) == 6 and len(set(theirs) & set(mine)) == 4
     assert all(theirs[run] == mine[run] for run in set(theirs) & set(mine))
-    assert make_plan(study, plan.directory).to_json() == plan.to_json()
 
 
 def test_generations_share_what_is_the_same_to_them(planned: MakePlan) -> None:
@@ -102,27 +99,26 @@ def test_no_more_features_are_stored_than_fits_draw(planned: MakePlan) -> None:
         command = list(one.command)
         return int(command[command.index("--first_rows") + 1]) if "--first_rows" in command else None
 
-    axes = {"K": {"model.ttt_steps": [1, 2]}}
-    assert stored(axes=axes) == 2 * 2  # steps times rows of a batch
-    assert stored(axes=axes, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
-    assert stored(axes={"steps": {"trainer.max_steps": [1, 3]}}, allow_unequal=True) == 3 * 2
-    assert stored(axes=axes, set={"trainer.max_steps": 1, "data.batch_size": 4}) == 4
-    assert len(set(keys)) == 3
+    alone: dict[str, Any] = {"axes": {"K": {"model.ttt_steps": [1, 2]}}, "leave_out": [{"K": 2}]}
+    assert stored(axes={"steps": {"trainer.max_steps": [1, 2]}}, allow_unequal=True) == 2 * 2  # steps, rows of a batch
+    assert stored(**alone, set={"trainer.accumulate_grad_batches": 3}) == 3 * 2 * 2
+    assert stored(**alone, set={"trainer.max_steps": 1, "data.batch_size": 4}) == 4
+    assert len(set(keys)) == 2 and keys[0] == keys[2]
     scheduler = {"class_path": "GradientAccumulationScheduler", "init_args": {"scheduling": {1: 4}}}
-    assert stored(axes=axes, set={"trainer.callbacks": [scheduler]}) is None
-    for key, value in {"trainer.limit_train_batches": 3, "trainer.devices": 2}.items():
-        assert stored(axes=axes, set={key: value}) is None
+    for key, value in {"callbacks": [scheduler], "limit_train_batches": 3, "devices": 2}.items():
+        assert stored(**alone, set={f"trainer.{key}": value}) is None
 
 
-def test_what_is_left(planned: MakePlan) -> None:
-    plan = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None)
+def test_what_is_left(tiny: tuple[Study, StudyPlan], tmp_path: Path) -> None:
+    plan = dataclasses.replace(tiny[1], directory=tmp_path)
     assert plan.left() == plan.jobs
-    assert [job.kind for job in plan.left(["K=2"]).values()] == ["cache", "fit", "evaluate"]
-    fit = plan.jobs[plan.runs[0][0]["fit"]]
-    (plan.directory / "fits" / fit.key).mkdir(parents=True)
-    (plan.directory / "fits" / fit.key / "DONE.json").write_text("{}")
-    left = plan.left(["K=1"])  # the cache is not made again for a fit that is done
-    assert [job.kind for job in left.values()] == ["fit", "evaluate"] and left[fit.key].needs == ()
+    assert [job.kind for job in plan.left(["fc_norm=on K=2"]).values()] == ["cache", *["fit", "evaluate"] * 3]
+    for run in plan.runs[0]:
+        (tmp_path / "fits" / run["fit"]).mkdir(parents=True)
+        (tmp_path / "fits" / run["fit"] / "DONE.json").write_text("{}")
+    left = plan.left(["fc_norm=off K=1"])  # the cache is not made again for fits that are done
+    assert [job.kind for job in left.values()] == ["fit", "evaluate"] * 3
+    assert all(left[run["fit"]].needs == () for run in plan.runs[0])
 
 
 def test_embedded_prompts_are_cut_and_written_once(
@@ -139,8 +135,9 @@ def test_embedded_prompts_are_cut_and_written_once(
     plan.write()
     asked = load_prompts(list(prompts.files))
     assert fingerprint(asked) == prompts.sha256 and len(asked) == 3
-    more = planned(seeds=[0], axes={"K": {"model.ttt_steps": [1, 2]}}, baseline=None, evaluate=evaluate | {"prompts_count": 4})  # fmt: skip # noqa: E501
-    assert more.prompts["evaluate"].files != prompts.files  # a sweep that runs goes on asking what it has planned
+    study = dataclasses.replace(plan.study, measures={"evaluate": evaluate | {"prompts_count": 4}})
+    more = read_prompts(study, plan.baseline.target, plan.directory)
+    assert more["evaluate"].files != prompts.files  # a sweep that runs goes on asking what it has planned
     before = {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")}
     plan.write()
     assert {path: path.read_bytes() for path in plan.directory.rglob("*.yaml")} == before
@@ -229,4 +226,4 @@ def test_a_directory_of_something_else_is_left_alone(
     assert main(["sweep", str(write()), "--out", str(tmp_path / "out")]) == 2
     assert "holds the study drift, not tiny" in capsys.readouterr().err
     (tmp_path / "linked" / "fits").mkdir(parents=True)  # of a study with the same trainings
-    assert main(["sweep", str(write()), "--out", str(tmp_path / "linked"), "--plan_only"]) == 0
+    claim(tmp_path / "linked", "tiny")

@@ -1,13 +1,18 @@
 """The contrasts that a study declares, as read, checked, planned and kept."""
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from specdec.studies.arms import Arm, read_arms
+from specdec.studies.outcomes import check_outcome
 from specdec.studies.plan import StudyPlan
-from specdec.studies.study import read_study
+from specdec.studies.study import Study, read_study
 from specdec.studies.worker import JobFolder
-from tests.studies.conftest import MakePlan, Write
+from tests.studies.conftest import MakePlan, Write, base
 
 
 def outcome(name: str, **more: Any) -> list[dict[str, Any]]:
@@ -51,6 +56,17 @@ def test_what_is_wrong_in_it_is_one_line(write: Write, primary: list[dict[str, A
         read_study(write(primary=primary))
 
 
+@pytest.fixture(scope="module")
+def arm(target_directory: Path, text_file: Path, prompts_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Arm:
+    """Of a study with drift and without robustness."""
+    given = base(target_directory, text_file, prompts_file) | {"drift": {"depths": 4}}
+    path = tmp_path_factory.mktemp("study") / "study.yaml"
+    path.write_text(yaml.safe_dump(given, sort_keys=False))
+    study = read_study(path)
+    (only,) = read_arms(dataclasses.replace(study, combinations=study.combinations[:1]))
+    return only
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -66,29 +82,35 @@ def test_what_is_wrong_in_it_is_one_line(write: Write, primary: list[dict[str, A
         ("drift.kl+sink_mass_at_2", "a sum of nats and share of weight means nothing"),
     ],
 )
-def test_an_outcome_that_will_not_be_measured_is_refused_before_anything_runs(
-    planned: MakePlan, name: str, message: str
-) -> None:
+def test_an_outcome_that_will_not_be_measured_is_refused(arm: Arm, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        planned(primary=outcome(name), drift={"depths": 4})
+        check_outcome(name, arm)
 
 
-def test_the_plan_keeps_them_and_says_if_they_were_changed_after_a_measure(planned: MakePlan) -> None:
-    def written(**changes: Any) -> tuple[StudyPlan, bool]:
-        plan = planned(**changes)
+def test_it_is_refused_before_anything_runs(planned: MakePlan) -> None:
+    axes = {"fc_norm": {"off": {}, "on": {"model.drafter.norms.aux": "none"}}}
+    with pytest.raises(ValueError, match="the study has no drift: add it"):
+        planned(axes=axes, baseline=None, primary=outcome("drift.kl_at_2"))
+
+
+def test_the_plan_keeps_them_and_says_if_they_were_changed_after_a_measure(
+    tiny: tuple[Study, StudyPlan], write: Write, tmp_path: Path
+) -> None:
+    def written(name: str) -> tuple[StudyPlan, bool]:
+        plan = dataclasses.replace(tiny[1], study=read_study(write(primary=outcome(name))), directory=tmp_path / "runs")
         changed = plan.primary_changed()
         plan.write()
         return plan, changed
 
-    plan, changed = written(primary=outcome("acceptance_length"))
+    plan, changed = written("acceptance_length")
     assert not changed and plan.to_json()["primary"] == [
         {"outcome": "acceptance_length", "effect": {"fc_norm": "on"}, "against": {"fc_norm": "off"}, "at": {},
          "expect": None}
     ]  # fmt: skip
-    assert not written(primary=outcome("accepted_at_2"))[1]  # nothing was measured yet
+    assert not written("accepted_at_2")[1]  # nothing was measured yet
     key = plan.runs[0][0]["evaluate"]
     last = JobFolder(plan.directory, "evaluate", key).last_file
     last.parent.mkdir(parents=True)
     last.touch()
-    assert not written(primary=outcome("accepted_at_2"))[1]
-    assert written(primary=outcome("acceptance_length"))[1] and written(primary=outcome("accepted_at_2"))[1]
+    assert not written("accepted_at_2")[1]
+    assert written("acceptance_length")[1] and written("accepted_at_2")[1]

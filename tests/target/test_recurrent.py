@@ -85,10 +85,10 @@ def test_a_chain_is_what_the_model_generates(pair: tuple[Target, PreTrainedModel
     drafter = worst_drafter(target, aux_layers=TAPPED) if noise is None else near(target, noise)
     decoder, plain = SpeculativeDecoder(target, drafter.float(), Chain(4)), PlainDecoder(target)
     accepted: list[int] = []
-    for number, made in decoder.generate_all([Request(prompt, 36) for prompt in PROMPTS], ()):
+    for number, made in decoder.generate_all([Request(prompt, 18) for prompt in PROMPTS], ()):
         ids = torch.tensor([PROMPTS[number]])
-        own = alone.generate(ids, max_new_tokens=36, do_sample=False, eos_token_id=None, pad_token_id=0)
-        assert made.ids == own[0, ids.shape[1] :].tolist() == plain.generate(PROMPTS[number], 36, ()).ids
+        own = alone.generate(ids, max_new_tokens=18, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert made.ids == own[0, ids.shape[1] :].tolist() == plain.generate(PROMPTS[number], 18, ()).ids
         accepted += made.accepted
     assert set(accepted) >= ({0} if noise is None else {0, 1, 2})
 
@@ -97,8 +97,8 @@ def test_drawn_tokens_are_plain_decodings(pair: tuple[Target, PreTrainedModel]) 
     target, _ = pair
     drafter, drawn = near(target, 0.3), Sampling(temperature=1.0)
     decoder, plain = SpeculativeDecoder(target, drafter, Chain(3), drawn), PlainDecoder(target, drawn)
-    assert [decoder.generate(ids, 40, ()).ids for ids in PROMPTS] == [
-        plain.generate(ids, 40, ()).ids for ids in PROMPTS
+    assert [decoder.generate(ids, 14, ()).ids for ids in PROMPTS] == [
+        plain.generate(ids, 14, ()).ids for ids in PROMPTS
     ]
 
 
