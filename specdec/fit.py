@@ -78,7 +78,11 @@ class DrafterCLI(LightningCLI):
 
     def __init__(self, *args: Any, directory: RunDirectory, **kwargs: Any) -> None:
         self.directory = directory
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except BaseException:
+            PARSERS.clear()  # a parser that was left half-way, as by --print_config, keeps what it was asked for
+            raise
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

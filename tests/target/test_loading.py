@@ -337,11 +337,11 @@ def test_the_hubs_files_are_measured_too(saved: Path, copy: Path, monkeypatch: p
         return str(copy / name)
 
     monkeypatch.setattr(files, "hf_hub_download", download)
-    assert files._weight_files("a/b", None) == [copy / "model.safetensors"] and asked == ["model.safetensors"]
+    assert files.weight_files("a/b", None) == [copy / "model.safetensors"] and asked == ["model.safetensors"]
     index(copy, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}})
-    assert files._weight_files("a/b", None) == [copy / "one.safetensors"]
+    assert files.weight_files("a/b", None) == [copy / "one.safetensors"]
     (copy / "model.safetensors.index.json").unlink()
-    assert files._weight_files("a/b", None) == []
+    assert files.weight_files("a/b", None) == []
 
 
 def test_a_config_alone_is_measured_too(copy: Path) -> None:
