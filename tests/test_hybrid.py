@@ -41,6 +41,7 @@ def losses(out: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(stream) if row.get("train/loss")]
 
 
+@pytest.mark.slow
 def test_from_text_to_an_export(
     hybrid: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

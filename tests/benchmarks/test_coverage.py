@@ -13,6 +13,7 @@ def test_answers_end_when_they_are_long_enough() -> None:
     assert committed.sum() / passes.sum() == pytest.approx(1 + sum(0.5**k for k in range(1, 6)), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_simulation_says_what_held() -> None:
     draw = np.random.default_rng(1)
     rows = {

@@ -23,7 +23,7 @@ from tests.decoding.enumeration import (
     random_world,
 )
 
-LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely"), (OneHot(), "distinct")]
+LOSSLESS = [(WithoutReplacement(), "distinct"), (OneHot(), "most likely")]
 
 
 @pytest.mark.parametrize("parents", SHAPES)
@@ -55,7 +55,7 @@ def test_a_block_accepts_more_than_draft_by_draft() -> None:
     assert block > drafts_alone + 0.02
 
 
-@pytest.mark.parametrize(("V", "ids_D"), [(3, (0, 1, 2)), (5, (1, 4)), (5, (0, 2, 3, 4)), (4, (2,))])
+@pytest.mark.parametrize(("V", "ids_D"), [(3, (0, 1, 2)), (5, (1, 4)), (4, (2,))])
 @pytest.mark.parametrize(("rule", "drawn"), LOSSLESS, ids=ids)
 def test_for_any_vocabularies(rule: Rule, drawn: str, V: int, ids_D: tuple[int, ...]) -> None:
     """Even draft vocabularies that are smaller than a node has children: fillers are passed over."""

@@ -221,6 +221,7 @@ def test_decoding_at_other_positions(tmp_path: Path, monkeypatch: Patch) -> None
     assert "what is trained is not what is decoded" in told(found, "parity")
 
 
+@pytest.mark.slow
 def test_training_and_decoding_that_differ(tmp_path: Path, monkeypatch: Patch) -> None:
     """What is decoded has another norm than what was trained."""
     own, checked = set_up_module.decoding_copy, subject(chats(tmp_path), learner(ttt_steps=1))

@@ -105,9 +105,7 @@ def test_a_recurrence_that_ruins_its_state_is_drift_and_nothing_else() -> None:
     assert lengths["observed"] == 2 and check["holds"]
 
 
-@pytest.mark.parametrize(
-    ("name", "level", "end"), [("eagle1", 0.7, ENDS), ("eagle1", 0.7, ()), ("eagle3", 0.2, ENDS), ("eagle3_1", 0.2, ())]
-)
+@pytest.mark.parametrize(("name", "level", "end"), [("eagle1", 0.7, ENDS), ("eagle3_1", 0.2, ())])
 def test_the_bars_add_up_to_what_the_decoder_accepts_pass_by_pass(
     name: str, level: float, end: tuple[int, ...]
 ) -> None:

@@ -226,6 +226,7 @@ class Clock:
         patch.setattr("specdec.evaluation.callback.time.monotonic", lambda: self.now)
 
 
+@pytest.mark.slow
 def test_decoding_keeps_to_its_share_of_the_training_time(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

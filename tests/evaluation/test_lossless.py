@@ -78,7 +78,7 @@ def test_a_tie_of_two_experts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> No
     assert check_greedy(*asked)["fault"]
 
 
-@pytest.mark.parametrize("rule", ["one_hot", "without_replacement"])
+@pytest.mark.parametrize("rule", ["without_replacement"])
 def test_sampled_decoding_has_the_targets_distribution(rule: str) -> None:
     target, drafter = soft_target()
     sampling = Sampling(temperature=0.9, rule=rule, draft_temperature=1.2)  # type: ignore[arg-type]

@@ -153,7 +153,9 @@ def test_the_studies_of_the_page_are_studies(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in list(ARMS)[:5]), *list(ARMS)[5:]]
+)
 def test_the_arms_of_a_shipped_study_are_legal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a target as deep as the embedded one, also those that are for a chat model; every level is parsed once."""
     shape = PretrainConfig()

@@ -28,7 +28,7 @@ def sound(name: str, dtype: torch.dtype) -> Target:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *((family, dtype) for family in [*FAMILIES, "massive"] for dtype in (torch.float32, torch.bfloat16)),
+        *((family, (torch.float32, torch.bfloat16)[n % 2]) for n, family in enumerate([*FAMILIES, "massive"])),
         *((family, dtype) for family in ("llama", "gemma2", "massive") for dtype in (torch.float64, torch.float16)),
     ],
     ids=str,
@@ -183,9 +183,14 @@ FAULTS: dict[str, tuple[Callable[[Patch, Target], None], str]] = {
 NAMES = ("llama", "qwen3", "massive")
 
 
-@pytest.mark.parametrize(  # every fault in every dtype and in every model, but not in all pairs of them
+@pytest.mark.parametrize(  # every fault in two dtypes, and every dtype and model
     ("fault", "name", "dtype"),
-    [(fault, NAMES[(m + n) % 3], dtype) for n, dtype in enumerate(DTYPES) for m, fault in enumerate(FAULTS)],
+    [
+        (fault, NAMES[(m + n) % 3], dtype)
+        for n, dtype in enumerate(DTYPES)
+        for m, fault in enumerate(FAULTS)
+        if m % 2 == n % 2
+    ],
     ids=str,
 )
 def test_a_planted_fault_is_found(fault: str, name: str, dtype: torch.dtype, monkeypatch: Patch) -> None:

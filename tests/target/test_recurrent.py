@@ -79,7 +79,7 @@ def near(target: Target, noise: float) -> Drafter:
     return disturb(perfect_drafter(target, spec), noise).float()
 
 
-@pytest.mark.parametrize("noise", [0.3, None])
+@pytest.mark.parametrize("noise", [0.3])
 def test_a_chain_is_what_the_model_generates(pair: tuple[Target, PreTrainedModel], noise: float | None) -> None:
     target, alone = pair
     drafter = worst_drafter(target, aux_layers=TAPPED) if noise is None else near(target, noise)

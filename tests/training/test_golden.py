@@ -1,4 +1,5 @@
-"""Twenty optimizer steps of each shipped design, and of the ways to train one, to the last digits.
+"""Optimizer steps of each shipped design, and of the ways to train one, to the last digits: twenty are committed, of
+which the first eight are made again.
 
 A change that should not alter numbers leaves these losses alone; one that should comes with new ones and the reason:
 ``python -m tests.training.test_golden`` writes them.
@@ -112,7 +113,7 @@ def pupil(spec: DrafterSpec) -> Drafter:
     return drafter
 
 
-def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[float]:
+def losses(case: Case, kernel: UnrollKernel, recompute: bool = False, steps: int = 20) -> list[float]:
     """As the module trains: warm start, frozen embedding, AdamW with the default betas."""
     target = tiny_target()
     draw(target.model.parameters(), 1 / 1024)
@@ -130,7 +131,7 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[fl
     aux, final = (x.mul(16).round().div(16) for x in said[:2])  # its own float32 parts end here
     teacher = said._replace(aux_BTNH=aux, final_BTH=final)
     out, step = [], TrainStep(drafter, recipe)
-    for index in range(20):
+    for index in range(steps):
         noisy = case.noise(aux, data.documents_BT, torch.Generator().manual_seed(index))
         loss = step(data, teacher._replace(aux_BTNH=noisy)).loss
         optimizer.zero_grad()
@@ -143,16 +144,16 @@ def losses(case: Case, kernel: UnrollKernel, recompute: bool = False) -> list[fl
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_the_committed_ones_and_fall(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rope, "tables", float64_tables)
-    got = losses(CASES[name], Blocked(8))
-    assert got == pytest.approx(json.loads(GOLDEN.read_text())[name], rel=1e-10, abs=0)
-    assert got[-1] < 0.85 * got[0] and got == sorted(got, reverse=True)
+    committed = json.loads(GOLDEN.read_text())[name]
+    assert losses(CASES[name], Blocked(8), steps=8) == pytest.approx(committed[:8], rel=1e-10, abs=0)
+    assert committed[-1] < 0.85 * committed[0] and committed == sorted(committed, reverse=True)
 
 
 @pytest.mark.parametrize("name", ["eagle3_1", "sliding_window", "hass"])
 def test_another_way_to_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rope, "tables", float64_tables)
-    got = losses(CASES[name], Dense(), recompute=True)
-    assert got == pytest.approx(json.loads(GOLDEN.read_text())[name], rel=1e-10, abs=0)
+    got = losses(CASES[name], Dense(), recompute=True, steps=8)
+    assert got == pytest.approx(json.loads(GOLDEN.read_text())[name][:8], rel=1e-10, abs=0)
 
 
 def test_every_shipped_design_has_its_losses() -> None:
