@@ -298,8 +298,8 @@ class Proposer:
         last_BK = (end_B1 + K - 1).expand(-1, K)
         visible = Spans(torch.zeros_like(last_BK), last_BK, self.capacity)
         columns_BS = torch.arange(self.capacity, device=ids_BK.device).expand(len(slots_BT), -1)
-        levels = self._frontier(self.drafter.step(ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache)))
-        return Frontier(*(x[:, 1:] for x in levels))
+        step = self.drafter.step(ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache))
+        return self._frontier(Step(*(x[:, 1:] for x in step)))  # the root itself says nothing
 
     def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.

@@ -255,7 +255,11 @@ class NoisyDrafter(Drafter):
         self.config, self.alpha, self.seed, self.stream = drafter.config, alpha, seed, stream
 
     def step(self, ids_BT: Tensor, h_BTH: Tensor, view: View) -> Step:
-        z_BTH = gaussian(self.seed, ids_BT, view.positions_BT, self.stream, self.config.hidden_size)
+        tokens_BT, at_BT, C = ids_BT, view.positions_BT, h_BTH.shape[1]
+        if self.config.entry.context:  # C features, which have no token beside them, and then the tokens
+            hidden = self.stream == HIDDEN
+            tokens_BT, at_BT = (torch.zeros_like(at_BT[:, :C]), at_BT[:, :C]) if hidden else (ids_BT, at_BT[:, C:])
+        z_BTH = gaussian(self.seed, tokens_BT, at_BT, self.stream, self.config.hidden_size)
         if self.stream == HIDDEN:
             return super().step(ids_BT, blurred(h_BTH, self.alpha, z_BTH), view)
         hook = self.embed_tokens.register_forward_hook(lambda _, __, e_BTH: blurred(e_BTH, self.alpha, z_BTH))

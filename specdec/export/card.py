@@ -17,7 +17,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from specdec.data.rows import HUB_NAME, stem
-from specdec.drafter import Concat, DrafterConfig, LastLayer, PostNorm, Wide
+from specdec.drafter import Concat, DrafterConfig, LastLayer, PostNorm, TargetLayer, Wide
 from specdec.export.formats import FORMATS
 from specdec.export.switches import Subject
 from specdec.target import EMBEDDED, TargetSource
@@ -123,7 +123,8 @@ def card(record: Record, name: str, license: str | None = None, base_model: str 
     sources = [HUB_NAME.fullmatch(source) for source in (record["training"] or {}).get("data", ())]
     datasets = [found[1] for found in sources if found and not Path(found[1]).exists()]
     results = [each for one in record["evaluations"] for each in _results(one)]
-    tags = ["speculative-decoding", "draft-model", method, _generation(config).lower(), "specdec"]
+    kinds = dict.fromkeys((method, _generation(config).lower()))
+    tags = ["speculative-decoding", "draft-model", *kinds, "specdec"]
     tags += [record["exported_as"]] if "exported_as" in record else []
     data = ModelCardData(
         base_model=base, library_name="specdec", pipeline_tag="text-generation", tags=tags, license=license,
@@ -135,6 +136,10 @@ def card(record: Record, name: str, license: str | None = None, base_model: str 
 
 
 def _generation(config: DrafterConfig) -> str:
+    if isinstance(config.attention, TargetLayer):
+        return "MTP"
+    if config.recurrence.block:
+        return "DFlash"
     if isinstance(config.fusion, LastLayer):
         return "EAGLE-1"
     if config.recurrence.parallel:

@@ -124,6 +124,8 @@ def _block(raw: Raw, hf: Any) -> dict[str, Any]:
     odd = [key for key in ("causal", "use_swa", "sample_from_anchor", "attention_sink_bias") if inner.get(key)]
     if odd or raw.get("is_causal"):
         raise ValueError(f"dflash_config: {(odd or ['is_causal'])[0]} is on; block drafters here have no such thing")
+    if raw.get("is_neox_style", True) is not True or raw.get("logit_scale", 1.0) != 1.0:
+        raise ValueError("is_neox_style or logit_scale is not the default; block drafters here have no such thing")
     if inner.get("attention_value_scale", 1.0) not in (1.0, None) or inner.get("use_aux_hidden_state", True) is False:
         raise ValueError("dflash_config: attention_value_scale or use_aux_hidden_state is not the default")
     if (token := _mask_token(raw)) is None:

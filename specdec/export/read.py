@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 OURS, FORMAT = "specdec.json", "specdec-export"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FETCHED = (CONFIG, OURS, "*.safetensors")  # of a repository on the Hub
+FETCHED = (CONFIG, OURS, "*.safetensors", "*.index.json", "mask_embedding.pt")  # of a repository on the Hub
 LATENT = "layers.0.self_attn.kv_a_proj_with_mqa.weight"  # of multi-head latent attention (MLA)
 QUERIES, BIAS = "layers.0.self_attn.q_proj.weight", "fc.bias"
 CONTEXT = "hidden_norm.weight"  # of DFlash alone, on what every layer reads
@@ -101,6 +101,10 @@ def import_drafter(
     log.info("reading the checkpoint %s", checkpoint)
     directory = fetch(str(checkpoint), revision)
     if (family := mtp.family_of(directory)) is not None:
+        if aux_layers:
+            raise ValueError(
+                f"{checkpoint}: a target's own module reads the target's last state: leave out --aux_layers"
+            )
         return mtp.read_module(directory, family, target if isinstance(target, Target) else target.load())
     read = read_checkpoint(directory)
     loaded = target if isinstance(target, Target) else target.load()
@@ -326,6 +330,13 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
         near = likely(lacking[0], tensors)
         raise ValueError(f"no EAGLE drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
     hidden, block = len(tensors["fc.weight"]), CONTEXT in tensors
+    if block and (Path(checkpoint.where) / "mask_embedding.pt").exists():
+        raise ValueError(
+            "it has a mask_embedding.pt, a mask with an embedding of its own, which drafters here have not"
+        )
+    layers = config.get("num_target_layers", target.num_layers)
+    if block and layers != target.num_layers:
+        raise ValueError(f"it is for a target of {layers!r:.60} layers, {target.source} has {target.num_layers}")
     wide = tensors[reads].shape[1] == 2 * hidden  # EAGLE-3's layer reads embedding and feature
     method = "dflash" if block else "eagle3" if wide else "eagle"
     found = {"recurrence": PreNorm()} | keys.read(config, method)

@@ -227,7 +227,7 @@ SWITCHES = (
     Switch("attention TargetLayer (MTP)", _any(lambda c: type(c.attention) is TargetLayer),
            **_both("such a drafter is a part of its target: use --format mtp")),
     Switch("attention_bias", _any(lambda c: c.attention_bias), sglang="its layers have no biases"),
-    Switch("attention_bias with norms.query_key", _any(lambda c: c.attention_bias and c.norms.query_key),
+    Switch("attention_bias with norms.query_key", _eagle3(lambda c: c.attention_bias and c.norms.query_key),
            vllm="its class with these norms has no bias on the attention's output", sglang="its layers have no biases"),
     *(Switch(f"rope_type {kind}", _any(lambda c, kind=kind: c.rope["rope_type"] == kind), *lacks)  # type: ignore[misc]
       for kind, lacks in ROPE_KINDS.items()),

@@ -164,7 +164,7 @@ def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 12
         tiles = [-(-size // edge) for size, edge in zip(weight.shape, block, strict=True)]
         if list(scale.shape) == tiles:
             scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
-        elif scale.numel() == rows:
+        elif list(scale.shape) in ([rows], [rows, 1]):
             scale = scale.reshape(-1, 1)
         elif scale.numel() > 1:
             raise ValueError(

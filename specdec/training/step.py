@@ -157,7 +157,7 @@ class TrainStep(nn.Module):
             shares_K = [config.keep if block else max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
             left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
             trained_KBT &= left_KBT
-            kept = [KeptSlots.of(trained_KBT[0 if block else k :]) for k in range(K)]
+            kept = [KeptSlots.of(trained_KBT)] * K if block else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)

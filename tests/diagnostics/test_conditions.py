@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdec.decoding import Chain, Sampling, SpeculativeDecoder
+from specdec.decoding import Chain, PlainDecoder, Proposer, Sampling, SpeculativeDecoder
 from specdec.diagnostics.conditions import (
     CONDITIONS,
     EMBEDDING,
@@ -25,7 +25,7 @@ from specdec.nn.view import View
 from tests.diagnostics.chat_target import CHAT, DOCUMENTS, OWN, RAW, ChatPair, asked, clean_run, pair, usual
 from tests.evaluation.test_conversation import TEMPLATE
 from tests.tiny import HIDDEN as WIDTH
-from tests.tiny import presets, tiny_drafter, tiny_target
+from tests.tiny import presets, tiny_drafter, tiny_target, variants
 
 QUESTION = "what is two plus two?"
 IDS = torch.tensor([[3, 5, 3, 9], [5, 5, 7, 9]])
@@ -214,3 +214,19 @@ def test_drafts_change_and_the_output_does_not() -> None:
     assert isinstance(noisy, NoisyDrafter) and (noisy.alpha, noisy.seed, noisy.stream) == (1.0, 7, HIDDEN)
     made = [SpeculativeDecoder(target, each, Chain(3)).generate(list(range(3, 12)), 24) for each in (drafter, noisy)]
     assert made[0].ids == made[1].ids
+
+
+@pytest.mark.parametrize("stream", [HIDDEN, EMBEDDING])
+def test_noise_reaches_a_block_drafter_too(stream: int) -> None:
+    """Whose features and tokens are at nodes of their own: the same noise in any batch, and texts as without it."""
+    target, drafter = tiny_target(), tiny_drafter(variants()["dflash"])
+    noisy, prompts = NoisyDrafter(drafter, 0.5, 0, stream), [[3, 4, 5], [7, 8]]
+    alone = [SpeculativeDecoder(target, noisy, Chain(3)).generate(prompt, 6) for prompt in prompts]
+    assert [one.ids for one in alone] == [PlainDecoder(target).generate(prompt, 6).ids for prompt in prompts]
+    ids_11, aux = torch.tensor([[3]]), torch.ones(1, 1, 3, WIDTH, dtype=torch.float64)
+    said = []
+    for one in (drafter, noisy):
+        proposer = Proposer(one, Chain(3), 8)
+        count_1 = torch.ones(1, dtype=torch.int64)
+        said.append(proposer.extend(torch.zeros_like(count_1), ids_11, aux, count_1).logits_BKD)
+    assert (said[0] - said[1]).abs().amax(-1).min() > 1e-3

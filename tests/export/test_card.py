@@ -19,7 +19,7 @@ from specdec.export.card import hub_id, trained
 from specdec.target import Target, TargetSource
 from tests.export.made import evaluation, made_drafter
 from tests.short_run import short_run
-from tests.tiny import presets
+from tests.tiny import presets, variants
 
 REPO = "me/small"
 
@@ -89,6 +89,7 @@ def test_figures_come_back_as_they_were_measured(
     ("spec", "name", "tags"),
     [
         (presets()["eagle1"], "EAGLE-1", ["eagle", "eagle-1"]),
+        (variants()["dflash"], "DFlash", ["dflash"]),
         (presets()["eagle3"], "EAGLE-3", ["eagle3", "eagle-3"]),
         (presets()["eagle3_1"], "EAGLE-3.1", ["eagle3", "eagle-3.1"]),
         (DrafterSpec(ScalarMix(), draft_vocab_size=40), "EAGLE", ["eagle3", "eagle"]),
