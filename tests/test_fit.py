@@ -122,6 +122,17 @@ def test_what_no_file_may_say_may_be_typed(base: list[str], tmp_path: Path) -> N
         run("fit", saved)
 
 
+def test_a_config_that_was_printed_leaves_the_next_run_alone(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All runs of a process are read by one parser."""
+    assert run("fit", [*base, "--print_config"]) == 0 and "ttt_steps: 3" in capsys.readouterr().out
+    assert main(["fit", *base, "--print_config", "--trainer.max_steps=many"]) == 2
+    short = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]
+    assert run("fit", [*base, *short, f"--out={tmp_path / 'run'}"]) == 0
+    assert (tmp_path / "run" / "DONE.json").exists()
+
+
 def test_callbacks_are_added(base: list[str], tmp_path: Path) -> None:
     out, short = tmp_path / "run", ["--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     added = ["--trainer.callbacks+=EMA", "--trainer.callbacks.decay=0.5"]
