@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,16 +74,22 @@ class TrainerNumbers:
     overfit_batches: NonNegative
 
 
+@contextlib.contextmanager
+def one_parser() -> Iterator[None]:
+    """Inside, command lines of ``fit`` are read by one parser, of which making another takes a second."""
+    SHARED.append({})
+    try:
+        yield
+    finally:
+        SHARED.pop()
+
+
 class DrafterCLI(LightningCLI):
     """LightningCLI for :class:`DrafterModule`, with ``--out`` and the run directory's habits."""
 
     def __init__(self, *args: Any, directory: RunDirectory, **kwargs: Any) -> None:
         self.directory = directory
-        try:
-            super().__init__(*args, **kwargs)
-        except BaseException:
-            PARSERS.clear()  # a parser that was left half-way, as by --print_config, keeps what it was asked for
-            raise
+        super().__init__(*args, **kwargs)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -90,12 +97,14 @@ class DrafterCLI(LightningCLI):
         return {"fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"}}
 
     def setup_parser(self, *args: Any) -> None:
-        """Once in a process: the arms of a study are read by one parser."""
-        if not PARSERS:
-            before = set(vars(self))
-            super().setup_parser(*args)
-            PARSERS.update({name: value for name, value in vars(self).items() if name not in before})
-        vars(self).update(PARSERS)
+        """As Lightning does, or once for all that is composed inside :func:`one_parser`."""
+        shared = SHARED[-1] if SHARED else {}
+        if shared:
+            vars(self).update(shared)
+            return
+        before = set(vars(self))
+        super().setup_parser(*args)
+        shared.update({name: value for name, value in vars(self).items() if name not in before})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beyond model, data and trainer."""
@@ -369,5 +378,5 @@ ADVERTS = (  # loggers of Lightning's that tell of products, and hints for the n
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
-PARSERS: dict[str, Any] = {}  # as Lightning has made them, by the names of a CLI's attributes
+SHARED: list[dict[str, Any]] = []  # of each one_parser, the parsers by the names of a CLI's attributes
 PARSER: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False, "parser_mode": "omegaconf+"}

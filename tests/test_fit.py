@@ -125,7 +125,6 @@ def test_what_no_file_may_say_may_be_typed(base: list[str], tmp_path: Path) -> N
 def test_a_config_that_was_printed_leaves_the_next_run_alone(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All runs of a process are read by one parser."""
     assert run("fit", [*base, "--print_config"]) == 0 and "ttt_steps: 3" in capsys.readouterr().out
     assert main(["fit", *base, "--print_config", "--trainer.max_steps=many"]) == 2
     short = ["--trainer.max_steps=1", "--trainer.limit_val_batches=0"]

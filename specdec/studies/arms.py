@@ -25,7 +25,7 @@ from specdec.drafter.parts import dry_run
 from specdec.embedded.corpus import SEED, held_out_prompts
 from specdec.evaluation.benchmark import parse_baseline
 from specdec.evaluation.prompts import Prompt, fingerprint, load_prompts
-from specdec.fit import Configured, configured
+from specdec.fit import Configured, configured, one_parser
 from specdec.plan import drafter_config
 from specdec.studies.study import Combination, Study, arm_name, as_list, measure_of
 from specdec.target import EMBEDDED, TargetSource
@@ -104,7 +104,7 @@ def read_arms(study: Study) -> list[Arm]:
     """Every arm of a study; ValueError, with the arm's name, if one is illegal or two are the same."""
     arms: list[Arm] = []
     combinations = list(study.combinations)
-    with progress("checking", "arm", len(combinations)) as advance:
+    with one_parser(), progress("checking", "arm", len(combinations)) as advance:
         for combination in combinations:
             name = arm_name(combination)
             try:
