@@ -168,7 +168,7 @@ def compare(
     Args:
         drafter: in the target's dtype, on its device.
         exported: a checkpoint's directory; without one training and decoding alone are compared.
-        method: ``eagle`` or ``eagle3``, as the checkpoint is served.
+        method: ``eagle``, ``eagle3`` or ``dflash``, as the checkpoint is served.
         on_text: called as each text is done.
     """
     export, not_compared = None, "nothing was exported" if exported is None else None

@@ -90,7 +90,7 @@ class ContextLayers(Layers):
 class Step(NamedTuple):
     """What one step of the drafter yields for every node."""
 
-    h_BTH: Tensor  # the feature handed to the next step
+    h_BTH: Tensor  # the feature handed to the next step, if one reads it
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
@@ -153,7 +153,8 @@ class Drafter(nn.Module):
 
         Args:
             ids_BT: int64 target ids: node t holds the token that follows its feature.
-            h_BTH: features, from :meth:`fuse` or from the step before.
+            h_BTH: features, from :meth:`fuse` or from the step before. Of an entry that takes them as context they are
+                those of C nodes before the T, (B, C, H).
             view: whom each node sees.
         """
         return self.advance(self.read(ids_BT, h_BTH.dtype), h_BTH, view)
