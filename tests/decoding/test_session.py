@@ -47,7 +47,6 @@ def pair(family: str = "llama", dtype: torch.dtype = torch.float64) -> tuple[Tar
     [
         ("llama", torch.float64, TREE, Sampling(temperature=0.8, top_p=0.9), 2),
         ("mistral", torch.float64, STATIC, Sampling(), 2),
-        ("gemma2", torch.float32, TREE, Sampling(), 1),
     ],
 )
 def test_compiled_tokens_are_plain_ones(
