@@ -104,15 +104,15 @@ def activations(
             for part in (config.fusion, config.entry)
         )
 
-    # Once for all steps: what fusion's linear layers read, the embedding and its normed self.
-    once = sum(of_fusion) + H * (1 + bool(norms.embed))
+    # Once for all steps: what fusion's linear layers read, and what the embedding's norm does.
+    once = sum(of_fusion) + H * bool(norms.embed)
     if config.recurrence.block:  # all steps at once, per token: n nodes of a block, and one of context
         n = 1 + K
         step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(config)
         step += (1 + n) * (q + 2 * kv) * (1 + bool(norms.query_key))
         whole = layers * step + n * H * (bool(norms.output) + recompute) + H * bool(norms.hidden)
         tables = layers * n * heads + 2 * (1 + n) * config.attention.rotated(config)
-        return B * T * ((once - H + whole) * each + tables * FLOAT32) + kept_bytes(B, T)
+        return B * T * ((once + whole) * each + tables * FLOAT32) + kept_bytes(B, T)
 
     # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
     step = H * (_keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
@@ -127,6 +127,7 @@ def activations(
     if recompute:
         unroll = K * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
 
+    once += H  # the embedding, which of a block is the first layer's input and counted there
     plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
     return B * T * (once * each + unroll) + plans * kept_bytes(B, T)
 

@@ -34,7 +34,7 @@ slow = pytest.mark.slow
 
 def pair(family: str = "llama", dtype: torch.dtype = torch.float64) -> tuple[Target, Drafter]:
     """Their tokens depend on the keys, and drafts are taken now and then, also off a tree's first branch."""
-    target = markov_target(family, {"llama": 0.65, "mistral": 0.55, "gemma2": 2.4}[family], **SHALLOW)
+    target = markov_target(family, {"llama": 0.65, "mistral": 0.55}[family], **SHALLOW)
     spec = replace(presets()["eagle3_1"], **TAPPED)
     drafter = disturb(perfect_drafter(target, spec, sharpness=2.0), 0.8)
     return Target(target.model.to(dtype)), drafter.to(dtype)
