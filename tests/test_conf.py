@@ -9,7 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
-from specdec.drafter import MLA, Drafter, DrafterSpec, TargetNorm, dry_run
+from specdec.drafter import MLA, Drafter, DrafterSpec, MaskBlock, TargetNorm, dry_run
 from specdec.fit import run
 from specdec.utils.command import parse
 from specdec.utils.config import canonical, compose
@@ -40,7 +40,7 @@ def read(path: Path) -> DrafterSpec:
 def shipped(design: DrafterSpec) -> DrafterSpec:
     """The tests' small design at its shipped size."""
     sizes = {name: size for name, size in SHIPPED.items() if isinstance(getattr(design, name), int)}
-    sizes |= {"num_layers": 5} if design.entry.context else {}
+    sizes |= {"num_layers": 5, "recurrence": MaskBlock(masks=15)} if design.entry.context else {}
     kind = MLA() if isinstance(design.attention, MLA) else design.attention
     return dataclasses.replace(design, **sizes, attention=kind)  # type: ignore[arg-type]
 

@@ -209,7 +209,7 @@ class SpeculativeDecoder(PlainDecoder):
         compiled: bool = False,
     ) -> None:
         check_pair(target, drafter)
-        shape.check(drafter.config.draft_vocab_size)
+        shape.check(drafter.config)
         shape.check_rule(sampling.acceptance)
         if target.recurrent and not isinstance(shape, Chain):
             raise ValueError(

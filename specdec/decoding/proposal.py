@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from specdec.decoding.accept import DraftTree, Rule
 from specdec.decoding.sampling import DRAFT, draw_distinct, exponential
-from specdec.drafter import Drafter, DraftVocab, Step
+from specdec.drafter import Drafter, DrafterConfig, DraftVocab, Step
 from specdec.nn.backend import wide
 from specdec.nn.cache import StaticCache
 from specdec.nn.view import Spans, View
@@ -89,8 +89,9 @@ class DraftShape:
         parameters = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
         return {"class": type(self).__name__, **parameters}
 
-    def check(self, draft_vocab_size: int) -> None:
+    def check(self, config: DrafterConfig) -> None:
         """Raise ValueError when the drafter cannot propose so."""
+        config.recurrence.check_depth(self.depth)
 
     def check_rule(self, rule: Rule) -> None:
         """Raise ValueError when the rule cannot judge what is proposed so."""
@@ -177,9 +178,12 @@ class DynamicTree(DraftShape):
     def name(self) -> str:
         return f"tree of {self.nodes} (depth {self.depth}, top {self.top_k})"
 
-    def check(self, draft_vocab_size: int) -> None:
-        if self.top_k > draft_vocab_size:
-            raise ValueError(f"shape: top_k {self.top_k} is more than the draft vocabulary of {draft_vocab_size}")
+    def check(self, config: DrafterConfig) -> None:
+        super().check(config)
+        if self.top_k > config.draft_vocab_size:
+            raise ValueError(
+                f"shape: top_k {self.top_k} is more than the draft vocabulary of {config.draft_vocab_size}"
+            )
 
     def check_rule(self, rule: Rule) -> None:
         if rule.sampled:
@@ -241,10 +245,11 @@ class Proposer:
 
     def __init__(self, drafter: Drafter, shape: DraftShape, longest: int, batch: int = 1) -> None:
         config, weight = drafter.config, drafter.lm_head.weight
-        shape.check(config.draft_vocab_size)
+        shape.check(config)
         shape.prepare(weight.device)
         self.drafter, self.shape = drafter, shape
-        self.ahead = shape.depth + (1 if config.recurrence.block else -1) if config.recurrence.parallel else 0
+        in_turn = shape.depth - 1 if config.recurrence.parallel else 0
+        self.ahead = config.recurrence.masks + 1 if config.recurrence.masks else in_turn
         self.capacity = longest + max(shape.slots, shape.depth + self.ahead)
         self.cache = StaticCache(
             config.num_layers, config.num_key_value_heads, self.capacity, config.head_dim, weight.dtype, weight.device,
@@ -254,7 +259,7 @@ class Proposer:
     def prefill(self, b: int, ids_1M: Tensor, aux_1MNH: Tensor) -> None:
         """The first M tokens of sequence ``b`` that have a feature before them."""
         zero_1 = torch.zeros_like(ids_1M[0, :1])
-        if self.drafter.config.recurrence.block:  # a root runs with it, and leaves a key that is written over
+        if self.drafter.config.recurrence.masks:  # a root runs with it, and leaves a key that is written over
             self.block(zero_1, ids_1M[:, -1:], self.drafter.fuse(aux_1MNH), zero_1 + ids_1M.shape[1], self.cache.row(b))
             return
         view = View.chain(zero_1, ids_1M.shape[1], self.capacity, self.cache.row(b))
@@ -274,7 +279,7 @@ class Proposer:
             where else K nodes do.
         """
         h_BMH, wanted_BK = self.drafter.fuse(aux_BMNH), (count_B - 1).clamp_min(0)[:, None]
-        if self.drafter.config.recurrence.block:
+        if self.drafter.config.recurrence.masks:
             root_B1 = ids_BM.gather(1, wanted_BK)
             masks = self.drafter.following(root_B1).expand(-1, self.ahead - 1)
             return self.block(length_B, torch.cat([root_B1, masks], 1), h_BMH, count_B, self.cache)
@@ -299,7 +304,8 @@ class Proposer:
         visible = Spans(torch.zeros_like(last_BK), last_BK, self.capacity)
         columns_BS = torch.arange(self.capacity, device=ids_BK.device).expand(len(slots_BT), -1)
         step = self.drafter.step(ids_BK, h_BMH, View(slots_BT, visible, columns_BS, slots_BT, cache))
-        return self._frontier(Step(*(x[:, 1:] for x in step)))  # the root itself says nothing
+        wanted = slice(1, 1 + self.shape.depth)  # the root itself says nothing
+        return self._frontier(Step(*(x[:, wanted] for x in step)))
 
     def propose(self, length_B: Tensor, root_B: Tensor, start: Frontier, children: ChildSampling) -> DraftTree:
         """Grow a proposal after the roots, from what :meth:`extend` returned.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.decoding.accept import DraftTree
 from specdec.decoding.proposal import Chain, ChildSampling, DraftShape, DynamicTree, Expand, Frontier
-from specdec.drafter import DraftVocab
+from specdec.drafter import DrafterConfig, DraftVocab
 from specdec.utils.imports import FLAG, ensure
 
 Ranks = tuple[int, ...]
@@ -82,9 +82,12 @@ class StaticTree(DraftShape):
     def name(self) -> str:
         return f"static tree of {len(self.paths)} (depth {self.depth})"
 
-    def check(self, draft_vocab_size: int) -> None:
-        if (most := max(map(max, self.paths))) >= draft_vocab_size:
-            raise ValueError(f"shape: the child rank {most} is beyond the draft vocabulary of {draft_vocab_size}")
+    def check(self, config: DrafterConfig) -> None:
+        super().check(config)
+        if (most := max(map(max, self.paths))) >= config.draft_vocab_size:
+            raise ValueError(
+                f"shape: the child rank {most} is beyond the draft vocabulary of {config.draft_vocab_size}"
+            )
 
     def prepare(self, device: torch.device) -> None:
         if device not in self._made:

@@ -71,6 +71,7 @@ class AnchoredText:
         self, target: Target, drafter: Drafter, ids: Sequence[int], depth: int, chains: int = CHAINS_SIDE_BY_SIDE
     ) -> None:
         self.target, self.drafter, self.depth = target, drafter, depth
+        nodes = 1 + max(depth, drafter.config.recurrence.masks)  # of a chain, its root with them
         self.rows = len(ids) - 1  # the drafter's, of the text: every token but the first has a feature before it
         most = min(chains, CHAINS_SIDE_BY_SIDE, LOG_PROBS_AT_ONCE // (depth * drafter.config.draft_vocab_size))
         self.side_by_side = max(1, most)  # A
@@ -79,7 +80,7 @@ class AnchoredText:
         with torch.no_grad():
             view = View.chain(torch.zeros_like(self.ids_1T[0, :1]), len(ids), len(ids), target.new_cache(len(ids)))
             self.out = target.forward(self.ids_1T, view, config.aux_layers, config.fusion.final_norm)
-            self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * (depth + 1))
+            self._proposer = Proposer(drafter, Chain(depth), len(ids) + self.side_by_side * nodes)
             self._proposer.prefill(0, self.ids_1T[:, 1:], self.out.aux_BTNH[:, :-1])
 
     def groups(self, anchors: Sequence[int]) -> Iterator[list[int]]:
@@ -97,7 +98,7 @@ class AnchoredText:
         ``on_step`` is called after each of the K steps, counted from 0.
         """
         anchor_A = torch.tensor(anchors, device=self.ids_1T.device)
-        if self.drafter.config.recurrence.block:
+        if self.drafter.config.recurrence.masks:
             return self._draft_blocks(anchor_A, on_step)
         before = min(anchors) - 1  # rows that every chain sees
         branches = _Branches(self.rows - before, anchor_A - 1 - before)
@@ -123,20 +124,21 @@ class AnchoredText:
 
         All steps come of one call: those of step k are its nodes from ``(k + 1) A`` on.
         """
-        before, levels, chains = int(anchor_A.min()), self.depth + 1, len(anchor_A)
+        before, masks, chains = int(anchor_A.min()), self.drafter.config.recurrence.masks, len(anchor_A)
+        levels, drafts = masks + 1, slice(chains, (self.depth + 1) * chains)
         branches = _Branches(self.rows - before, anchor_A - before)
         prefix_1 = torch.full_like(self.ids_1T[0, :1], before)
         seen = branches.seen(0, levels, whole=True)
         view = View.append(prefix_1, seen, branches.depth(levels)[None], self._proposer.capacity, self._proposer.cache)
         root_1A = self.ids_1T[:, anchor_A]
-        ids_1Q = torch.cat([root_1A, self.drafter.following(root_1A).repeat(1, self.depth)], 1)
+        ids_1Q = torch.cat([root_1A, self.drafter.following(root_1A).repeat(1, masks)], 1)
         feature_AH = self.drafter.fuse(self.out.aux_BTNH[:, anchor_A - 1])[0]
         step = self.drafter.step(ids_1Q, feature_AH[None, :0], view)
         for level in range(self.depth):
             on_step(level)
-        logits_KAD = self.drafter.logits(step.normed_BTH[0, chains:]).unflatten(0, (self.depth, chains))
+        logits_KAD = self.drafter.logits(step.normed_BTH[0, drafts]).unflatten(0, (self.depth, chains))
         tokens_AK = self.drafter.vocab.to_target(logits_KAD.argmax(-1)).T
-        handed_KAH = step.h_BTH[0, chains:].unflatten(0, (self.depth, chains))
+        handed_KAH = step.h_BTH[0, drafts].unflatten(0, (self.depth, chains))
         features_AJH = torch.cat([feature_AH[None], handed_KAH]).transpose(0, 1)
         return Chains(tokens_AK, logits_KAD.to(wide(logits_KAD.dtype)).log_softmax(-1).transpose(0, 1), features_AJH)
 

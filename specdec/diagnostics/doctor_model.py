@@ -152,7 +152,7 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
         drafter.recurrence.hidden.weight.copy_(kept)
         yield read("the mask's learned states", own_KTD, other_KTD, "the recurrence does not hand them on")
         return
-    if drafter.config.recurrence.block:  # hands on nothing
+    if drafter.config.recurrence.masks:  # hands on nothing
         return
     view = View.packed(torch.zeros_like(ids_1T[:, 2:]))
     handed_1TH = drafter.step(ids_1T[:, 1:-1], drafter.fuse(aux_1TNH[:, :-2]), view).h_BTH

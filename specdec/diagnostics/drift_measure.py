@@ -75,7 +75,7 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
         sum over chains and how many chains count.
     """
     drafter, anchor_A = one.drafter, torch.tensor(anchors, device=one.ids_1T.device)
-    A, block = len(anchors), drafter.config.recurrence.block
+    A, block = len(anchors), drafter.config.recurrence.masks > 0
     attention: list[Tensor] = []  # (A, M) of each step
     outs: list[Tensor] = []  # (A, H), the state before the output norm
     with observing(drafter) as seen:

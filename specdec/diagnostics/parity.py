@@ -30,7 +30,7 @@ from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
 from specdec.engines.server import VllmLaunch, find_vllm, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
-from specdec.export.formats import DrafterCheckpoint
+from specdec.export.formats import DrafterCheckpoint, drafts_of
 from specdec.export.read import check_unchanged
 from specdec.export.write import warn_if_rounded
 from specdec.target import Target, TargetSource
@@ -81,11 +81,11 @@ def parity(
         prompts: as of specdec evaluate; by default three beginnings of Python files
         limit: use the first prompts only
         max_new_tokens: new tokens per answer
-        depth: deepest draft compared; the first is 0
+        depth: deepest draft compared; the first is 0, and a block drafter's last is the deepest
         device: where target and drafter run
         engine: a real one, too
         url: a vLLM that serves the drafter; by default one is started for it, as specdec serve finds it
-        draft_tokens: drafts a pass of the vLLM that is started
+        draft_tokens: drafts a pass of the vLLM that is started, as of specdec serve
         vllm_args: flags for vllm serve: give them after --
         out: a directory for parity.json, a new one
 
@@ -107,7 +107,8 @@ def parity(
         dtype = str(model.dtype).removeprefix("torch.")
         if where and dtype == "float64":
             raise ValueError("vLLM has no float64: give --target.dtype float32 with --engine vllm")
-        drafts = (draft_tokens or VllmLaunch.draft_tokens) if where else 0
+        masks = own.config.recurrence.masks
+        drafts, depth = drafts_of(masks, draft_tokens) if where else 0, min(depth, (masks or depth + 1) - 1)
         asked, _ = first_turns(model, load_prompts(prompts, limit) if prompts else built_in, max_new_tokens + drafts)
         console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150, highlight=False)
         subject = subject_of(own, model)
@@ -198,8 +199,7 @@ def vllm_to_ask(
         raise ValueError("--dtype after -- is not passed on: vLLM runs in the target's, give --target.dtype")
     if url or engine is None:
         return url and Endpoint(url).url
-    drafts = VllmLaunch.draft_tokens if draft_tokens is None else draft_tokens
-    return VllmLaunch(find_vllm(), target, port=0, draft_tokens=drafts, extra=tuple(vllm_args))
+    return VllmLaunch(find_vllm(), target, port=0, draft_tokens=draft_tokens, extra=tuple(vllm_args))
 
 
 class VllmAnswer(NamedTuple):
@@ -310,6 +310,7 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
         ValueError: no answer is longer than a pass.
     """
     allowed, depth = 2 * share, answers[0].drafts  # each of two candidates has an error of its own
+    drafts_of(drafter.config.recurrence.masks, depth)
     passes: list[tuple[int, int, bool]] = []  # drafts accepted by this drafter and by vLLM; is it close where they part
     close_tokens = wrong_tokens = 0
     for answer in answers:

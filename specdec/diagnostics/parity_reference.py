@@ -71,6 +71,7 @@ class Settings(NamedTuple):
     stretch: float  # on DeepSeek's scores, where yarn stretches its rope
     latent: tuple[int, ...]  # of DeepSeek's attention, by LATENT; () for grouped queries
     mask_token: int | None  # of a parallel drafter, which reads it in place of tokens not known yet
+    block_size: int  # nodes of a block drafter's pass, the root and its masks; else 0
 
 
 class ServedDrafter(NamedTuple):
@@ -161,6 +162,7 @@ def settings(raw: Raw, method: str) -> Settings:
         stretch=stretch,
         latent=latent,
         mask_token=_mask_token(config),
+        block_size=config["block_size"] if found in DFLASH else 0,
         **switches,
     )
 
@@ -178,7 +180,7 @@ def _flat(raw: Raw) -> Raw:
     if raw.get("speculators_model_type") == "dflash":
         of_block = {"mask_token_id": raw["mask_token_id"], "causal": not raw.get("sliding_window_non_causal", True)}
         of_block["target_layer_ids"] = [i - 1 for i in raw["aux_hidden_state_layer_ids"]]
-        handed = {key: raw.get(key) for key in ("draft_vocab_size", "target_hidden_size")}
+        handed = {key: raw.get(key) for key in ("draft_vocab_size", "target_hidden_size", "block_size")}
         return {**layer, **handed, "dflash_config": of_block, "architectures": ["DFlashDraftModel"]}
     handed = {key: raw[key] for key in HANDED_ON + OF_EAGLE3 * (not parallel) if key in raw}
     named = "Qwen3ForCausalLM" if layer["model_type"] == "qwen3" else "LlamaForCausalLM"
@@ -211,6 +213,8 @@ def _block_ids(config: Raw) -> tuple[int, ...]:
         raise Misread(f"config.json: dflash_config {dict(inner)} is of a block that is not compared here")
     if inner.get("mask_token_id") is None or not inner.get("target_layer_ids"):
         raise Misread("config.json: dflash_config lacks mask_token_id or target_layer_ids")
+    if not isinstance(config.get("block_size"), int):
+        raise Misread("config.json lacks block_size, the nodes that a pass was trained with")
     return tuple(i + 1 for i in inner["target_layer_ids"])
 
 
@@ -384,22 +388,22 @@ def draft_blocks(
     served: ServedDrafter, ids_T: Tensor, features_TH: Tensor, anchors: Sequence[int], depth: int
 ) -> tuple[Tensor, Tensor]:
     """:func:`draft` of a block drafter (https://arxiv.org/abs/2602.06036): behind every anchor its next token and
-    ``depth + 1`` masks, which see each other and, in every layer, keys and values of the features up to the anchor."""
+    the masks, which see each other and, in every layer, keys and values of the features up to the anchor."""
     read_by, context_TH = served.settings, rms(served, "hidden_norm", features_TH)
     places_T, layers = torch.arange(len(ids_T), device=ids_T.device), range(read_by.num_hidden_layers)
     past = [heads(served, f"layers.{i}.self_attn", context_TH, places_T)[1:] for i in layers]
     read, log_probs = [], []
     for anchor in anchors:
         own = [(k_gSd[:, : anchor + 1], v_gSd[:, : anchor + 1]) for k_gSd, v_gSd in past]
-        masks = torch.full_like(ids_T[:1], read_by.mask_token or 0).expand(depth + 1)
+        masks = torch.full_like(ids_T[:1], read_by.mask_token or 0).expand(read_by.block_size - 1)
         x_MH = served.weights[EMBEDDING][torch.cat([ids_T[anchor + 1 : anchor + 2], masks])]
-        places_M = anchor + 1 + torch.arange(depth + 2, device=ids_T.device)
+        places_M = anchor + 1 + torch.arange(read_by.block_size, device=ids_T.device)
         for i in layers:
             block_MH = rms(served, f"layers.{i}.input_layernorm", x_MH)
             x_MH = x_MH + attention(served, i, block_MH, places_M, own, whole=True)
             x_MH = x_MH + feed_forward(served, i, x_MH)
-        read += [features_TH[anchor], *x_MH[1:-1]]
-        log_probs += [_log_probs(served, hidden_H) for hidden_H in rms(served, "norm", x_MH)[1:]]
+        read += [features_TH[anchor], *x_MH[1 : depth + 1]]
+        log_probs += [_log_probs(served, hidden_H) for hidden_H in rms(served, "norm", x_MH)[1 : depth + 2]]
     shape = (len(anchors), depth + 1)
     return torch.stack(read).unflatten(0, shape), torch.stack(log_probs).unflatten(0, shape)
 

@@ -122,7 +122,7 @@ class KVInjection(Entry):
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
         """The drafts are a block, and each layer has its norm."""
-        if not config.recurrence.block:
+        if not config.recurrence.masks:
             raise ValueError(
                 f"entry KVInjection reads nothing that recurrence {type(config.recurrence).__name__} hands on: it "
                 "needs recurrence MaskBlock"

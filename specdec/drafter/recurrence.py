@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafter.parts import Part
+from specdec.utils.numbers import Depth, check_numbers
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig, DrafterSpec
@@ -26,9 +27,9 @@ class Recurrence(Part):
     parallel: ClassVar[bool] = False
     """Whether no step reads what another made, so that all drafts of a target pass come of one call of the drafter;
     then :meth:`following` gives one token for all."""
-    block: ClassVar[bool] = False
-    """Whether these drafts are a block of nodes of their own, which see each other and the features of the text, as
-    entry KVInjection has it."""
+    masks: int = 0
+    """Drafts of a pass that are a block of nodes of their own, which see each other and the features of the text, as
+    entry KVInjection has it; 0 for those that are none."""
 
     def of_target(self, vocab_size: int) -> Self:
         """This recurrence with the tokens that it names numbered for a vocabulary of ``vocab_size``."""
@@ -37,6 +38,14 @@ class Recurrence(Part):
     def following(self, ids_BT: Tensor) -> Tensor:
         """What steps after the first read in place of tokens that have been drafted, int64 (B, T)."""
         return ids_BT
+
+    def check_depth(self, depth: int) -> None:
+        """Raise ValueError where a pass cannot draft ``depth`` tokens."""
+        if 0 < self.masks < depth:
+            raise ValueError(
+                f"{depth} drafts are asked of a block of {self.masks} masks, which drafts as many: give a depth of "
+                f"{self.masks} or less"
+            )
 
 
 @dataclass(frozen=True)
@@ -128,12 +137,14 @@ class MaskBlock(MaskToken):
 
     Args:
         mask_token_id: as of :class:`MaskConstant`.
+        masks: of every pass, in training as in decoding: a decoder that wants fewer drafts takes the first.
     """
 
     mask_token_id: int = -1
-    block: ClassVar[bool] = True
+    masks: Depth = 7
 
     def check(self, config: "DrafterConfig | DrafterSpec") -> None:
+        check_numbers(MaskBlock, vars(self))
         if not config.entry.context:
             raise ValueError(
                 "recurrence MaskBlock drafts at nodes that have no feature of their own: it needs entry KVInjection"

@@ -16,7 +16,6 @@ from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, fail
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.evaluation.tune import SCHEDULE, schedules
-from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource
 from specdec.utils.config import new_run
 from specdec.utils.files import scratch_folder, staged_directory, write_json
@@ -43,7 +42,7 @@ def serve(
     *,
     target: TargetSource = TargetSource(),  # noqa: B008
     drafter: Path,
-    draft_tokens: list[Depth] = [DRAFT_TOKENS],  # noqa: B006
+    draft_tokens: list[Depth] = [],  # noqa: B006
     host: str = "127.0.0.1",
     port: Port = 8000,
     vllm: str | None = None,
@@ -69,7 +68,7 @@ def serve(
 
     Args:
         drafter: a drafter's directory, or an export of one for vLLM
-        draft_tokens: drafts a pass; several of --bench
+        draft_tokens: drafts a pass, 3 or a block drafter's masks if not given; several of --bench
         host: address to listen on
         port: port to listen on; 0 takes a free one, as --bench does
         vllm: a Python that has vLLM; by default $SPECDEC_VLLM_PYTHON, else this environment
@@ -86,23 +85,23 @@ def serve(
     """
     if (out or limit) and not bench:
         raise ValueError("--out and --limit are of --bench")
-    if not draft_tokens or (len(draft_tokens) > 1 and not bench):
+    if len(draft_tokens) > 1 and not bench:
         raise ValueError(f"--draft_tokens {draft_tokens}: give one number, or several with --bench")
     port = 0 if bench else port
-    launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, draft_tokens[0], tuple(vllm_args))
+    launch = VllmLaunch(find_vllm(vllm), target, host, port, timeout, next(iter(draft_tokens), None), tuple(vllm_args))
     serving = False
     try:
         with stop_on_signals(), scratch_folder() as scratch:
             if bench:
-                drafts = sorted(set(draft_tokens))
-                _bench(launch, drafter, drafts, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
+                asked = sorted(set(draft_tokens))
+                _bench(launch, drafter, asked, bench, limit, concurrency, max_new_tokens, temperature, ignore_eos, out)
                 return 0
             made = drafter_checkpoint(drafter, target, scratch / "drafter")
             with launch.server(made, log_file or scratch / "server.log") as server:
                 serving = True  # whoever reads the address may end it
                 sys.stdout.write(f"{server.url}\n")
                 sys.stdout.flush()
-                often = how_many(launch.draft_tokens, "token")
+                often = how_many(made.drafts(launch.draft_tokens), "token")
                 log.info("%s drafts %s a pass, method %s; Ctrl-C stops it", drafter, often, made.method)
                 server.wait()
     except StopRequested as asked:
@@ -140,15 +139,16 @@ def _bench(
     with (
         staged_directory(out or new_run("bench")) as folder,
         scratch_folder() as scratch,
-        progress("bench", "run", (len(draft_tokens) + 1) * len(levels)) as advance,
+        progress("bench", "run", (max(len(draft_tokens), 1) + 1) * len(levels)) as advance,
     ):
         data = scratch / "prompts.jsonl"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
         made = drafter_checkpoint(drafter, launch.target, scratch / "drafter")
         several = len(draft_tokens) > 1
-        kinds = {f"drafter-{drafts}" if several else "drafter": drafts for drafts in draft_tokens}
+        each = [made.drafts(asked) for asked in draft_tokens] or [made.drafts(None)]
+        kinds = {f"drafter-{drafts}" if several else "drafter": drafts for drafts in each}
         for name, drafts in (*kinds.items(), ("baseline", 0)):
-            served = replace(launch, draft_tokens=drafts or launch.draft_tokens)
+            served = replace(launch, draft_tokens=drafts or None)
             with served.server(made if drafts else None, scratch / f"{name}.log", caching=False) as server:
                 for users in levels:
                     command = [

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from specdec.drafter import load_drafter
+from specdec.drafter import DrafterConfig, load_drafter
 from specdec.engines.client import Endpoint, RequestError
 from specdec.export import FORMATS, export_drafter
 from specdec.export.formats import DrafterCheckpoint, vllm_arguments
 from specdec.export.read import OURS, check_unchanged
 from specdec.export.switches import VLLM
-from specdec.export.write import DRAFT_TOKENS
 from specdec.target import TargetSource, load_config
 from specdec.utils import supervise
 from specdec.utils.files import explained, read_json
@@ -79,7 +78,7 @@ class VllmLaunch:
     host: str = "127.0.0.1"
     port: Port = 8000  # 0 for one that is free
     timeout: Positive = TIMEOUT  # seconds until it must be healthy
-    draft_tokens: Depth = DRAFT_TOKENS  # a pass
+    draft_tokens: Depth | None = None  # a pass; see DrafterCheckpoint.drafts
     extra: Sequence[str] = ()  # further flags of vllm serve
 
     def __post_init__(self) -> None:
@@ -92,7 +91,8 @@ class VllmLaunch:
         self, drafter: DrafterCheckpoint | None, log: Path, caching: bool = True
     ) -> "contextlib.AbstractContextManager[Server]":
         """The server, to be entered; without ``caching``, prefixes are cached only if a flag of ``extra`` says so."""
-        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, drafter, self.draft_tokens)
+        drafts = drafter.drafts(self.draft_tokens) if drafter else 0
+        port, arguments = self.port or free_port(self.host), vllm_arguments(self.target, drafter, drafts)
         arguments += ["--host", self.host, "--port", str(port)]
         arguments += [*([] if caching else ["--no-enable-prefix-caching"]), *self.extra]  # the last of two flags counts
         return running([*self.vllm, *arguments], self.host, port, log, self.timeout)
@@ -124,7 +124,8 @@ def drafter_checkpoint(directory: Path, target: TargetSource, scratch: Path) -> 
         if here != there:
             raise ValueError(f"the export is for a target of {theirs} {here}, {target.source} has {there}")
     named = str(record["method"]), str(record["target"].get("architecture"))
-    return DrafterCheckpoint(directory, *named, bool(record.get("parallel")))
+    masks = DrafterConfig.from_json(record["drafter"], str(directory)).recurrence.masks
+    return DrafterCheckpoint(directory, *named, bool(record.get("parallel")), masks)
 
 
 class ServerError(ValueError):

@@ -87,7 +87,7 @@ class AcceptanceLength(pl.Callback):
         assert isinstance(pl_module, DrafterModule)
         if self.every_n_validations and trainer.enable_validation:
             assert pl_module.drafter is not None
-            self.shape.check(pl_module.drafter.config.draft_vocab_size)
+            self.shape.check(pl_module.drafter.config)
             self._prepare(trainer, pl_module)
 
     def on_validation_batch_start(

@@ -138,7 +138,7 @@ def card(record: Record, name: str, license: str | None = None, base_model: str 
 def _generation(config: DrafterConfig) -> str:
     if isinstance(config.attention, TargetLayer):
         return "MTP"
-    if config.recurrence.block:
+    if config.recurrence.masks:
         return "DFlash"
     if isinstance(config.fusion, LastLayer):
         return "EAGLE-1"

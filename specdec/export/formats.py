@@ -18,6 +18,7 @@ from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, NotServab
 from specdec.target import TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
+DRAFT_TOKENS = 3  # a pass, where nobody says
 
 
 class DrafterCheckpoint(NamedTuple):
@@ -27,11 +28,28 @@ class DrafterCheckpoint(NamedTuple):
     method: str  # eagle, eagle3 or dflash
     architecture: str  # the target's, as its config.json names the class
     parallel: bool = False  # whether its drafts come of one call
+    masks: int = 0  # of a block drafter, which an engine must run all
 
     @classmethod
     def of(cls, directory: Path | str, subject: Subject) -> Self:
         """That of a drafter's export."""
-        return cls(directory, subject.method, subject.architecture, subject.parallel)
+        return cls(directory, subject.method, subject.architecture, subject.parallel, subject.config.recurrence.masks)
+
+    def drafts(self, asked: int | None) -> int:
+        """The drafts of a pass; see :func:`drafts_of`."""
+        return drafts_of(self.masks, asked)
+
+
+def drafts_of(masks: int, asked: int | None) -> int:
+    """How many tokens an engine is told to draft: those asked for, else a block drafter's masks or three.
+
+    ValueError for another number than its masks: they see each other, and it has learned with as many.
+    """
+    if masks and asked not in (None, masks):
+        raise ValueError(
+            f"--draft_tokens {asked}: the drafter's block has {masks} masks, and each is a draft: leave it out"
+        )
+    return asked or masks or DRAFT_TOKENS
 
 
 class Format:
@@ -59,8 +77,6 @@ class Format:
         written = keys.write(subject.config, subject.method)
         if EMBEDDING in subject.shared:  # EAGLE's own code then reads the target's embedding, if this key is absent
             written.pop("target_hidden_size")
-        if subject.method == "dflash":
-            written["block_size"] = 1 + draft_tokens
         return {"architectures": self.architectures(subject), **written}
 
     def architectures(self, subject: Subject) -> list[str]:
@@ -177,7 +193,7 @@ class SglangFormat(Format):
 LAYER, SPECULATORS_VERSION = "transformer_layer_config", "0.9.0"
 # of the flat keys, those that stand at the top in the speculators format; the others describe the layer
 TOP = {"draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"}
-TOP |= {keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id"}
+TOP |= {keys.IDS, keys.AUX, "tie_word_embeddings", "mask_token_id", "block_size"}
 
 
 class SpeculatorsFormat(Format):
@@ -213,7 +229,7 @@ class SpeculatorsFormat(Format):
         if subject.method == "dflash":
             kind, name = "dflash", "DFlashSpeculator"
             ids, token = list(subject.config.aux_layers), flat.pop("dflash_config")["mask_token_id"]
-            top |= {keys.AUX: ids, "mask_token_id": token, "block_size": 1 + draft_tokens}
+            top |= {keys.AUX: ids, "mask_token_id": token}
         layer = {key: value for key, value in flat.items() if key not in TOP | {"eagle_config"}}  # SGLang's
         if subject.parallel:  # vLLM 0.32 hands these on from the layer alone, the library reads them at the top
             layer |= {key: flat[key] for key in ("fc_norm", "norm_output")}

@@ -130,7 +130,10 @@ def _block(raw: Raw, hf: Any) -> dict[str, Any]:
         raise ValueError("dflash_config: attention_value_scale or use_aux_hidden_state is not the default")
     if (token := _mask_token(raw)) is None:
         raise ValueError("a block drafter (DFlash) has a mask: it lacks dflash_config.mask_token_id")
-    return {"recurrence": MaskBlock(token)}
+    size = raw.get("block_size")
+    if type(size) is not int or size < 2:
+        raise ValueError(f"block_size is {size!r:.60}, wanted the nodes of a block, a whole number above 1")
+    return {"recurrence": MaskBlock(token, masks=size - 1)}
 
 
 def _eagle_config(config: DrafterConfig) -> dict[str, Any]:
@@ -211,6 +214,7 @@ DFLASH = (
     _or("target_hidden_size", "hidden_size"),
     KeyRow("num_target_layers", lambda c: c.num_target_layers),
     KeyRow("dflash_config", _dflash_config, _block),
+    KeyRow("block_size", lambda c: 1 + c.recurrence.masks),
     KeyRow("layer_types", lambda c: [FULL] * c.num_layers, _window),
 )
 

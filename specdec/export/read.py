@@ -288,7 +288,8 @@ def recognised(checkpoint: Checkpoint, config: DrafterConfig, given: bool = Fals
     if isinstance(config.recurrence, MaskConstant):
         parts.append(f"parallel (P-EAGLE): its mask is token {config.recurrence.mask_token_id}")
     if isinstance(config.recurrence, MaskBlock):
-        parts.append(f"drafts: a block of masks, token {config.recurrence.mask_token_id}")
+        masks = how_many(config.recurrence.masks, "mask")
+        parts.append(f"drafts: a block of {masks}, token {config.recurrence.mask_token_id}")
     if isinstance(config.attention, MLA):
         parts.append(f"attention: MLA, keys and values from a latent of {config.attention.kv_lora_rank}")
     return [

@@ -60,7 +60,7 @@ class Subject(NamedTuple):
     @property
     def method(self) -> str:
         """What engines call the drafter's kind: ``eagle`` is EAGLE-1 and 2, ``eagle3`` EAGLE-3 to 3.1, P-EAGLE too."""
-        if self.config.recurrence.block:
+        if self.config.recurrence.masks:
             return "dflash"
         return "eagle" if isinstance(self.config.fusion, LastLayer) else "eagle3"
 

@@ -15,7 +15,7 @@ from specdec.decoding import warn_unless_made_for
 from specdec.drafter import Drafter, Narrow, load_drafter
 from specdec.drafter.io import check_finite, located, weights_sha256
 from specdec.export import card, mtp, read
-from specdec.export.formats import FORMATS, DrafterCheckpoint
+from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
@@ -27,7 +27,6 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-DRAFT_TOKENS = 3
 ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # what a target is loaded in, beside float64
 
 
@@ -37,7 +36,7 @@ def export(
     out: str,
     target: TargetSource = TargetSource(),  # noqa: B008  frozen
     format: str = "vllm",
-    draft_tokens: Depth = DRAFT_TOKENS,
+    draft_tokens: Depth | None = None,
     evaluation: list[Path] = [],  # noqa: B006
     push: str | None = None,
 ) -> None:
@@ -50,7 +49,7 @@ def export(
         out: directory of the checkpoint, not there yet
         target: the model that it drafts for
         format: vllm, speculators or sglang; mtp for a copy of the target with the drafter as its own module
-        draft_tokens: drafts a pass, in the line that serves it
+        draft_tokens: drafts a pass, in the line that serves it; 3, or a block drafter's masks, if not given
         evaluation: directories of specdec evaluate that the model card quotes; by default those in the run's folder
         push: put the export on the Hugging Face Hub as well, as USER/NAME; see specdec push
 
@@ -84,7 +83,7 @@ class Exported(NamedTuple):
 
 def export_drafter(
     drafter: Drafter, target: Target, directory: Path | str, format: str = "vllm", *,
-    draft_tokens: Depth = DRAFT_TOKENS, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
+    draft_tokens: Depth | None = None, served: TargetSource | None = None, evaluation: Sequence[Path] = (),
     run: Path | None = None,
 ) -> Exported:  # fmt: skip
     """Write a drafter for a serving engine, in its own dtype.
@@ -93,7 +92,7 @@ def export_drafter(
         target: whose drafter it is; embedding and head that are the target's own are left to it, rounded ones too.
         format: ``vllm``, ``speculators`` or ``sglang``; or ``mtp``, which writes a copy of the target's checkpoint
             with the drafter in place of the module of multi-token prediction that it had.
-        draft_tokens: drafts a pass, in the line that serves it.
+        draft_tokens: drafts a pass, in the line that serves it; see :func:`specdec.export.formats.drafts_of`.
         served: where the engine finds the target, if not at ``target.source``.
         evaluation: directories of ``specdec evaluate``, which the model card quotes.
         run: the drafter's directory, around which evaluations and the record of its training are looked for.
@@ -113,19 +112,20 @@ def export_drafter(
         sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
         raise ValueError(f"the drafter {sizes}")
     warn_unless_made_for(target, drafter)
+    drafts = drafts_of(config.recurrence.masks, draft_tokens)
     subject = subject_of(drafter, target)
     served = served or TargetSource(target.source)
     if format == mtp.FORMAT:
-        line = mtp.stitch(drafter, target, subject, served, directory, draft_tokens)
+        line = mtp.stitch(drafter, target, subject, served, directory, drafts)
         return Exported(directory, DrafterCheckpoint(directory, mtp.FORMAT, subject.architecture), line)
     chosen = FORMATS[format]
     chosen.check(subject)
-    line = chosen.command(str(directory.resolve()), subject, served, draft_tokens)
+    line = chosen.command(str(directory.resolve()), subject, served, drafts)
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
-        "needs": chosen.needs(subject), "draft_tokens": draft_tokens, "serve": line, "drafter": config.to_json(),
+        "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
         "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": target.identity["fingerprint"]},
         "training": card.trained(run) if run else None,
@@ -147,7 +147,7 @@ def export_drafter(
             save_file(tensors, file, metadata={"format": "pt"})
         except SafetensorError as error:
             raise ValueError(f"{directory}: the weights cannot be written: {error}") from error
-        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), draft_tokens))
+        write_json(temporary / read.CONFIG, chosen.config(subject, served.directory(), drafts))
         record["weights_sha256"] = sha256(file)
         write_json(temporary / read.OURS, record)
         write_text(temporary / card.README, str(card.card(record, str(directory.resolve()))))

@@ -187,7 +187,13 @@ def check(
             f"hidden_size {config.hidden_size} is not the target's {config.target_hidden_size}: embedding and head "
             "cannot start from the target's and must be trained: set model.train_embed=true and train_head=true"
         )
-    if ttt_steps == 1 and config.recurrence.parallel and not config.recurrence.block:
+    masks = config.recurrence.masks
+    if masks and masks != ttt_steps:
+        raise ValueError(
+            f"recurrence {type(config.recurrence).__name__} has {masks} masks and model.ttt_steps is {ttt_steps}: give "
+            "both one number, the steps of a block are its masks"
+        )
+    if ttt_steps == 1 and config.recurrence.parallel and not masks:
         raise ValueError(
             f"recurrence {type(config.recurrence).__name__} is what steps after the first read: give model.ttt_steps 2 "
             "or more"

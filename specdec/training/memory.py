@@ -106,7 +106,7 @@ def activations(
 
     # Once for all steps: what fusion's linear layers read, and what the embedding's norm does.
     once = sum(of_fusion) + H * bool(norms.embed)
-    if config.recurrence.block:  # all steps at once, per token: n nodes of a block, and one of context
+    if config.recurrence.masks:  # all steps at once, per token: n nodes of a block, and one of context
         n = 1 + K
         step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(config)
         step += (1 + n) * (q + 2 * kv) * (1 + bool(norms.query_key))

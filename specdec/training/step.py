@@ -153,7 +153,7 @@ class TrainStep(nn.Module):
         if drawn_BT is None:
             left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
         else:  # conditional drop (https://arxiv.org/abs/2504.18583): what a step leaves out is in no later one either
-            block = drafter.config.recurrence.block  # whose steps come together: a share of the anchors is drawn
+            block = drafter.config.recurrence.masks > 0  # whose steps come together: a share of the anchors is drawn
             shares_K = [config.keep if block else max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
             left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
             trained_KBT &= left_KBT

@@ -105,7 +105,8 @@ def ttt_unroll(
         kept: of every step, the slots whose states are wanted, (B, M, H) then, among those of the step before; None, or
             no list at all, for all. Of the others only the step-0 keys are worked out.
     """
-    if drafter.config.recurrence.block:
+    if drafter.config.recurrence.masks:
+        drafter.config.recurrence.check_depth(steps)
         yield from _block_unroll(drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, (kept or [None])[0])
         return
     whole, T = View.packed(documents_BT), ids_BT.shape[1]
@@ -151,8 +152,8 @@ def _block_unroll(
     h_BTH = drafter.fuse(aux_BTNH)
     root_BT = torch.nn.functional.pad(ids_BT, (0, 1))[:, 1:]
     view, root_BM = (whole, root_BT) if kept is None else (whole.of(kept.slots_BM), kept.take(root_BT))
-    M, blocks = root_BM.shape[1], 1 + steps  # the block's nodes stand level by level, M to a level
-    ids = torch.cat([root_BM, drafter.following(root_BM).repeat(1, steps)], 1)
+    masks, M = drafter.config.recurrence.masks, root_BM.shape[1]
+    ids, blocks = torch.cat([root_BM, drafter.following(root_BM).repeat(1, masks)], 1), 1 + masks  # level by level
     assert isinstance(view.visibility, Spans)
     depth = torch.arange(blocks, device=ids.device).repeat_interleave(M)
     positions = torch.cat([whole.positions_BT, view.positions_BT.repeat(1, blocks) + 1 + depth], 1)

@@ -11,7 +11,8 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.parity import PROMPTS, TRIES, EnginePasses, VllmAnswer, ask, compare_passes
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load_drafter, save_drafter
 from specdec.engines.client import Endpoint
-from specdec.engines.server import VARIABLE, VllmLaunch
+from specdec.engines.server import VARIABLE
+from specdec.export.formats import DRAFT_TOKENS
 from specdec.target import Target
 from tests.diagnostics.conftest import SMALL
 from tests.engines.conftest import alive
@@ -194,7 +195,7 @@ def test_the_command_with_a_server_that_runs(
     model, fake = Target.load(target_directory), served(True)
     decoder = SpeculativeDecoder(model, load_drafter(tmp_path / "drafter"), Chain(DRAFTS))
     for text in PROMPTS:
-        made = decoder.generate(asked := model.tokenizer(text)["input_ids"], 8 + VllmLaunch.draft_tokens)
+        made = decoder.generate(asked := model.tokenizer(text)["input_ids"], 8 + DRAFT_TOKENS)
         fake.plans[tuple(asked)] = (made.ids, made.accepted)
     line += ["--engine", "vllm", "--url", f"{fake.url}/v1"]
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
@@ -202,11 +203,7 @@ def test_the_command_with_a_server_that_runs(
     assert "vLLM and decoding" in told
     assert told.splitlines()[-1] == "what was trained is what is decoded and what vLLM serves"
     report = json.loads((tmp_path / "out" / "parity.json").read_text())
-    assert (
-        report["holds"]
-        and report["engine"]["holds"]
-        and report["engine"]["tokens"] == 3 * (8 + VllmLaunch.draft_tokens)
-    )
+    assert report["holds"] and report["engine"]["holds"] and report["engine"]["tokens"] == 3 * (8 + DRAFT_TOKENS)
     assert fake.passes > report["engine"]["positions"][0]["passes"] > 3
 
     prompt, (ids, accepted) = next(iter(fake.plans.items()))

@@ -16,7 +16,8 @@ from specdec.cli import main
 from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
-from specdec.engines.server import VARIABLE, VllmLaunch, drafter_checkpoint, free_port
+from specdec.engines.server import VARIABLE, drafter_checkpoint, free_port
+from specdec.export.formats import DRAFT_TOKENS
 from specdec.target import Target, TargetSource
 from tests.engines import inside_vllm
 from tests.engines.conftest import alive, soon
@@ -178,7 +179,7 @@ def same(url: str, drafter: Path, target: Target, tmp_path: Path) -> None:
     more = ["--engine", "vllm", "--url", url, "--max_new_tokens", str(TOKENS), "--out", str(tmp_path / "parity")]
     assert main(["parity", "--target", target.source, "--drafter", str(drafter), *more]) == 0
     found = json.loads((tmp_path / "parity" / "parity.json").read_text())["engine"]
-    assert found["holds"] and (found["tokens"], found["rounding"]) == (3 * (TOKENS + VllmLaunch.draft_tokens), 0)
+    assert found["holds"] and (found["tokens"], found["rounding"]) == (3 * (TOKENS + DRAFT_TOKENS), 0)
     positions = found["positions"]
     assert [one["verdict"] for one in positions] == ["equal"] * DRAFTS
     assert [one["accepted"] for one in positions] == [one["expected"] for one in positions]

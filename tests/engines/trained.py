@@ -16,8 +16,9 @@ DRAFTERS = {
     "eagle1": ["--config", "conf/train/eagle1.yaml"],
     "eagle3_1": ["--config", "conf/train/eagle3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
     "peagle_3_1": ["--model.drafter", "conf/drafter/peagle_3_1.yaml", "--model.drafter.draft_vocab_size", "1000"],
-    "dflash": [  # one layer: vLLM-CPU reads the first one's k_norm for all; and blocks of as many masks as are served
+    "dflash": [  # one layer: vLLM-CPU reads the first one's k_norm for all
         *("--model.drafter", "conf/drafter/dflash.yaml", "--model.drafter.num_layers", "1", "--model.ttt_steps", "3"),
+        *("--model.drafter.recurrence.init_args.masks", "3"),
         *("--model.drafter.head", "own", "--model.drafter.draft_vocab_size", "1000"),
     ],
 }

@@ -24,7 +24,7 @@ from specdec.utils.files import sha256
 from tests.export.made import evaluation, made_drafter, same_state
 from tests.export.made import names as files
 from tests.perfect import markov_target
-from tests.tiny import HIDDEN, VOCAB, biased, largest_file, llama_config, presets, tiny_target
+from tests.tiny import HIDDEN, VOCAB, biased, largest_file, llama_config, presets, tiny_target, variants
 
 H = HIDDEN
 SPEC = DrafterSpec(draft_vocab_size=40)
@@ -105,6 +105,20 @@ def test_every_key_and_tensor_of_eagle_3_1(tmp_path: Path, target: Target) -> No
     words = shlex.split(exported.command)
     assert words[:4] == ["vllm", "serve", "org/target", "--speculative-config"]
     assert json.loads(words[4]) == {"method": "eagle3", "model": str(out), "num_speculative_tokens": 5}
+
+
+def test_a_block_is_served_with_all_of_its_masks(tmp_path: Path, target: Target) -> None:
+    drafter = made_drafter(dataclasses.replace(variants()["dflash"], num_layers=1), target)
+    with pytest.raises(ValueError, match="--draft_tokens 3: the drafter's block has 7 masks"):
+        export_drafter(drafter, target, tmp_path / "out", draft_tokens=3)
+    for format in ("vllm", "speculators"):
+        out = tmp_path / format
+        exported = export_drafter(drafter, target, out, format)
+        config = config_of(out)
+        assert config["block_size"] == 8 and exported.checkpoint.drafts(None) == 7
+        (out / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "block_size"}))
+        with pytest.raises(ValueError, match="block_size is None, wanted the nodes of a block"):
+            import_checkpoint(read_checkpoint(out), target)
 
 
 def test_our_own_record(tmp_path: Path, target: Target) -> None:

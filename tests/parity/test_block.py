@@ -13,15 +13,17 @@ from specdec.decoding import Chain, DynamicTree, Proposer
 from specdec.diagnostics.parity_compare import decoded, trained
 from specdec.drafter import Drafter, MaskBlock, PostNorm
 from specdec.nn.view import View
+from specdec.training.building import FromTarget, check
 from specdec.training.ttt import ttt_unroll
 from tests.tiny import VOCAB, tiny_drafter, tiny_target, variants
 
-K, DEPTH = 3, {"one": 1, "three": 3}
+K, MASKS, DEPTH = 3, 5, {"one": 1, "three": 3}  # fewer drafts are taken than there are masks
 TARGET = tiny_target()
 
 
 def drafter_of(layers: str) -> Drafter:
-    return tiny_drafter(dataclasses.replace(variants()["dflash"], num_layers=DEPTH[layers]))
+    spec = dataclasses.replace(variants()["dflash"], num_layers=DEPTH[layers], recurrence=MaskBlock(masks=MASKS))
+    return tiny_drafter(spec)
 
 
 def texts() -> list[list[int]]:
@@ -93,3 +95,15 @@ def test_a_block_of_masks_and_injected_context_need_each_other() -> None:
         dataclasses.replace(variants()["qwen3"], recurrence=MaskBlock())
     with pytest.raises(ValueError, match="no window: set attention_window=full"):
         dataclasses.replace(spec, attention_window=16)
+
+
+def test_a_pass_has_as_many_drafts_as_masks() -> None:
+    drafter, ids_1T = drafter_of("one"), torch.tensor([texts()[0]])
+    aux_1TNH = torch.zeros(*ids_1T.shape, len(drafter.config.aux_layers), drafter.config.target_hidden_size).double()
+    asked = "6 drafts are asked of a block of 5 masks"
+    with pytest.raises(ValueError, match=asked):
+        Proposer(drafter, Chain(MASKS + 1), 20)
+    with pytest.raises(ValueError, match=asked):
+        next(ttt_unroll(drafter, ids_1T, aux_1TNH, torch.zeros_like(ids_1T), MASKS + 1))
+    with pytest.raises(ValueError, match=r"has 5 masks and model\.ttt_steps is 4"):
+        check(drafter.config, 64, 64, FromTarget(), False, True, 4)

@@ -239,7 +239,7 @@ def reference(
     factors = recipe.weights.factors(recipe.steps)
     top, bottom = torch.zeros((), dtype=torch.float64), 0.0
     block = isinstance(drafter.config.recurrence, MaskBlock)
-    of_blocks = naive.blocks(batch.ids_BT, h, rows, recipe.steps) if block else []
+    of_blocks = naive.blocks(batch.ids_BT, h, rows, drafter.config.recurrence.masks) if block else []
     for k in range(recipe.steps):
         ids_BT = F.pad(batch.ids_BT[:, 1 + k :], (0, min(T, 1 + k)))
         positions_BT = torch.tensor([[place.position + k for place in row] for row in rows])

@@ -43,7 +43,7 @@ def make(
     data: TokenData = DATA,
     train_embed: bool = False,
     train_head: bool = True,
-    steps: int = 3,
+    steps: int = 7,
     start: Start = FromTarget(),  # noqa: B008  frozen
 ) -> Drafter:
     torch.manual_seed(5)

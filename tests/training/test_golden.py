@@ -5,6 +5,7 @@ A change that should not alter numbers leaves these losses alone; one that shoul
 ``python -m tests.training.test_golden`` writes them.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from specdec.data import Batch
-from specdec.drafter import Drafter, DrafterSpec
+from specdec.drafter import Drafter, DrafterSpec, MaskBlock
 from specdec.nn.layers import Rope
 from specdec.nn.unroll import Blocked, Dense, UnrollKernel
 from specdec.training.divergences import TopKCrossEntropy
@@ -61,6 +62,7 @@ EAGLE1 = presets()["eagle1"]
 OWN = [Term(SmoothL1()), Term(SoftCrossEntropy(), 0.1)]  # EAGLE-1's loss, to which HASS adds one
 CASES = {name: Case(spec) for name, spec in (presets() | variants()).items() if name != "mtp"} | {
     **{name: Case(spec, steps=2) for name, spec in deeper().items()},
+    "dflash": Case(dataclasses.replace(variants()["dflash"], recurrence=MaskBlock(masks=4))),
     "eagle1": Case(EAGLE1, steps=1),
     "eagle1 with a bias": Case(biased(), steps=1),
     "eagle1 with its own loss": Case(EAGLE1, WeightedSum(OWN), 1),
