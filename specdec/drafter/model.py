@@ -6,7 +6,7 @@ values.
 
 import hashlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,9 @@ class Step(NamedTuple):
     normed_BTH: Tensor  # what the head reads: `Drafter.logits(normed)`
 
 
+FLOAT32 = "e_score_correction_bias"  # of a router, among whose experts it decides by small differences
+
+
 class Drafter(nn.Module):
     """An EAGLE drafter: `fuse` once, then `step` after `step`, and `logits`.
 
@@ -131,6 +134,15 @@ class Drafter(nn.Module):
                 module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As of a module; but :data:`FLOAT32` is not rounded, as it is not in transformers."""
+        kept = [(module, getattr(module, FLOAT32)) for module in self.modules() if hasattr(module, FLOAT32)]
+        super().to(*args, **kwargs)
+        for module, value in kept:
+            if (now := getattr(module, FLOAT32)).itemsize < value.itemsize:
+                setattr(module, FLOAT32, value.to(now.device))
+        return self
 
     def fuse(self, aux_BTNH: Tensor) -> Tensor:
         """The target's states at ``config.aux_layers``, (B, T, N, H_target), as features (B, T, H)."""

@@ -17,12 +17,14 @@ from specdec.drafter.attention import GQA, AttentionKind, HeadSizes
 from specdec.drafter.entry import Entered, Narrow
 from specdec.drafter.norms import Norm
 from specdec.nn.cache import attend
-from specdec.nn.layers import ROPE_FAULTS
+from specdec.nn.layers import ROPE_FAULTS, rope_parameters
 from specdec.nn.view import View
 
 if TYPE_CHECKING:
     from specdec.drafter.config import DrafterConfig
 
+# families whose layer, run as here, was compared with transformers' own
+COMPARED = ("deepseek_v3", "glm4_moe", "llama", "qwen2", "qwen3", "qwen3_next")
 OURS = "specdec_view"  # what a config says in place of sdpa, and of grouped_mm
 # of a config, what says nothing of a layer, or what is to be run
 _LEFT_OUT = {"architectures", "auto_map", "dtype", "torch_dtype", "quantization_config", "transformers_version"}
@@ -65,6 +67,8 @@ class TargetLayer(AttentionKind):
             for name, value in theirs.items():
                 if getattr(config, name) != value:
                     raise ValueError(f"{name} {getattr(config, name)}: the target's layer has {value}")
+            if dict(config.rope) != rope_parameters(hf):
+                raise ValueError(f"rope {dict(config.rope)}: the target's layer has {rope_parameters(hf)}")
 
     def text_config(self) -> Any:
         """The transformers config; ValueError if there is no such family, or it does not take what is written."""
@@ -74,6 +78,11 @@ class TargetLayer(AttentionKind):
             raise ValueError(f"attention TargetLayer: transformers has no model_type {kind!r:.60}, as hf_config says")
         if self.hf_config.get("num_hidden_layers") != 1 or not _LEFT_OUT.isdisjoint(self.hf_config):
             raise ValueError("attention TargetLayer: hf_config must be of one layer, and say nothing of code or dtypes")
+        if kind not in COMPARED:
+            raise ValueError(
+                f"attention TargetLayer: a layer of {kind} may be more than attention, norms and feed-forward are here "
+                f"(capped scores, sinks, another rope): it is for targets of {', '.join(COMPARED)}"
+            )
         config = _explained(CONFIG_MAPPING[kind].from_dict, self.hf_config)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # others may look for parts on the Hub
             raise ValueError(f"attention TargetLayer: a {kind} model is no causal language model")

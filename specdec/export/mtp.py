@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNorm, Recurrence
 from specdec.drafter.io import FLOATS, check_finite, measure
-from specdec.drafter.model import skeleton_of
+from specdec.drafter.model import FLOAT32, skeleton_of
 from specdec.export import tensors as named
 from specdec.export.formats import servable
 from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
@@ -125,10 +125,13 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     if fault := tensor_fault({name: value.shape for name, value in tensors.items()}, sizes):
         raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
     check_finite(tensors)
-    dtype = reduce(torch.promote_types, {value.dtype for value in tensors.values()})
-    ours = {name: torch.empty(value.shape, dtype=dtype) for name, value in shapes.items()}
+    dtype = reduce(torch.promote_types, {value.dtype for name, value in tensors.items() if not name.endswith(FLOAT32)})
+    ours = {
+        name: torch.empty(value.shape, dtype=torch.float32 if name.endswith(FLOAT32) else dtype)
+        for name, value in shapes.items()
+    }
     for name, at in wanted.items():
-        ours[at.ours][at.index] = tensors[name].to(dtype)
+        ours[at.ours][at.index] = tensors[name].to(ours[at.ours].dtype)
     drafter = Drafter(config, torch.arange(config.vocab_size)).to(dtype)
     made = named.merged([name for name in skeleton if name not in SHARED], ours, config)
     shared = {EMBEDDING: target.embedding_weight(), HEAD: target.head_weight()}

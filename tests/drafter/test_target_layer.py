@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModel
 
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
 from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, Norms, PreNorm, TargetNorm, Wide
-from specdec.drafter.model import skeleton_of
+from specdec.drafter.entry import Entered
+from specdec.drafter.model import FLOAT32, skeleton_of
+from specdec.drafter.target_layer import COMPARED
 from specdec.export import import_drafter
 from specdec.nn.view import View
 from specdec.target import Target
 from specdec.training.building import config_for, new_drafter
 from specdec.training.ttt import KeptSlots, ttt_unroll
-from tests.mtp import FAMILIES, Module, made
+from tests.mtp import BASE, CONFIGS, FAMILIES, Module, made
 from tests.parity.unrolled import worst_gap
-from tests.tiny import HIDDEN, VOCAB, mtp, tiny_config, tiny_target
+from tests.tiny import HIDDEN, LAYERS, VOCAB, mtp, tiny_config, tiny_target
 
 DESIGN = mtp()
 
@@ -98,11 +101,40 @@ def test_a_new_one_is_drawn_stored_and_on_the_meta_device(subject: tuple[Target,
     }
 
 
-def test_a_llamas_layer_does_as_well() -> None:
-    """Any family whose layers take positions as tables; trained from scratch, since none comes with such a module."""
-    target = tiny_target()
-    drafter = new_drafter(target, DESIGN).double().requires_grad_(False)
-    assert worst_gap(drafter, [0] * 8) < 1e-10
+@pytest.mark.parametrize("kind", COMPARED)
+def test_a_layer_is_transformers_own(kind: str) -> None:
+    """With its rope; those without a module in their checkpoints are trained from scratch."""
+    sizes = BASE | (CONFIGS[kind][1] if kind in CONFIGS else {"num_key_value_heads": 2, "head_dim": 8})
+    known = {"vocab_size": VOCAB, "num_target_layers": LAYERS, "identity": {}}
+    torch.manual_seed(0)
+    config = DrafterConfig.for_target(DESIGN, CONFIG_MAPPING[kind](**sizes), **known)
+    drafter = Drafter(config, torch.arange(VOCAB)).double()
+    own = AutoModel.from_config(
+        config.attention.text_config(), attn_implementation="eager", experts_implementation="eager"
+    )
+    own = own.double()
+    for value in drafter.layers.state_dict().values():
+        value.normal_(0, 0.3)
+    own.layers[0].load_state_dict(drafter.layers.layers[0].block.state_dict())
+    x_BTH, positions_BT = torch.randn(2, 9, HIDDEN, dtype=torch.float64), torch.arange(9).expand(2, -1)
+    hidden_TT = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    mask = torch.zeros(9, 9, dtype=torch.float64).masked_fill(hidden_TT, float("-inf"))[None, None]
+    theirs = own.layers[0](x_BTH, attention_mask=mask, position_embeddings=own.rotary_emb(x_BTH, positions_BT))
+    ours = drafter.layers(Entered(x_BTH, None, x_BTH), View.packed(torch.zeros_like(positions_BT)))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)  # some routers choose in float32
+
+
+def test_a_routers_bias_is_not_rounded() -> None:
+    """As in transformers, whatever the drafter's dtype; and it is stored and loaded so."""
+    config = CONFIG_MAPPING["glm4_moe"](**BASE, **CONFIGS["glm4_moe"][1])
+    known = {"vocab_size": VOCAB, "num_target_layers": LAYERS, "identity": {}}
+    drafter = Drafter(DrafterConfig.for_target(DESIGN, config, **known), torch.arange(VOCAB))
+    (bias,) = (value for name, value in drafter.named_buffers() if name.endswith(FLOAT32))
+    bias.copy_(8 + torch.arange(4) / 1000)
+    rounded = drafter.to(torch.bfloat16)
+    (kept,) = (value for name, value in rounded.named_buffers() if name.endswith(FLOAT32))
+    assert kept.dtype == torch.float32 and torch.equal(kept, 8 + torch.arange(4) / 1000)
+    assert {value.dtype for value in rounded.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -125,11 +157,11 @@ def test_what_the_layer_has_itself_is_refused(change: dict[str, object], message
     ("change", "message"),
     [
         ({"model_type": "no_such"}, "transformers has no model_type 'no_such'"),
-        ({"model_type": "detr"}, "a detr model is no causal language model"),
+        ({"model_type": "gemma2"}, "a layer of gemma2 may be more than .* for targets of deepseek_v3, glm4_moe"),
         ({"num_hidden_layers": 2}, "must be of one layer"),
         ({"auto_map": {"AutoModel": "evil--code.Model"}}, "say nothing of code"),
         ({"num_attention_heads": 8}, "num_attention_heads 4: the target's layer has 8"),
-        ({"rope_parameters": {"rope_type": 7}}, "makes no layer"),
+        ({"rope_parameters": {"rope_type": 7}}, "rope .*: the target's layer has"),
     ],
 )
 def test_a_config_of_another_layer_is_refused(change: dict[str, object], message: str) -> None:
