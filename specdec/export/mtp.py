@@ -104,10 +104,11 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     """The module in a checkpoint of the target's as a drafter, in a dtype that holds all of it.
 
     Raises:
-        ValueError: there is none, or more than one, or it is not of this target's shape, quantized or not finite.
+        ValueError: there is none, or more than one, or it is not of this target's shape, not finite, or quantized
+            otherwise than to FP8.
     """
-    modules = read_json(directory / "config.json").get("num_nextn_predict_layers", 1)
-    if modules != 1:
+    raw = read_json(directory / "config.json")
+    if (modules := raw.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"{directory}: num_nextn_predict_layers is {modules!r:.60}: a drafter is one such module")
     config = config_for(dataclasses.replace(DrafterSpec.preset("mtp"), recurrence=family.recurrence), target)
     skeleton, prefix = skeleton_of(config).state_dict(), family.prefix.format(target.num_layers)
@@ -117,10 +118,14 @@ def read_module(directory: Path, family: Family, target: Target) -> Drafter:
     for file in weight_files(str(directory)):
         headers = {name: each for name, each in measure(file).items() if name.startswith(prefix)}
         own = [name for name in headers if name.removeprefix(prefix) not in DOUBLES]
-        if odd := {headers[name].dtype for name in own} - {*FLOATS}:
-            raise ValueError(f"{file}: the module has weights of {odd.pop()}: only unquantised ones can be read")
+        if odd := {headers[name].dtype for name in own} - {*FLOATS, *named.FP8.values()}:
+            raise ValueError(f"{file}: the module has weights of {odd.pop()}: only floats and FP8 can be read")
         with safe_open(file, framework="pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in own}
+    try:
+        tensors = named.dequantized(tensors, named.fp8_block(raw))
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
     sizes = {name: list(shapes[at.ours][at.index].shape) for name, at in wanted.items()}
     if fault := tensor_fault({name: value.shape for name, value in tensors.items()}, sizes):
         raise ValueError(f"{directory}: of a module of multi-token prediction {fault}")
@@ -148,7 +153,8 @@ def stitch(
     returns the line that serves it.
 
     Raises:
-        NotServable: the target has no such module, or not of the drafter's design.
+        NotServable: the target has no such module, or not of the drafter's design, or an FP8 one, which is read and
+            not written.
         ValueError: a weight is not finite, or a directory is missing, exists or cannot be written.
     """
     place = servable(served)
@@ -164,6 +170,9 @@ def stitch(
     ours = _own(drafter.state_dict(), drafter.config)
     check_finite(ours)
     theirs = {at.theirs: ours[at.ours][at.index] for at in places(ours, family, target.num_layers)}
+    there = {name: each.dtype for file in weight_files(str(source)) for name, each in measure(file).items()}
+    if any(there[name] in named.FP8.values() for name in theirs):
+        raise NotServable(f"{served.source} has its module in FP8, and weights are not quantized here")
     with staged_directory(directory) as temporary:
         shutil.copytree(
             source, temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", SUMS),

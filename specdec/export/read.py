@@ -153,12 +153,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
                 tensors[known] = value
             if known in (QUERIES, LATENT):
                 layer = name.removesuffix(known.removeprefix("layers.0."))
-    quantized = raw.get("quantization_config")
-    edges = (quantized.get("weight_block_size") if isinstance(quantized, Mapping) else None) or [128, 128]
-    if not (isinstance(edges, list) and len(edges) == 2 and all(type(edge) is int and edge > 0 for edge in edges)):
-        raise ValueError(f"{directory}: weight_block_size is {edges!r:.60}, wanted two whole numbers above 0")
     try:
-        tensors = named.dequantized(tensors, (edges[0], edges[1]))
+        tensors = named.dequantized(tensors, named.fp8_block(raw))
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
     hashes = check_unchanged(directory)

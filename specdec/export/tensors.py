@@ -8,7 +8,7 @@ of blocks and of names, are read in both directions.
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,6 +138,24 @@ def translate(name: str, names: Mapping[str, str]) -> str | None:
     """A tensor's name by the table or its inverse; None if it has none."""
     module, _, kind = name.rpartition(".")
     return f"{names[module]}.{kind}" if module in names else None
+
+
+def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns that share a scale by a ``config.json``, DeepSeek's 128 by 128 if it has none.
+
+    ValueError if what stands there are no two whole numbers.
+    """
+    found = raw.get("quantization_config")
+    found = found if isinstance(found, Mapping) else {}
+    edges = found.get("weight_block_size")
+    groups = found.get("config_groups")  # of compressed-tensors
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        edges = edges or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
+    match [128, 128] if edges is None else edges:
+        case [int(rows), int(columns)] if min(rows, columns) > 0:
+            return rows, columns
+    raise ValueError(f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0")
 
 
 def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)) -> dict[str, Tensor]:

@@ -69,6 +69,26 @@ def test_read_changed_and_put_back(family: str, dtype: torch.dtype, tmp_path: Pa
     )
 
 
+def test_a_module_in_fp8_is_read_and_not_written(tmp_path: Path) -> None:
+    """Its attention, with the numbers that it stands for; scales are one for each row."""
+    target, _ = made("deepseek_v3", tmp_path, torch.bfloat16)
+    plain, own = import_drafter(tmp_path, target).state_dict(), f"model.layers.{target.num_layers}.self_attn."
+    for file in tmp_path.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name, value in [*tensors.items()]:
+            if name.startswith(own) and value.ndim == 2:
+                scale = value.float().abs().amax(1, keepdim=True) / 448
+                tensors |= {name: (value.float() / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+        save_file(tensors, file, metadata={"format": "pt"})
+    drafter = import_drafter(tmp_path, target)
+    floats = {name: value for name, value in drafter.state_dict().items() if value.is_floating_point()}
+    gaps = {name: float((value - plain[name]).abs().max() / plain[name].abs().max()) for name, value in floats.items()}
+    assert {name for name, gap in gaps.items() if gap} == {n for n in gaps if "self_attn" in n and floats[n].ndim == 2}
+    assert max(gaps.values()) < 2**-4  # e4m3 has three bits
+    with pytest.raises(NotServable, match="has its module in FP8, and weights are not quantized here"):
+        export_drafter(drafter, target, tmp_path / "out", "mtp")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fine_tuning_changes_the_drafter_alone(family: str, tmp_path: Path) -> None:
     """From the saved drafter, three steps unrolled; the target, its embedding and its head stay."""
@@ -174,7 +194,7 @@ def rewrite(directory: Path, **tensors: torch.Tensor | None) -> None:
         (lambda d: rewrite(d, enorm_weight=torch.ones(5)), r"enorm.weight is \[5\], the config says \[32\]"),
         (
             lambda d: rewrite(d, hnorm_weight=torch.ones(32).to(torch.float8_e4m3fn)),
-            "the module has weights of F8_E4M3: only unquantised ones",
+            "is float8_e4m3fn of shape",
         ),
         (lambda d: rewrite(d, enorm_weight=torch.full((32,), torch.nan)), "enorm.weight are not all finite"),
     ],

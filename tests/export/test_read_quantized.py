@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.export import export_drafter, import_checkpoint, read_checkpoint
-from specdec.export.tensors import dequantized
+from specdec.export.tensors import dequantized, fp8_block
 from tests.export.made import made_drafter
 from tests.tiny import presets, tiny_target, variants
 
@@ -97,5 +97,12 @@ def test_a_block_of_no_size(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     for size in ([0, 128], [128], "128"):
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"weight_block_size": size}}))
-        with pytest.raises(ValueError, match=r"weight_block_size is .*, wanted two whole numbers"):
+        with pytest.raises(ValueError, match=r"a block is .*, wanted two whole numbers"):
             read_checkpoint(tmp_path)
+
+
+def test_where_a_block_stands() -> None:
+    groups = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "block_structure": [64, 32]}}}}
+    assert fp8_block({"quantization_config": groups}) == (64, 32)
+    assert fp8_block({"quantization_config": {"weight_block_size": [8, 16]}}) == (8, 16)
+    assert fp8_block({}) == fp8_block({"quantization_config": {"config_groups": {"group_0": None}}}) == (128, 128)
