@@ -4,6 +4,7 @@ Legend: B rows, T tokens, K unroll steps, H hidden, D draft vocabulary.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,7 +79,9 @@ def memory_need(
         "optimizer": trainable * 2 * FLOAT32 // shards,
         "target": target_bytes,
         "target_states": B * T * config.target_hidden_size * states,
-        "activations": activations(config, B, T, objective.steps, trained_in, objective.recompute),
+        "activations": activations(
+            config, B, T, objective.shares(config.recurrence.masks), trained_in, objective.recompute
+        ),
         "loss": _loss_bytes(config, objective, B, T, trained_in, train_head),
         "exchange": exchange,  # what several processes gather from, and reduce with, each other
     }
@@ -88,14 +91,18 @@ def activations(
     config: DrafterConfig,
     B: int,
     T: int,
-    K: int,
+    shares: Sequence[float],
     trained_in: Precision = Precision(),  # noqa: B008  frozen
     recompute: bool = False,
 ) -> int:
     """Bytes that fusion and unroll keep for the backward pass, to some percent, without parameters and their copies,
-    where every slot is trained and the kernel keeps no weights. With recomputation every step keeps its feature, keys
-    and values, and one step at a time is whole again. A tensor that two operations keep counts once.
+    where the kernel keeps no weights. With recomputation every step keeps its feature, keys and values, and one step at
+    a time is whole again. A tensor that two operations keep counts once.
+
+    Args:
+        shares: of each of K steps, how many of the slots are trained.
     """
+    K, steps = len(shares), sum(shares)
     H, heads, layers, norms = config.hidden_size, config.num_attention_heads, config.num_layers, config.norms
     q, kv, each = heads * config.head_dim, config.num_key_value_heads * config.head_dim, trained_in.products.itemsize
     with torch.device("meta"):
@@ -106,13 +113,13 @@ def activations(
 
     # Once for all steps: what fusion's linear layers read, and what the embedding's norm does.
     once = sum(of_fusion) + H * bool(norms.embed)
-    if config.recurrence.masks:  # all steps at once, per token: n nodes of a block, and one of context
-        n = 1 + K
+    if config.recurrence.masks:  # all steps at once, per token: n nodes of blocks, and one of context
+        n = shares[0] * (1 + config.recurrence.masks)
         step = n * (2 * config.intermediate_size + 4 * H + 2 * q) + (1 + n) * config.attention.kept(config)
         step += (1 + n) * (q + 2 * kv) * (1 + bool(norms.query_key))
-        whole = layers * step + n * H * (bool(norms.output) + recompute) + H * bool(norms.hidden)
+        whole = layers * step + n * H * bool(norms.output) + H * bool(norms.hidden)
         tables = layers * n * heads + 2 * (1 + n) * config.attention.rotated(config)
-        return B * T * ((once + whole) * each + tables * FLOAT32) + kept_bytes(B, T)
+        return int(B * T * ((once + whole) * each + tables * FLOAT32)) + kept_bytes(B, T)
 
     # One step, per token: what norms read (of each layer the middle, and the input of those after the first);
     step = H * (_keeps_read(config) + layers + (layers - 1) + bool(norms.output) + bool(norms.input))
@@ -123,13 +130,13 @@ def activations(
     # rotated queries and keys, values, gate and up; in float32 a log-sum-exp per head, and cosine and sine.
     step += layers * (q + 2 * kv + 2 * config.intermediate_size)
     step_bytes = step * each + (layers * heads + 2 * config.attention.rotated(config)) * FLOAT32
-    unroll = K * step_bytes
+    unroll = steps * step_bytes
     if recompute:
-        unroll = K * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
+        unroll = steps * min((H + layers * 2 * kv) * each, step_bytes) + step_bytes
 
     once += H  # the embedding, which of a block is the first layer's input and counted there
     plans = 1 if config.attention_window == "full" else K  # a window moves with the steps
-    return B * T * (once * each + unroll) + plans * kept_bytes(B, T)
+    return int(B * T * (once * each + unroll)) + plans * kept_bytes(B, T)
 
 
 def _loss_bytes(
@@ -138,7 +145,7 @@ def _loss_bytes(
     """Of :mod:`specdec.training.head_loss`: the states that the head reads, where the unroll does not keep them, their
     gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
     D, K, each = config.draft_vocab_size, objective.steps, trained_in.products.itemsize
-    states = B * T * K * config.hidden_size * each
+    states = int(B * T * sum(objective.shares(config.recurrence.masks)) * config.hidden_size * each)
     positions = min(max(16, objective.piece_bytes // (FLOAT32 * K * D)), B * T)
     per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
     kept = states // K if _keeps_read(config) else states

@@ -175,6 +175,8 @@ class DrafterModule(pl.LightningModule):
         self._sums = torch.zeros(2)  # rows, and their losses, of the batches since the last optimizer step
         self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device
         loss.check(self.spec)
+        if recompute and self.spec.recurrence.masks:
+            raise ValueError("model.recompute: the steps of a block are one call: to save memory, lower model.step_keep")
         start.check()
         self._known = self.target_source.local_config() if self._target is None else self._target.config
         self._check()

@@ -52,6 +52,13 @@ class ObjectiveConfig:
     keep: float = 1.0
     piece_bytes: int = 3 * 2**23
 
+    def shares(self, masks: int) -> list[float]:
+        """Of the slots, what each step learns at, where numbers are drawn for them: what one leaves out is in no later
+        one either (conditional drop, https://arxiv.org/abs/2504.18583). The ``masks`` of a block come together: a share
+        of the anchors is drawn."""
+        least = min(LEAST, self.keep)
+        return [self.keep if masks else max(self.keep**k, least) for k in range(self.steps)]
+
     @cached_property
     def reads(self) -> frozenset[str]:
         """What losses and weights read of the target's distribution beside its probabilities."""
@@ -152,12 +159,11 @@ class TrainStep(nn.Module):
         trained_KBT = torch.stack([supervised(mask, documents, k) for k in range(K)])
         if drawn_BT is None:
             left_KBT, kept = None, [KeptSlots.of(trained_KBT)] * K
-        else:  # conditional drop (https://arxiv.org/abs/2504.18583): what a step leaves out is in no later one either
-            block = drafter.config.recurrence.masks > 0  # whose steps come together: a share of the anchors is drawn
-            shares_K = [config.keep if block else max(config.keep**k, min(LEAST, config.keep)) for k in range(K)]
-            left_KBT = torch.stack([drawn_BT <= share for share in shares_K])
+        else:
+            masks = drafter.config.recurrence.masks
+            left_KBT = torch.stack([drawn_BT <= share for share in config.shares(masks)])
             trained_KBT &= left_KBT
-            kept = [KeptSlots.of(trained_KBT)] * K if block else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
+            kept = [KeptSlots.of(trained_KBT)] * K if masks else [KeptSlots.of(trained_KBT[k:]) for k in range(K)]
 
         # Training-time test (https://arxiv.org/abs/2503.01840): from step 1 on the drafter reads its own features.
         unroll = ttt_unroll(drafter, batch.ids_BT, target.aux_BTNH, documents, K, config.kernel, config.recompute, kept)

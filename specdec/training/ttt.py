@@ -101,13 +101,14 @@ def ttt_unroll(
 
     Args:
         kernel: how the attention is computed; all kernels give the same numbers.
-        recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there.
+        recompute: keep only each step's inputs and outputs for the backward pass, and run the step again there; not
+            of a block drafter, whose steps are one call.
         kept: of every step, the slots whose states are wanted, (B, M, H) then, among those of the step before; None, or
             no list at all, for all. Of the others only the step-0 keys are worked out.
     """
     if drafter.config.recurrence.masks:
         drafter.config.recurrence.check_depth(steps)
-        yield from _block_unroll(drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, recompute, (kept or [None])[0])
+        yield from _block_unroll(drafter, ids_BT, aux_BTNH, documents_BT, steps, kernel, (kept or [None])[0])
         return
     whole, T = View.packed(documents_BT), ids_BT.shape[1]
     view, before = whole, None
@@ -140,7 +141,6 @@ def _block_unroll(
     documents_BT: Tensor,
     steps: int,
     kernel: UnrollKernel,
-    recompute: bool,
     kept: KeptSlots | None,
 ) -> Iterator[Step]:
     """All steps of a block drafter in one call, at every anchor or at those that are kept (DFlash,
@@ -159,11 +159,7 @@ def _block_unroll(
     positions = torch.cat([whole.positions_BT, view.positions_BT.repeat(1, blocks) + 1 + depth], 1)
     cache = BlockCache(kernel, view.visibility, T)
     here = View(positions, view.visibility, whole.positions_BT, cache=cache)
-    read = drafter.read(ids, h_BTH.dtype)
-    if recompute and torch.is_grad_enabled():
-        step: Step = checkpoint(drafter.advance, read, h_BTH, here, use_reentrant=False)
-    else:
-        step = drafter.advance(read, h_BTH, here)
+    step = drafter.advance(drafter.read(ids, h_BTH.dtype), h_BTH, here)
     for k in range(steps):
         yield Step(*(x[:, (k + 1) * M : (k + 2) * M] for x in step))
 

@@ -286,6 +286,7 @@ def test_noise_is_on_what_enters_the_drafter_in_training_alone(monkeypatch: pyte
         ({"ttt_steps": 0}, r"model\.ttt_steps must be at least 1, not 0"),
         ({"step_weights": StepWeights()}, r"^model\.step_weights=StepWeights is an abstract base class"),
         ({"loss": SmoothL1()}, "SmoothL1"),
+        ({"drafter": "dflash", "recompute": True}, r"the steps of a block are one call.*model\.step_keep"),
     ],
 )
 def test_a_module_that_cannot_be(given: dict[str, Any], message: str) -> None:
