@@ -148,7 +148,7 @@ def parity(
         if not compared.equal:
             verdict = "NOT THE SAME: see above"
         elif compared.not_compared is not None:
-            verdict = "NOT SERVED: what was trained is what is decoded, and there is no export that an engine reads so"
+            verdict = "NOT SERVED: what was trained is what is decoded; why no export was compared stands above"
         elif passes and passes.fault:
             verdict = f"NOT THE SAME: {passes.fault}"
         if out is not None:

@@ -226,11 +226,14 @@ model verifies, so that what is said is the target's own. It is no language mode
         )
     else:
         of = f"--target {target} --drafter {name}"
+        export = f"specdec export {of} --out served"
+        served = f"specdec serve {of}                # in vLLM\n{export}  # for vLLM, or --format sglang"
+        if isinstance(config.attention, TargetLayer):
+            served = f"{export} --format mtp  # a copy of the target with it, for vLLM"
         yield (
             "```bash\npip install specdec-lightning\n"
             f"specdec evaluate {of} --prompts question.jsonl --shape chain tree\n"
-            f"specdec serve {of}                # in vLLM\n"
-            f"specdec export {of} --out served  # for vLLM, or --format sglang\n```\n\n"
+            f"{served}\n```\n\n"
             "```python\nfrom specdec import SpeculativeDecoder, Target, load_drafter\n\n"
             f"decoder = SpeculativeDecoder(Target.load({target!r}), load_drafter({name!r}))\n"
             'made = decoder.generate("def add(a, b):", max_new_tokens=64)\n'

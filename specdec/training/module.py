@@ -176,7 +176,9 @@ class DrafterModule(pl.LightningModule):
         self._first_bad = torch.tensor(NEVER)  # the first step whose loss is not finite, on the loss's device
         loss.check(self.spec)
         if recompute and self.spec.recurrence.masks:
-            raise ValueError("model.recompute: the steps of a block are one call: to save memory, lower model.step_keep")
+            raise ValueError(
+                "model.recompute: the steps of a block are one call: to save memory, lower model.step_keep"
+            )
         start.check()
         self._known = self.target_source.local_config() if self._target is None else self._target.config
         self._check()
