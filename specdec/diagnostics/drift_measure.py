@@ -44,6 +44,7 @@ SERIES = ATTENTION | {
     "joint_acceptance": ("Joint acceptance", "share of chains"),
     "conditional_acceptance": ("Conditional acceptance", "share of chains"),
 }
+FED_BACK = {"state_rms", "cosine", "feature_cosine"}  # of which a block drafter, that feeds nothing back, has none
 INPUTS = {  # by place: the fused states, all of them side by side, the same behind ``norms.aux``, the feature
     "target_sink_mass": ("Target: attention on the sink", "share of weight"),
     "target_own_mass": ("Target: attention on the own row", "share of weight"),
@@ -113,6 +114,8 @@ def drafted(one: AnchoredText, anchors: list[int], prompt: int, end: int) -> tup
             "conditional_acceptance": accepted_A,
         }
         for row, name in enumerate(SERIES):
+            if block and name in FED_BACK:
+                continue
             count = reached_A.sum() if name == "conditional_acceptance" else reached_A.new_tensor(len(counted))
             sums_FK2[row, k] = torch.stack([found[name].sum(), count])
     return chains, sums_FK2

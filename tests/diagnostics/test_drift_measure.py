@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.diagnostics import drift_measure
 from specdec.diagnostics.anchors import AnchoredText, answered_texts
 from specdec.diagnostics.drift_attention import attention_weights, observing
-from specdec.diagnostics.drift_measure import INPUTS, SERIES, drafted, read_inputs
+from specdec.diagnostics.drift_measure import FED_BACK, INPUTS, SERIES, document, drafted, read_inputs, summary
 from specdec.drafter import Drafter
 from specdec.nn.cache import StaticCache
 from specdec.nn.layers import Attention
@@ -137,6 +137,16 @@ def test_shares_add_up_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = means(measure(target(), drafter(), texts()[1], 7))
     for k in range(7):
         assert sum(found[part][k] for part in PARTS) == pytest.approx(1, abs=1e-12)
+
+
+def test_a_block_feeds_nothing_back() -> None:
+    """What is said of a state that is handed on has no value; everything else has, and makes a document."""
+    sums_FK2 = measure(target(), tiny_drafter(SPECS["dflash"]), texts()[1], 7)
+    assert {name for name, row in zip(SERIES, sums_FK2, strict=True) if not row.any()} == FED_BACK
+    inputs = torch.ones(len(INPUTS), 3, 2, dtype=torch.float64)
+    found = document(["a", "b"], [sums_FK2] * 2, [inputs] * 2, (2, 3), 7, 7)
+    assert found["series"]["cosine"]["mean"] == [None] * 7
+    assert summary(found)["state_rms_growth"]["mean"] is None and summary(found)["out_rms_growth"]["mean"] > 0
 
 
 def test_nothing_is_drawn_and_nothing_changes() -> None:
