@@ -323,7 +323,7 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     """
     trained_for, given = drafter.config.target, target.identity
     which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")
-    if fingerprint == given["fingerprint"]:
+    if target.is_of(trained_for):
         return True
     if fingerprint is None:
         log.warning("this drafter does not say which target it was trained for")

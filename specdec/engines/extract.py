@@ -170,8 +170,9 @@ class VllmEngine:
 def main(argv: list[str]) -> int:
     """Run the command; ValueError if an argument, the data or the target is wrong, or the cache cannot be written."""
     options, model, data = read(argv)
-    if options.engine == "vllm":  # here on the CPU, for its tokenizer, norm and fingerprint
-        target = dataclasses.replace(model.target_source, device_map=None).load()
+    if options.engine == "vllm":  # its layers run there; here are its tokenizer, final norm and parts' fingerprint
+        source = model.target_source
+        target = dataclasses.replace(source, device_map=None, parts=source.adapter is None).load()
     else:
         target = model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data.prepare(target.tokenizer)

@@ -87,6 +87,10 @@ class AcceptanceLength(pl.Callback):
         assert isinstance(pl_module, DrafterModule)
         if self.every_n_validations and trainer.enable_validation:
             assert pl_module.drafter is not None
+            if not pl_module.target.whole:
+                raise ValueError(
+                    "model.target.parts: acceptance takes the whole target: set acceptance.every_n_validations 0"
+                )
             self.shape.check(pl_module.drafter.config)
             self._prepare(trainer, pl_module)
 

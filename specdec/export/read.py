@@ -238,7 +238,7 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
                     f"{OURS} and config.json differ in {', '.join(differing)}: undo the change, or remove {OURS} to go "
                     "by config.json alone"
                 )
-            same = stored.target.get("fingerprint") == target.identity["fingerprint"]  # wherever it lies now
+            same = target.is_of(stored.target)  # wherever it lies now
             config = stored if same else dataclasses.replace(stored, target=dict(target.identity))
         ids_D, order_D = _vocabulary(checkpoint.tensors, config)
         return _filled(config, ids_D, checkpoint.tensors, order_D, target)

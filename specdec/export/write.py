@@ -111,7 +111,7 @@ def export_drafter(
     if of_drafter != of_target:
         sizes = f"is for a target of vocabulary, hidden size and layers {of_drafter}, {target.source} has {of_target}"
         raise ValueError(f"the drafter {sizes}")
-    warn_unless_made_for(target, drafter)
+    made_for = warn_unless_made_for(target, drafter)
     drafts = drafts_of(config.recurrence.masks, draft_tokens)
     subject = subject_of(drafter, target)
     served = served or TargetSource(target.source)
@@ -121,13 +121,14 @@ def export_drafter(
     chosen = FORMATS[format]
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
+    which = (config.target if made_for else target.identity)["fingerprint"]  # parts of a target do not know it
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,
         "parallel": subject.parallel,
         "needs": chosen.needs(subject), "draft_tokens": drafts, "serve": line, "drafter": config.to_json(),
         "drafter_sha256": weights_sha256(drafter), "provenance": provenance(),
-        "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": target.identity["fingerprint"]},
+        "target": {**loaded_by, "architecture": subject.architecture, "fingerprint": which},
         "training": card.trained(run) if run else None,
     }  # fmt: skip
     record["evaluations"] = card.evaluations(run or directory, record, evaluation) if run or evaluation else []

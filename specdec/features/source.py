@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import DTYPES, FeatureStore, PackedRow, described, packed_rows
+from specdec.features.store import DTYPES, FeatureIndex, FeatureStore, PackedRow, described, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import apart, own_states
@@ -42,6 +42,13 @@ class FeatureSource:
 
 class Features:
     """Base of the ways to features: a frozen spec."""
+
+    def introduce(self, target: Target) -> None:
+        """Tell parts of a target which one they are of; ValueError if these features need it whole."""
+        raise ValueError(
+            f"model.target.parts: features {type(self).__name__} run the target's layers: use features Cached, or set "
+            "parts to false"
+        )
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """The source of a run that reads these boundaries of this data.
@@ -98,6 +105,10 @@ class Cached(Features):
 
     directory: str
 
+    def introduce(self, target: Target) -> None:
+        """They are of the target that the cache was made with; ValueError if that has others."""
+        target.adopt(FeatureIndex.of(Path(self.directory)).contract.target)
+
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Check target, boundaries, data and, on one row, the numbers themselves.
 
@@ -109,7 +120,10 @@ class Cached(Features):
         rows = [*packed_rows(data.first_rows(store.contract.first_rows)), *packed_rows(data.splits.validation)]
         for row in rows:
             store.check(row)
-        spot_check(store, target, rows[0])
+        if target.whole:
+            spot_check(store, target, rows[0])
+        else:
+            log.warning("the cache's numbers are taken as they are: parts of a target cannot work one out again")
         log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
         return source
 
@@ -123,7 +137,7 @@ class CachedSource(FeatureSource):
 
     def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
         contract, where = store.contract, store.directory
-        if contract.target["fingerprint"] != target.identity["fingerprint"]:
+        if not target.is_of(contract.target):
             raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
         dtype = str(target.dtype).removeprefix("torch.")
         if contract.target_dtype != dtype:

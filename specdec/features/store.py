@@ -155,6 +155,15 @@ class FeatureIndex(NamedTuple):
         write_json(path, {"format": FORMAT, "sha256": _digest(content), **content})
 
     @classmethod
+    def of(cls, directory: Path) -> Self:
+        """That of a cache; ValueError if there is none, or none that is finished."""
+        if not directory.is_dir():
+            raise ValueError(f"{directory}: no such directory: make it with specdec cache --out {directory}")
+        if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
+            raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
+        return cls.read(directory / INDEX)
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Read and check it.
 
@@ -205,11 +214,7 @@ class FeatureStore:
 
     def __init__(self, directory: Path, data: Mapping[str, Any]) -> None:
         self.directory, self.data = directory, data
-        if not directory.is_dir():
-            raise ValueError(f"{directory}: no such directory: make it with specdec cache --out {directory}")
-        if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
-            raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
-        self.contract, self.entries = FeatureIndex.read(directory / INDEX)
+        self.contract, self.entries = FeatureIndex.of(directory)
         self._places: dict[bytes, tuple[ShardEntry, int, list[int]]] = {}  # of a row its shard, and its place there
         for entry in self.entries:
             rows, begins = shard_rows(directory / entry.file)

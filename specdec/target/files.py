@@ -8,7 +8,7 @@ import contextlib
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import is_accelerate_available, is_gguf_available
 
@@ -164,25 +165,48 @@ def _shapes(path: Path) -> list[list[int]]:
 
 def weight_files(source: str, revision: str | None = None) -> list[Path]:
     """The safetensors that transformers will read, from the Hub if need be; none where there are none."""
+    index, whole = _index(source, revision)
+    return [whole] if whole else [_fetched(source, name, revision) for name in sorted(set(index.values()))]
+
+
+def read_tensors(
+    source: str, revision: str | None, choose: Callable[[Collection[str]], Collection[str]]
+) -> dict[str, Tensor]:
+    """Those tensors that ``choose`` picks among the names of all; of several files the others are neither opened nor
+    fetched."""
+    index, whole = _index(source, revision)
+    if whole is not None:
+        with safe_open(whole, framework="pt") as file:
+            index = dict.fromkeys(file.keys(), whole.name)
+    chosen, found = set(choose(index)), dict[str, Tensor]()
+    for name in sorted({index[one] for one in chosen}):
+        with safe_open(whole or _fetched(source, name, revision), framework="pt") as file:
+            found |= {one: file.get_tensor(one) for one in chosen if index[one] == name}
+    return found
+
+
+def _fetched(source: str, name: str, revision: str | None) -> Path:
+    return Path(source) / name if is_local(source) else Path(hf_hub_download(source, name, revision=revision))
+
+
+def _index(source: str, revision: str | None) -> tuple[dict[str, str], Path | None]:
+    """The file of every tensor, or the only file of weights; nothing where there are none."""
     found: dict[str, Path] = {}
     for name in (WEIGHTS, INDEX):
         if is_local(source):
             found |= {name: Path(source) / name} if (Path(source) / name).exists() else {}
         elif not found:
             with contextlib.suppress(EntryNotFoundError):
-                found[name] = Path(hf_hub_download(source, name, revision=revision))
+                found[name] = _fetched(source, name, revision)
     if WEIGHTS in found or not found:
-        return list(found.values())[:1]
+        return {}, found.get(WEIGHTS)
     index = read_json(found[INDEX])
     names = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ValueError(f"{INDEX}: it has no weight_map of tensors to files: download it again")
-    files = sorted(set(names.values()))
-    if outside := [name for name in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]:
+    if outside := [name for name in set(names.values()) if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]:
         raise ValueError(f"{INDEX}: {printable(outside[0])[:100]} is no safetensors file beside it: download it again")
-    if is_local(source):
-        return [Path(source) / name for name in files]
-    return [Path(hf_hub_download(source, name, revision=revision)) for name in files]
+    return names, None
 
 
 def check_ends(source: str, model: PreTrainedModel) -> None:

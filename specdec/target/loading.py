@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -32,7 +34,9 @@ from specdec.target.files import (
     is_local,
     one_line,
     place_of,
+    read_tensors,
 )
+from specdec.target.model_parts import model_parts
 from specdec.utils.files import check_sum
 from specdec.utils.text import tensor_fault
 
@@ -44,13 +48,7 @@ def load_model(
     source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool, device_map: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load in evaluation form; see :class:`specdec.target.target.TargetSource`."""
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} is not available: {one_line(error)}") from error
+    where = _device(device, dtype)
     if device_map is not None and not is_accelerate_available():
         raise ValueError(f"device_map={device_map} needs the package accelerate: pip install accelerate")
     gguf = gguf_file(source)
@@ -61,7 +59,6 @@ def load_model(
     _check_architecture(source, config, trust_remote_code)
     if not (trust_remote_code and getattr(config, "auto_map", None)):  # its own code may build itself as it likes
         check_sizes(source, revision, config, lambda: _on_meta(source, config, trust_remote_code))
-    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
     quantized = getattr(config, "quantization_config", None)
     if isinstance(quantized, dict) and quantized.get("quant_method") == "compressed-tensors":
         quantized["dequantize"] = True  # now, and not at the first forward, which would change what the model is
@@ -78,16 +75,14 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            attn_implementation="eager" if capped else None,  # sdpa would leave the cap out
+            attn_implementation=_attention(config),
             device_map=device_map,
             **({} if gguf is None else {"quantization_config": GgufConfig(dequantize=True)}),
         )
     finally:
         logging.set_verbosity(verbosity)
     check_ends(source, model)
-    tokenizer = None
-    if gguf is not None or not is_local(source) or any((Path(source) / name).exists() for name in TOKENIZER_FILES):
-        tokenizer = load_tokenizer(source, revision, trust_remote_code)
+    tokenizer = _tokenizer(source, revision, trust_remote_code)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name in report["missing_keys"]}
     found: dict[str, Any] = dict.fromkeys(report["unexpected_keys"] if wanted else (), ())
     if not wanted:
@@ -105,6 +100,73 @@ def load_model(
             "store the features with specdec cache --engine vllm"
         )
     return model, tokenizer
+
+
+def load_parts(
+    source: str, revision: str | None, dtype: str, device: str, trust_remote_code: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A model on the meta device, but for embedding, final norm and head, which are read by name from the safetensors.
+
+    Its layers need not be in the files, nor in a dtype that torch computes in. ``ValueError`` if a part is missing.
+    """
+    if gguf_file(source) is not None:
+        raise ValueError(f"{source}: parts are read from safetensors: of a GGUF file give the whole target")
+    where, kind = _device(device, dtype), DTYPES[dtype]
+    config = _read_config(source, revision, trust_remote_code)
+    _check_architecture(source, config, trust_remote_code)
+    model = _on_meta(source, config, trust_remote_code).to(kind)
+    with failing_in_one_line(source):
+        parts, stored_as = named_parts(model), dict[str, str]()
+
+        def choose(names: Collection[str]) -> Collection[str]:
+            for name, _ in parts.values():
+                alike = [name] if name in names else [one for one in names if _alike(one, name)]
+                if len(alike) > 1:
+                    raise ValueError(f"{name} may be any of {', '.join(sorted(alike)[:3])}")
+                stored_as.update(dict.fromkeys(alike, name))
+            return stored_as
+
+        found = {stored_as[one]: value for one, value in read_tensors(source, revision, choose).items()}
+        if odd := [name for name, value in found.items() if not value.is_floating_point() or value.itemsize < 2]:
+            raise ValueError(f"{odd[0]} is quantized: the parts of a target must be plain weights")
+        if fault := tensor_fault({name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}):
+            raise ValueError(f"among the parts of a target {fault}")
+    made = {name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False) for name, value in found.items()}
+    for module in (model.get_input_embeddings(), model_parts(model).final_norm, model.get_output_embeddings()):
+        for own, parameter in [*module.named_parameters(recurse=False)]:
+            setattr(module, own, made[parts[id(parameter)][0]])
+    check_ends(source, model)
+    return model, _tokenizer(source, revision, trust_remote_code)
+
+
+def named_parts(model: PreTrainedModel) -> dict[int, tuple[str, Tensor]]:
+    """Name and value of each weight of embedding, final norm and head, by its id; a tied head's are the embedding's."""
+    modules = (model.get_input_embeddings(), model_parts(model).final_norm, model.get_output_embeddings())
+    own = {id(parameter) for module in modules for parameter in module.parameters()}
+    return {id(value): (name, value) for name, value in model.named_parameters() if id(value) in own}
+
+
+def _alike(stored: str, name: str) -> bool:
+    """Whether files may call so what a model calls ``name``: what stands before differs (``language_model.``)."""
+    end = ".".join(name.split(".")[-2:])
+    return (stored == end or stored.endswith(f".{end}")) and not re.search(r"layers|blocks|visi|visual|mtp", stored)
+
+
+def _device(name: str, dtype: str) -> torch.device:
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
+    try:
+        torch.empty(0, device=(where := torch.device(name)))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} is not available: {one_line(error)}") from error
+    return where
+
+
+def _tokenizer(source: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    here = is_local(source) and gguf_file(source) is None
+    if here and not any((Path(source) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(source, revision, trust_remote_code)
 
 
 def spread(model: PreTrainedModel) -> set[Any]:
@@ -144,8 +206,14 @@ def skeleton(source: str, revision: str | None, trust_remote_code: bool) -> PreT
 def _on_meta(source: str, config: Any, trust_remote_code: bool) -> PreTrainedModel:
     with failing_in_one_line(source), torch.device("meta"):
         return _auto(config).from_config(
-            config, trust_remote_code=trust_remote_code, attn_implementation=None
-        )  # as load_model has it: what config.json names may be code of the Hub
+            config, trust_remote_code=trust_remote_code, attn_implementation=_attention(config)
+        )
+
+
+def _attention(config: Any) -> str | None:
+    """The kernel, which is not what config.json names: that may be code of the Hub; sdpa would leave a cap out."""
+    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None
+    return "eager" if capped else None
 
 
 def _read(auto: Any, source: str, revision: str | None, trust_remote_code: bool, **more: Any) -> Any:

@@ -5,7 +5,7 @@ Legend: B batch, T new nodes, N asked boundaries, H hidden, V vocabulary, D some
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,15 @@ from specdec.nn.view import Spans, View
 from specdec.target.adapter import merge_adapter
 from specdec.target.attention import Tape, TargetCache, layer_masks, use_own_attention
 from specdec.target.files import failing_in_one_line, gguf_file, is_local, numbers
-from specdec.target.loading import fingerprint, load_config, load_model, load_tokenizer, spread
+from specdec.target.loading import (
+    fingerprint,
+    load_config,
+    load_model,
+    load_parts,
+    load_tokenizer,
+    named_parts,
+    spread,
+)  # fmt: skip
 from specdec.target.model_parts import OURS, OURS_EAGER, model_parts, rope_limit
 from specdec.target.proof import check_finite, prove
 
@@ -47,6 +55,7 @@ class Target:
         model: any decoder-only model of ``transformers`` with full or sliding attention.
         source: where it came from, a directory or a Hub id; kept for :attr:`identity` and for messages, as ``adapter``
             is, which has been merged into the model.
+        whole: false if the model's layers are on the meta device: it has logits of final states, and no forward.
 
     Raises:
         ValueError: the family cannot verify a draft tree, or its parts cannot be found.
@@ -59,7 +68,9 @@ class Target:
         source: str = "in memory",
         revision: str | None = None,
         adapter: str | None = None,
+        whole: bool = True,
     ) -> None:
+        self.whole, self._adopted = whole, None  # the fingerprint that parts alone have been told
         self.model = model.eval().requires_grad_(False)
         self.source, self.revision, self.adapter = source, revision, adapter
         self._tokenizer = tokenizer
@@ -119,7 +130,8 @@ class Target:
 
     @property
     def identity(self) -> dict[str, str | int | None]:
-        """Which target this is; equal fingerprints mean equal configuration, names, shapes, dtypes and weights."""
+        """Which target this is; equal fingerprints mean equal configuration, names, shapes, dtypes and weights, equal
+        ``parts`` the same of embedding, final norm and head alone."""
         return {
             "source": self.source,
             "revision": self.revision,
@@ -127,7 +139,8 @@ class Target:
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
             "num_layers": self.num_layers,
-            "fingerprint": self._fingerprint,
+            "fingerprint": self._fingerprint if self.whole else self._adopted,
+            "parts": self._parts_fingerprint,
             **({} if self.adapter is None else {"adapter": self.adapter}),
         }
 
@@ -135,9 +148,31 @@ class Target:
     def _fingerprint(self) -> str:
         return fingerprint(self.model.config.to_dict(), self.model.state_dict())
 
+    @cached_property
+    def _parts_fingerprint(self) -> str:
+        config = {name: value for name, value in self.model.config.to_dict().items() if name != "quantization_config"}
+        return fingerprint(config, dict(named_parts(self.model).values()))
+
+    def is_of(self, identity: Mapping[str, Any]) -> bool:
+        """Whether it is the target of that identity, by all weights or, where not both know these, by its parts."""
+        own = self.identity
+        by = "fingerprint" if own["fingerprint"] and identity.get("fingerprint") else "parts"
+        return own[by] is not None and identity.get(by) == own[by]
+
+    def adopt(self, identity: Mapping[str, Any]) -> None:
+        """Of parts alone: be the whole target of that identity; ValueError if it has other parts."""
+        if not self.is_of(identity):
+            raise ValueError(
+                f"{self.source}: its embedding, final norm, head or configuration are not those of {identity['source']}"
+            )
+        self._adopted = identity.get("fingerprint")
+
     def to(self, device: torch.device | str) -> Self:
-        """Move the model to ``device``, unless its layers are spread over several."""
-        if not spread(self.model):
+        """Move the model to ``device``, unless its layers are spread over several; or the parts that there are."""
+        if not self.whole:
+            for part in (self.model.get_input_embeddings(), self.final_norm, self._parts.head):
+                part.to(device)
+        elif not spread(self.model):
             self.model.to(device)
         return self
 
@@ -160,8 +195,13 @@ class Target:
             final_norm: return boundary L after the final norm instead (EAGLE-1's feature).
 
         Raises:
-            ValueError: no such boundary, or the view does not fit the cache or the model.
+            ValueError: no such boundary, the view does not fit the cache or the model, or there are no layers to run.
         """
+        if not self.whole:
+            raise ValueError(
+                f"{self.source}: target.parts is on, so it has no layers to run: what needs a forward of the target "
+                "needs it whole"
+            )
         wrong = [b for b in layers if not 0 <= b <= self.num_layers]
         if wrong:
             raise ValueError(
@@ -315,6 +355,8 @@ class TargetSource:
         trust_remote_code: run code that the model's repository brings; off unless you have read it.
         device_map: ``auto`` spreads the layers over the GPUs that this process sees, by transformers and accelerate.
         adapter: a LoRA adapter of it as PEFT saves one, a directory or a Hub id; merged into the weights.
+        parts: read embedding, final norm and head alone: enough to train from stored features, to export and to import,
+            whatever memory the layers take; nothing is decoded then, nor proved.
     """
 
     source: str = EMBEDDED
@@ -323,6 +365,12 @@ class TargetSource:
     trust_remote_code: bool = False
     device_map: str | None = None
     adapter: str | None = None
+    parts: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("adapter", "device_map"):
+            if self.parts and getattr(self, name) is not None:
+                raise ValueError(f"target.{name} is of the whole target: set target.parts=false")
 
     @classmethod
     def of(cls, target: "TargetSource | Target | str | Path") -> "TargetSource":
@@ -330,7 +378,8 @@ class TargetSource:
         if isinstance(target, TargetSource):
             return target
         if isinstance(target, Target):
-            return cls(target.source, target.revision, str(target.dtype).removeprefix("torch."), adapter=target.adapter)
+            dtype = str(target.dtype).removeprefix("torch.")
+            return cls(target.source, target.revision, dtype, adapter=target.adapter, parts=not target.whole)
         return cls(str(target))
 
     def load_tokenizer(self) -> Any:
@@ -365,11 +414,14 @@ class TargetSource:
             ValueError: whatever is wrong with source, weights, dtype or device, in one line.
         """
         place, trusted = self.directory(), self.trust_remote_code
-        log.info("loading the target %s in %s", self.source, self.dtype)
-        model, tokenizer = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
+        log.info("loading %s %s in %s", "parts of" if self.parts else "the target", self.source, self.dtype)
+        if self.parts:
+            model, tokenizer = load_parts(place, self.revision, self.dtype, device, trusted)
+        else:
+            model, tokenizer = load_model(place, self.revision, self.dtype, device, trusted, self.device_map)
         if self.adapter is not None:
             model = merge_adapter(model, self.adapter)
         with failing_in_one_line(place):
-            target = Target(model, tokenizer, self.source, self.revision, self.adapter)
+            target = Target(model, tokenizer, self.source, self.revision, self.adapter, not self.parts)
         check_finite(target)
         return target

@@ -78,7 +78,7 @@ class FromDrafter(Start):
                 f"{self.directory}: the drafter is not of the design in model.drafter: {differences}: set "
                 "model.drafter to the drafter's own"
             )
-        if saved.config.target.get("fingerprint") != target.identity["fingerprint"]:
+        if not target.is_of(saved.config.target):
             source = saved.config.target.get("source")
             log.warning("%s was trained for another target (%s) of the same shape", self.directory, source)
         drafter = Drafter(dataclasses.replace(saved.config, target=config.target), saved.vocab.target_ids_D)

@@ -189,7 +189,10 @@ class DrafterModule(pl.LightningModule):
         if self._target is None:
             self._target = self.target_source.load()
         if not self._proved:
-            self._target.prove()
+            if self._target.whole:
+                self._target.prove()
+            else:
+                self.features.introduce(self._target)
             self._proved = True
         return self._target
 

@@ -1,6 +1,8 @@
 """Training from a cache: the numbers of training on the fly, and what is refused."""
 
 import dataclasses
+import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +11,10 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specdec.engines.extract import TransformersEngine
+from specdec.export import export_drafter, import_drafter
 from specdec.features import Cached, Features, OnTheFly
 from specdec.features.store import FeatureIndex
 from specdec.nn.view import View
@@ -31,11 +35,14 @@ class Losses(pl.Callback):
         self.found.append(float(outputs["loss"]))
 
 
-def train(target: Path, preset: str, features: Features, steps: int = 24, **more: Any) -> tuple[list[float], Any]:
+def train(
+    target: Path, preset: str, features: Features, steps: int = 24, parts: bool = False, **more: Any
+) -> tuple[list[float], Any]:
     pl.seed_everything(0, verbose=False)
     module = DrafterModule(
-        target=TargetSource(str(target)), drafter=presets()[preset], ttt_steps=2, schedule=WarmupCosine(0.0),
-        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-3), features=features,
+        target=TargetSource(str(target), parts=parts), drafter=presets()[preset], ttt_steps=2,
+        schedule=WarmupCosine(0.0), features=features,
+        optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-3),
     )  # fmt: skip
     losses = Losses()
     given: dict[str, Any] = {"callbacks": [losses], "precision": "32-true", "max_epochs": -1, "max_steps": steps}
@@ -52,6 +59,35 @@ def test_losses_are_those_of_the_fly_to_the_last_bit(preset: str, whole: Path, t
     assert cached == fly
     for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("preset", ["eagle1", "eagle3_1"])
+def test_parts_of_a_target_whose_layers_are_gone(
+    preset: str, whole: Path, target_directory: Path, tmp_path: Path
+) -> None:
+    """The same losses to the last bit, the same drafter of the same target, and the same export."""
+    want, one = train(target_directory, preset, Cached(str(whole)))
+    parts = Path(shutil.copytree(target_directory, tmp_path / "parts"))
+    tensors = load_file(file := parts / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if "layers." not in name}, file, metadata={"format": "pt"})
+    found, other = train(parts, preset, Cached(str(whole)), parts=True)
+    assert found == want and found[0] != found[-1]
+    assert all(torch.equal(a, b) for a, b in zip(one.drafter.parameters(), other.drafter.parameters(), strict=True))
+    assert other.drafter.config == dataclasses.replace(
+        one.drafter.config, target=dict(one.drafter.config.target) | {"source": str(parts)}
+    )
+    written = [
+        export_drafter(module.drafter, module.target, tmp_path / name, served=TargetSource("org/target")).directory
+        for name, module in (("whole", one), ("of_parts", other))
+    ]
+    assert (written[0] / "model.safetensors").read_bytes() == (written[1] / "model.safetensors").read_bytes()
+    assert (written[0] / "config.json").read_bytes() == (written[1] / "config.json").read_bytes()
+    records = [json.loads((one / "specdec.json").read_text())["target"]["fingerprint"] for one in written]
+    assert records[0] == records[1] == one.target.identity["fingerprint"]
+    again = import_drafter(written[1], Target.load(parts, parts=True))
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), one.drafter.parameters(), strict=True))
+    with pytest.raises(ValueError, match=r"model\.target\.parts: features OnTheFly run the target's layers"):
+        train(parts, preset, OnTheFly(), parts=True)
 
 
 def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None:
