@@ -107,7 +107,7 @@ class Cached(Features):
 
     def introduce(self, target: Target) -> None:
         """They are of the target that the cache was made with; ValueError if that has others."""
-        target.adopt(FeatureIndex.of(Path(self.directory)).contract.target)
+        target.take_identity(FeatureIndex.of(Path(self.directory)).contract.target)
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Check target, boundaries, data and, on one row, the numbers themselves.

@@ -70,7 +70,7 @@ class Target:
         adapter: str | None = None,
         whole: bool = True,
     ) -> None:
-        self.whole, self._adopted = whole, None  # the fingerprint that parts alone have been told
+        self.whole, self._known_as = whole, None  # the fingerprint that parts alone have been told
         self.model = model.eval().requires_grad_(False)
         self.source, self.revision, self.adapter = source, revision, adapter
         self._tokenizer = tokenizer
@@ -139,7 +139,7 @@ class Target:
             "hidden_size": self.hidden_size,
             "vocab_size": self.vocab_size,
             "num_layers": self.num_layers,
-            "fingerprint": self._fingerprint if self.whole else self._adopted,
+            "fingerprint": self._fingerprint if self.whole else self._known_as,
             "parts": self._parts_fingerprint,
             **({} if self.adapter is None else {"adapter": self.adapter}),
         }
@@ -159,13 +159,13 @@ class Target:
         by = "fingerprint" if own["fingerprint"] and identity.get("fingerprint") else "parts"
         return own[by] is not None and identity.get(by) == own[by]
 
-    def adopt(self, identity: Mapping[str, Any]) -> None:
+    def take_identity(self, identity: Mapping[str, Any]) -> None:
         """Of parts alone: be the whole target of that identity; ValueError if it has other parts."""
         if not self.is_of(identity):
             raise ValueError(
                 f"{self.source}: its embedding, final norm, head or configuration are not those of {identity['source']}"
             )
-        self._adopted = identity.get("fingerprint")
+        self._known_as = identity.get("fingerprint")
 
     def to(self, device: torch.device | str) -> Self:
         """Move the model to ``device``, unless its layers are spread over several; or the parts that there are."""

@@ -56,7 +56,7 @@ def test_parts_are_those_of_the_whole(family: str, tmp_path: Path) -> None:
     assert (parts.head_weight() is parts.embedding_weight()) == (whole.head_weight() is whole.embedding_weight())
     ours, theirs = parts.identity, whole.identity
     assert ours == theirs | {"fingerprint": None} and parts.is_of(theirs) and whole.is_of(ours)
-    parts.adopt(theirs)
+    parts.take_identity(theirs)
     assert parts.identity == theirs and TargetSource.of(parts).parts
     with pytest.raises(ValueError, match=r"target\.parts is on, so it has no layers to run"):
         parts.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ())
@@ -81,7 +81,7 @@ def test_another_target_is_told_by_its_parts(tmp_path: Path) -> None:
     parts, other = Target.load(one, parts=True), Target.load(two)
     assert not parts.is_of(other.identity) and not other.is_of(parts.identity) and not parts.is_of({})
     with pytest.raises(ValueError, match="its embedding, final norm, head or configuration are not those of"):
-        parts.adopt(other.identity)
+        parts.take_identity(other.identity)
 
 
 @pytest.mark.parametrize("fault", ["gone", "twice", "shape", "fp8"])
