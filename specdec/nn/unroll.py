@@ -16,6 +16,7 @@ tile's part.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -151,6 +152,12 @@ class Merged:
         return merged.to(q_BhTd.dtype).view(B, h, T, d)
 
 
+def contiguous(spans: Spans) -> Spans:
+    """The same, not expanded."""
+    sinks = None if spans.sinks is None else contiguous(spans.sinks)
+    return spans._replace(first_BT=spans.first_BT.contiguous(), last_BT=spans.last_BT.contiguous(), sinks=sinks)
+
+
 def _rule(spans: Spans) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """What flex attention asks of sequence, head, node and key, whose block mask it makes without one of all pairs."""
     if (sinks := spans.sinks) is None:
@@ -166,7 +173,10 @@ class Flex(Merged):
         from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
         super().__init__(self._causal_block)
-        self._attend, self._create = torch.compile(flex_attention), torch.compile(create_block_mask)
+        # for sequences of any number and length: a graph of each would soon be one too many, and what torch then runs
+        # instead keeps all scores; fullgraph makes that an error
+        compiled = partial(torch.compile, dynamic=True, fullgraph=True, isolate_recompiles=True)
+        self._attend, self._create = compiled(flex_attention), compiled(create_block_mask)
         self._lse: Any = AuxRequest(lse=True)
         self._spans: Spans | None = None
         self._block_mask: Any = None
@@ -174,7 +184,8 @@ class Flex(Merged):
     def _causal_block(self, q_BhTd: Tensor, k_BgTd: Tensor, v_BgTd: Tensor, spans: Spans) -> tuple[Tensor, Tensor]:
         if spans is not self._spans:
             B, T, S = len(q_BhTd), q_BhTd.shape[2], k_BgTd.shape[2]
-            self._block_mask, self._spans = self._create(_rule(spans), B, None, T, S, device=str(q_BhTd.device)), spans
+            rule = _rule(contiguous(spans))  # another stride would be another graph
+            self._block_mask, self._spans = self._create(rule, B, None, T, S, device=str(q_BhTd.device)), spans
         mask, aux = self._block_mask, self._lse
         out, found = self._attend(q_BhTd, k_BgTd, v_BgTd, block_mask=mask, enable_gqa=True, return_aux=aux)
         return out, found.lse

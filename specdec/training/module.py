@@ -44,6 +44,7 @@ from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
+CUDA_PIECE = 2**31  # bytes of logits at a time
 NEVER = torch.iinfo(torch.int64).max  # a step that does not come
 NO_LENGTH = (
     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
@@ -160,7 +161,7 @@ class DrafterModule(pl.LightningModule):
                     f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
                 )
         self._target = target if isinstance(target, Target) else None  # no nn.Module: neither saved nor trained
-        self._proved = False
+        self._proved, self._device = False, torch.device("cpu")
         self.target_source = TargetSource.of(target)
         self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
         self.start, self.noise = start, noise
@@ -185,10 +186,11 @@ class DrafterModule(pl.LightningModule):
 
     @property
     def target(self) -> Target:
-        """The target, loaded and self-checked (``Target.prove``) at the first use."""
+        """The target, loaded at the first use and self-checked (``Target.prove``) on the device that trains."""
         if self._target is None:
             self._target = self.target_source.load()
         if not self._proved:
+            self._target.to(self._device)
             if self._target.whole:
                 self._target.prove()
             else:
@@ -226,6 +228,7 @@ class DrafterModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """None of its own. Lightning asks for them first of all, so a run that cannot be is refused here."""
         trainer = self.trainer
+        self._device = trainer.strategy.root_device
         if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
             raise ValueError(
                 "training needs a data module of specdec's (ChatData, TextData, EmbeddedData or your own TokenData), "
@@ -258,6 +261,8 @@ class DrafterModule(pl.LightningModule):
             name, kernel = unroll_kernel(self.attention, device)
             log.info("unroll attention: %s", name)
             self.objective = dataclasses.replace(self.objective, kernel=kernel)
+            if device.type == "cuda":  # few large pieces: each costs its launches
+                self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
             self.train_step = TrainStep(drafter, self.objective)
             if is_sharded(self.trainer):
                 shard(self.train_step.to(device), self.device_mesh["data_parallel"])  # type: ignore[index]
@@ -459,7 +464,9 @@ class DrafterModule(pl.LightningModule):
         parts = self.trainer.accumulate_grad_batches * self.trainer.world_size  # batches that Lightning averages
         if parts == 1:
             return
-        rows, losses = self.trainer.strategy.reduce(self._sums, reduce_op="sum")
+        if self.trainer.world_size > 1:  # Lightning's own reduction waits for all processes first
+            torch.distributed.all_reduce(self._sums)
+        rows, losses = self._sums
         self._sums = torch.zeros_like(self._sums)
         self._note(losses)
         self.log("train/loss", losses / rows.clamp(min=1e-30), prog_bar=True)

@@ -112,9 +112,12 @@ def target_outputs(
     out = source(target, batch, layers, drafter.config.fusion.final_norm)
     real_BT = batch.documents_BT >= 0
     named = [(f"boundary {boundary}", out.aux_BTNH[:, :, n]) for n, boundary in enumerate(layers)]
-    for name, state_BTH in [*named, ("its last state", out.final_BTH)]:
-        bad_BT = ~state_BTH.isfinite().all(-1) & real_BT
-        if bad_BT.any():
+    named.append(("its last state", out.final_BTH))
+    bad_NBT = torch.stack([~state_BTH.isfinite().all(-1) for _, state_BTH in named]) & real_BT
+    if bad_NBT.any():  # the device is waited for once
+        for bad_BT, (name, state_BTH) in zip(bad_NBT, named, strict=True):
+            if not bad_BT.any():
+                continue
             b, t = bad_BT.nonzero()[0].tolist()
             value = float(state_BTH[b, t][~state_BTH[b, t].isfinite()][0])
             raise ValueError(

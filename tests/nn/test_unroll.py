@@ -215,6 +215,27 @@ def test_merged_is_the_dense_oracle(K: int) -> None:
         torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.usefixtures("no_graphs")
+def test_flex_is_compiled_once_for_batches_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty, of several rows, and of one: a graph each, of the attention and of the mask."""
+    from torch._dynamo.utils import counters
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda run, **how: compiled(run, backend="eager", **how))
+    kernel, generator = Flex(), torch.Generator().manual_seed(0)
+    for number in range(50):
+        B, T = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((2, 9), (129, 700)))
+        B, T = (1, T) if number == 30 else (B, T)
+        spans = View.packed(torch.randint(0, 2, (B, T), generator=generator).cumsum(1)).visibility
+        q, k, v = (random(B, heads, T, 4, dtype=torch.float32) for heads in (2, 1, 1))
+        assert isinstance(spans, Spans)
+        out, _ = kernel._causal_block(q, k, v, spans)
+        if number in (0, 30, 49):
+            torch.testing.assert_close(out, plain_block(q, k, v, spans)[0], rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 4
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no backward pass for flex attention on a CPU")
 @pytest.mark.parametrize("documents", [[[0] * 256, [0] * 256], [[0] * 100 + [1] * 156, [0] * 200 + [-1] * 56]])
 def test_flex_is_the_dense_oracle(documents: list[list[int]]) -> None:
