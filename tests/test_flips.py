@@ -22,7 +22,7 @@ from specdec.evaluation.compare import read_evaluation
 from specdec.evaluation.metrics import write_answers
 from specdec.export import export_drafter
 from specdec.export.read import read_checkpoint
-from specdec.features.store import FeatureStore, shard_rows
+from specdec.features.store import FeatureIndex, FeatureStore, shard_rows
 from specdec.studies.outcomes import RecordedRun
 from specdec.studies.reproduce import VERSION, recorded_run
 from specdec.studies.results import read_record
@@ -132,7 +132,7 @@ def card(folder: Path, target: Path) -> None:
 def features(folder: Path, target: Path) -> None:
     fill(folder / "c", target_of(target), Texts(texts=6))
     for shard in (folder / "c").glob("shard-*"):
-        assert shard_rows(shard)
+        assert shard_rows(shard, FeatureIndex.of(folder / "c").contract.sizes)
 
 
 def model(folder: Path, target: Path) -> None:

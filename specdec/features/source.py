@@ -100,7 +100,7 @@ class Cached(Features):
     """Features that ``specdec cache`` has stored.
 
     Args:
-        directory: the cache. A shard's checksum is compared when it is first read from.
+        directory: the cache. A row's checksum is compared as it is read.
     """
 
     directory: str

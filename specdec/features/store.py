@@ -12,8 +12,7 @@ import hashlib
 import inspect
 import json
 import logging
-import os
-import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
-FORMAT = "specdec-features-5"
+FORMAT = "specdec-features-6"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
@@ -84,9 +83,15 @@ class Contract:
         )  # fmt: skip
 
     @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of a token's states at the boundaries, and of its final state."""
+        each = self.hidden_size * DTYPES[self.dtype].itemsize
+        return len(self.layers) * each, each
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of a token's states."""
-        return (len(self.layers) + 1) * self.hidden_size * DTYPES[self.dtype].itemsize
+        return sum(self.sizes)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
@@ -183,27 +188,51 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def shard_rows(path: Path) -> tuple[dict[bytes, int], list[int]]:
-    """Of a shard, each row's key with its first token, and the bytes of the file before ``aux_PNH`` and ``final_PH``.
+class Place(NamedTuple):
+    """Where a row's states lie."""
+
+    file: str
+    starts: tuple[int, int]  # bytes of the file before its ``aux_PNH`` and its ``final_PH``
+    crc32: int
+
+
+def crc32(*states: Tensor) -> int:
+    """Of their bytes, one after another: 4 GB a second, where SHA-256 takes in two."""
+    found = 0
+    for state in states:
+        found = zlib.crc32(_bytes(state), found)
+    return found
+
+
+def _bytes(state: Tensor) -> memoryview:
+    return state.view(torch.uint8).numpy().data
+
+
+def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, Place]:
+    """A shard's rows by key; ``token_bytes``: of a token in ``aux_PNH`` and in ``final_PH``.
 
     Raises:
         ValueError: it is gone or cut off.
     """
     try:
         with safe_open(path, framework="pt", backend="pread") as file, path.open("rb") as stream:
-            keys, sizes_E = file.get_tensor("keys"), file.get_tensor("sizes_E")
+            keys, sizes_E, crcs_E = (file.get_tensor(name) for name in ("keys", "sizes_E", "crcs_E"))
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
-            begins = [8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH")]
-            starts = (sizes_E.cumsum(0) - sizes_E).tolist()
-            return dict(zip(map(bytes, keys.numpy()), starts, strict=True)), begins
+            aux, final = (8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH"))
+            before_E = (sizes_E.cumsum(0) - sizes_E).tolist()
+            places = [
+                Place(path.name, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
+                for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
+            ]
+            return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
 
 
 class FeatureStore:
-    """Features by row. A shard's checksum is compared when it is first read from, and when its file has changed since.
-    None is mapped into memory: one that is cut off would be a SIGBUS.
+    """Features by row, each compared with its checksum as it is read. No shard is mapped into memory: one that is cut
+    off would be a SIGBUS.
 
     Args:
         data: what reads it, as :func:`described` says; for messages.
@@ -215,12 +244,9 @@ class FeatureStore:
     def __init__(self, directory: Path, data: Mapping[str, Any]) -> None:
         self.directory, self.data = directory, data
         self.contract, self.entries = FeatureIndex.of(directory)
-        self._places: dict[bytes, tuple[ShardEntry, int, list[int]]] = {}  # of a row its shard, and its place there
+        self._places: dict[bytes, Place] = {}
         for entry in self.entries:
-            rows, begins = shard_rows(directory / entry.file)
-            self._places |= {key: (entry, start, begins) for key, start in rows.items()}
-        self._verified: dict[ShardEntry, tuple[int, ...]] = {}  # which file that was
-        self._verifying = threading.Lock()  # both the reading thread and the training step verify
+            self._places |= shard_rows(directory / entry.file, self.contract.sizes)
 
     def holds(self, row: PackedRow) -> bool:
         """Whether the row can be read; one without a token can."""
@@ -258,26 +284,23 @@ class FeatureStore:
         """Copy a row's states to ``aux_TNH``, of the stored boundaries numbered ``taps``, and to ``final_TH``.
 
         Raises:
-            ValueError: the row is not there, or its shard is damaged.
+            ValueError: the row is not there, or damaged.
         """
         if not row.tokens:
             return
         self.check(row)
-        entry, start, begins = self._places[row.key]
-        path, R, N = self.directory / entry.file, row.tokens, len(self.contract.layers)
+        place, R, N = self._places[row.key], row.tokens, len(self.contract.layers)
+        path = self.directory / place.file
         direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]  # no copy
         aux_RNH = aux_TNH[:R] if direct else aux_TNH.new_empty(R, N, self.contract.hidden_size)
+        states = aux_RNH, final_TH[:R]
         with explained(path), path.open("rb", buffering=0) as file:
-            which = (about := os.fstat(file.fileno())).st_dev, about.st_ino, about.st_size, about.st_mtime_ns
-            with self._verifying:
-                if self._verified.get(entry) != which:
-                    entry.verify(self.directory)
-                    self._verified[entry] = which
-            for begin, out in zip(begins, (aux_RNH, final_TH[:R]), strict=True):
-                raw = out.view(torch.uint8).numpy().data
-                file.seek(begin + start * (raw.nbytes // R))
-                if raw.nbytes and file.readinto(raw) != raw.nbytes:
-                    raise ValueError(f"{path}: it was cut off meanwhile: {REMEDY}")
+            for start, state in zip(place.starts, states, strict=True):
+                file.seek(start)
+                if state.numel() and file.readinto(_bytes(state)) != state.nbytes:
+                    raise ValueError(f"{path}: it is cut off: {REMEDY}")
+        if crc32(*states) != place.crc32:
+            raise ValueError(f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}")
         for n, tap in enumerate(() if direct else taps):
             aux_TNH[:R, n] = aux_RNH[:, tap]
 
@@ -322,7 +345,7 @@ class CacheWriter:
         for entry in earlier.shards:
             try:
                 entry.verify(self.directory)
-                rows, _ = shard_rows(self.directory / entry.file)
+                rows = shard_rows(self.directory / entry.file, self.contract.sizes)
             except ValueError as error:
                 log.warning("made again from here on: %s", error)
                 break
@@ -340,7 +363,8 @@ class CacheWriter:
         if self._rows and sum(one.tokens for one, _, _ in self._rows) + row.tokens > self.capacity:
             self._flush()
         dtype = DTYPES[self.contract.dtype]
-        self._rows.append((row, aux_RNH.to("cpu", dtype), final_RH.to("cpu", dtype)))
+        aux_RNH, final_RH = (state.to("cpu", dtype).contiguous() for state in (aux_RNH, final_RH))
+        self._rows.append((row, aux_RNH, final_RH))
         self.known.add(row.key)
 
     def finish(self) -> None:
@@ -360,6 +384,8 @@ class CacheWriter:
         aux_PNH, final_PH = torch.cat(aux), torch.cat(final)
         keys = torch.frombuffer(bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8).view(len(rows), -1)
         sizes_E = torch.tensor([row.tokens for row in rows])
+        crcs_E = torch.tensor([crc32(*states) for states in zip(aux, final, strict=True)])
+        small = {"keys": keys, "sizes_E": sizes_E, "crcs_E": crcs_E}
         path = self.directory / f"shard-{len(self.shards):05}.safetensors"
         names = (*(f"boundary {b}" for b in self.contract.layers), "the final state")
         for name, state_PH in zip(names, (*aux_PNH.unbind(1), final_PH), strict=True):
@@ -367,7 +393,7 @@ class CacheWriter:
                 raise ValueError(f"{path}: {name} holds NaN or infinity: run the target in a wider dtype")
         with staged(path) as temporary:
             try:
-                save_file({"aux_PNH": aux_PNH, "final_PH": final_PH, "keys": keys, "sizes_E": sizes_E}, temporary)
+                save_file({"aux_PNH": aux_PNH, "final_PH": final_PH, **small}, temporary)
             except SafetensorError as error:
                 raise ValueError(f"{path}: the shard cannot be written: {error}") from error
             digest = sha256(temporary)

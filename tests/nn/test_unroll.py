@@ -215,6 +215,7 @@ def test_merged_is_the_dense_oracle(K: int) -> None:
         torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("no_graphs")
 def test_flex_is_compiled_once_for_batches_of_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
