@@ -122,9 +122,9 @@ def main(argv: list[str]) -> int:
     lines = [
         "# Cached features, read", "",
         f"{found['tokens']:,} tokens at hidden {options.hidden}, {len(LAYERS)} boundaries and the final state in "
-        f"bfloat16, {found['bytes_a_token']:,.0f} bytes a token, one thread; the best of {ROUNDS} rounds in turns. Cold: "
-        "the page cache was asked to forget the files. Beside a SHA-256 of every shard before its first row, an epoch's "
-        f"reading takes {hashed['warm'] / ours['warm']:.2f} of the time (warm).", "",
+        f"bfloat16, {found['bytes_a_token']:,.0f} bytes a token, one thread; the best of {ROUNDS} rounds in turns. "
+        "Cold: the page cache was asked to forget the files. Beside a SHA-256 of every shard before its first row, an "
+        f"epoch's reading takes {hashed['warm'] / ours['warm']:.2f} of the time (warm).", "",
         *harness.conditions(about, {"torch": torch.__version__}), "",
         *harness.table(
             ("read", "cold, tokens/s", "warm, tokens/s", "CPU s for 1M tokens"),
