@@ -227,7 +227,7 @@ def import_checkpoint(checkpoint: Checkpoint, target: Target, aux_layers: tuple[
         aux_layers: boundaries that the checkpoint was trained with, where its config does not say so rightly.
 
     Raises:
-        ValueError: the checkpoint is not an EAGLE drafter of this target, or has parts that drafters here have not.
+        ValueError: the checkpoint is not a drafter of this target, or has parts that drafters here have not.
     """
     try:
         config = described(checkpoint, target, aux_layers)
@@ -254,6 +254,8 @@ def layout(checkpoint: Checkpoint) -> str:
         return f"an export of specdec's, format {ours.get('exported_as')}"
     if "speculators_model_type" in raw:
         return "speculators"
+    if "dflash_config" in raw:
+        return "z-lab"
     if "norm_before_fc" in inner or "use_last_layernorm" in inner:
         return "NVIDIA"
     if checkpoint.layer.startswith("model."):
@@ -315,7 +317,7 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     """The drafter's config of config.json, the tensors' names and the target; ValueError if there is none."""
     tensors, raw = checkpoint.tensors, checkpoint.raw
     if raw.get("format") == DRAFTER:
-        raise ValueError("no EAGLE drafter as others publish them, but specdec's own, which needs no import")
+        raise ValueError("no drafter as others publish them, but specdec's own, which needs no import")
     config = flat(raw)
     if (LATENT in tensors) != (config.get("kv_lora_rank") is not None):
         lacks = "kv_lora_rank in config.json" if LATENT in tensors else LATENT
@@ -325,7 +327,7 @@ def described(checkpoint: Checkpoint, target: Target, aux_layers: tuple[int, ...
     if lacking:
         also = " (or midlayer.*)" if lacking[0] == QUERIES else ""
         near = likely(lacking[0], tensors)
-        raise ValueError(f"no EAGLE drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
+        raise ValueError(f"no drafter: it lacks a matrix {lacking[0]}{also}; {near}".removesuffix("; "))
     hidden, block = len(tensors["fc.weight"]), CONTEXT in tensors
     if block and (Path(checkpoint.where) / "mask_embedding.pt").exists():
         raise ValueError(
