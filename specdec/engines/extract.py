@@ -15,6 +15,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from torch import Tensor
 from specdec.data import TokenData
 from specdec.engines.server import find_vllm
 from specdec.export.formats import servable
-from specdec.features.store import CacheWriter, Contract, PackedRow, packed_rows
+from specdec.features.store import CacheWriter, Contract, PackedRow, merge, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
@@ -179,7 +180,8 @@ def main(argv: list[str]) -> int:
     data.check_vocabulary(target.vocab_size)
     # all rows are stored under the name of all
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
-    rows = rows_of(data, first)
+    number, parts = options.part
+    rows, folder = rows_of(data, first)[number::parts], part_folder(number, parts)
     # every boundary that the design taps; the final state, which is always stored, is none
     config, directory = config_for(model.spec, target), Path(options.out)
     taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
@@ -188,7 +190,7 @@ def main(argv: list[str]) -> int:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
         total = sum(row.tokens for row in rows)
         size = int(total * contract.token_bytes * SPARE)
-        written = sum(file.stat().st_size for file in directory.glob("shard-*.safetensors"))
+        written = sum(file.stat().st_size for file in (directory / folder).glob("shard-*.safetensors"))
         there = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
         free = shutil.disk_usage(there).free
         sizes = f"{size / 1e9:,.1f} GB for {total:,} tokens, {written / 1e9:,.1f} written, {free / 1e9:,.1f} free"
@@ -197,13 +199,30 @@ def main(argv: list[str]) -> int:
                 f"{directory}: the disk cannot hold it: {sizes}; store fewer boundaries, --dtype bfloat16 or less data"
             )
         log.info("%s: boundaries %s and the final state: %s", directory, list(contract.layers), sizes)
-        with CacheWriter.building(directory, contract, SHARD_BYTES) as writer:
+        with CacheWriter.building(directory / folder, contract, SHARD_BYTES) as writer:
             left = [row for row in rows if row.key not in writer.known]
             with progress("features", "token", total, total - sum(row.tokens for row in left)) as advance:
                 for row, aux_RNH, final_RH in engine.states(left):
                     writer.add(row, aux_RNH, final_RH)
                     advance(row.tokens)
+    if folder != ".":
+        missing = merge(directory, [part_folder(number, options.part[1]) for number in range(options.part[1])])
+        log.info(
+            "%s: %s", directory, f"parts still to come: {', '.join(missing)}" if missing else "all parts are there"
+        )
     return 0
+
+
+def part(text: str) -> tuple[int, int]:
+    """An option's value as ``2/8``, the second of eight."""
+    if not (found := re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)) or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no part: give it as 2/8, the second of eight")
+    return int(found[1]) - 1, int(found[2])
+
+
+def part_folder(number: int, parts: int) -> str:
+    """Where a part is written, within the cache's directory."""
+    return "." if parts == 1 else f"part-{number + 1}-of-{parts}"
 
 
 def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]:
@@ -213,6 +232,8 @@ def read(argv: list[str]) -> tuple[argparse.Namespace, DrafterModule, TokenData]
     more("--out", required=True, metavar="DIR", help="the cache's directory; one that is not finished goes on")
     more("--layers", type=int, nargs="+", default=[], help="boundaries to store beside the drafter's own")
     more("--first_rows", type=int, help="store the training rows that an epoch draws first, so many; by default all")
+    more("--part", type=part, default=(0, 1), metavar="I/N", help="store every N-th row, from the I-th on: N machines "
+         "that share a disk, or one after another, make one cache; the last to end writes its index")  # fmt: skip
     more("--dtype", choices=("target", "float32", "bfloat16", "float16"), default="target", help="of what is stored")
     more("--engine", choices=("transformers", "vllm"), default="transformers", help="what runs the target; vllm is "
          "the one of the Python that $SPECDEC_VLLM_PYTHON names, else of this environment")  # fmt: skip

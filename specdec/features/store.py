@@ -164,6 +164,8 @@ class FeatureIndex(NamedTuple):
         """That of a cache; ValueError if there is none, or none that is finished."""
         if not directory.is_dir():
             raise ValueError(f"{directory}: no such directory: make it with specdec cache --out {directory}")
+        if not (directory / INDEX).exists() and any(directory.glob("part-*")):
+            raise ValueError(f"{directory}: not all parts of the cache are finished: run specdec cache for the others")
         if not (directory / INDEX).exists() and (directory / UNFINISHED).exists():
             raise ValueError(f"{directory}: the cache is not finished: run the same specdec cache command again")
         return cls.read(directory / INDEX)
@@ -191,7 +193,7 @@ def _digest(content: Any) -> str:
 class Place(NamedTuple):
     """Where a row's states lie."""
 
-    file: str
+    path: Path
     starts: tuple[int, int]  # bytes of the file before its ``aux_PNH`` and its ``final_PH``
     crc32: int
 
@@ -222,12 +224,29 @@ def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, Place]:
             aux, final = (8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH"))
             before_E = (sizes_E.cumsum(0) - sizes_E).tolist()
             places = [
-                Place(path.name, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
+                Place(path, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
                 for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
+
+
+def merge(directory: Path, parts: Sequence[str]) -> list[str]:
+    """Write one index over the parts of a cache, folders within it, if all are finished; else the names of those that
+    are not. ValueError if they were made of different things."""
+    if missing := [name for name in parts if not (directory / name / INDEX).exists()]:
+        return missing
+    found = [FeatureIndex.read(directory / name / INDEX) for name in parts]
+    if any(one.contract != found[0].contract for one in found):
+        raise ValueError(f"{directory}: its parts were made of different data, targets or boundaries: make them again")
+    shards = [
+        entry._replace(file=f"{name}/{entry.file}")
+        for name, one in zip(parts, found, strict=True)
+        for entry in one.shards
+    ]
+    FeatureIndex(found[0].contract, shards).write(directory / INDEX)
+    return []
 
 
 class FeatureStore:
@@ -290,7 +309,7 @@ class FeatureStore:
             return
         self.check(row)
         place, R, N = self._places[row.key], row.tokens, len(self.contract.layers)
-        path = self.directory / place.file
+        path = place.path
         direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]  # no copy
         aux_RNH = aux_TNH[:R] if direct else aux_TNH.new_empty(R, N, self.contract.hidden_size)
         states = aux_RNH, final_TH[:R]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from specdec.cli import main
@@ -104,6 +105,37 @@ def trained_rows(config: list[str]) -> int:
     _, model, data = read([*config, "--out", "nowhere"])
     data.prepare(model.target.tokenizer)
     return len(data.splits.train.ids_BT)
+
+
+def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
+    """Whichever ends last; with every row, and the numbers of a whole cache."""
+    whole, out = tmp_path / "whole", tmp_path / "parts"
+    assert main(["cache", *config, "--out", str(whole)]) == 0
+    for part in ("3/3", "1/3"):
+        assert main(["cache", *config, "--out", str(out), "--part", part]) == 0
+        with pytest.raises(
+            ValueError, match="not all parts of the cache are finished: run specdec cache for the others"
+        ):
+            FeatureStore(out, {})
+    assert main(["cache", *config, "--out", str(out), "--part", "2/3"]) == 0
+    one, other = FeatureStore(whole, {}), FeatureStore(out, {})
+    other.verify()
+    assert len({entry.file.partition("/")[0] for entry in other.entries}) == 3
+    _, model, data = read([*config, "--out", "unused"])
+    data.prepare(model.target.tokenizer)
+    rows = extract.rows_of(data)
+    assert len(rows) == sum(entry.rows for entry in other.entries) > 6
+    for row in rows:
+        found = [[torch.zeros(row.tokens, 3, 32), torch.zeros(row.tokens, 32)] for _ in range(2)]
+        for store, states in zip((one, other), found, strict=True):
+            store.read(row, range(3), *states)
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("given", ["0/2", "3/2", "2", "a/b"])
+def test_a_part_that_is_none(given: str, config: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"'{given}' is no part: give it as 2/8"):
+        cache([*config, "--out", str(tmp_path / "x"), "--part", given])
 
 
 def test_further_boundaries_are_stored(config: list[str], tmp_path: Path) -> None:
