@@ -66,6 +66,11 @@ def tiny_config(spec: DrafterSpec, **overrides: object) -> DrafterConfig:
     )
 
 
+def vocabulary(size: int) -> DrafterConfig:
+    """A design that knows so many tokens."""
+    return tiny_config(DrafterSpec(draft_vocab_size=size))
+
+
 def tiny_drafter(spec: DrafterSpec, seed: int = 0, dtype: torch.dtype = torch.float64) -> Drafter:
     """A random drafter, every norm's weight away from one so that a forgotten norm shows."""
     torch.manual_seed(seed)

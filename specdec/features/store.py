@@ -190,7 +190,7 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a row's states lie."""
 
     path: Path
@@ -210,7 +210,7 @@ def _bytes(state: Tensor) -> memoryview:
     return state.view(torch.uint8).numpy().data
 
 
-def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, Place]:
+def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, RowPlace]:
     """A shard's rows by key; ``token_bytes``: of a token in ``aux_PNH`` and in ``final_PH``.
 
     Raises:
@@ -224,7 +224,7 @@ def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, Place]:
             aux, final = (8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH"))
             before_E = (sizes_E.cumsum(0) - sizes_E).tolist()
             places = [
-                Place(path, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
+                RowPlace(path, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
                 for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
@@ -263,7 +263,7 @@ class FeatureStore:
     def __init__(self, directory: Path, data: Mapping[str, Any]) -> None:
         self.directory, self.data = directory, data
         self.contract, self.entries = FeatureIndex.of(directory)
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, RowPlace] = {}
         for entry in self.entries:
             self._places |= shard_rows(directory / entry.file, self.contract.sizes)
 

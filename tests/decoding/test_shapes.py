@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from specdec.decoding import Chain, ChildSampling, DraftShape, DynamicTree, StaticTree
 from specdec.decoding.accept import Greedy, Rule, WithoutReplacement
 from tests.decoding.oracle import ROOT, Law, Path, draft_vocab, grow, grow_batch, paths_of, random_law, seeded
+from tests.tiny import vocabulary
 
 STATIC = StaticTree(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (1, 1, 0)))
 
@@ -165,7 +166,7 @@ def test_a_tree_has_at_least_one_and_at_most_all_candidates() -> None:
 
 
 def test_a_frontier_fits_the_draft_vocabulary() -> None:
-    DynamicTree(depth=2, top_k=3, nodes=5).check(3)
+    DynamicTree(depth=2, top_k=3, nodes=5).check(vocabulary(3))
     with pytest.raises(ValueError, match="top_k 3 is more than the draft vocabulary of 2"):
-        DynamicTree(depth=2, top_k=3, nodes=5).check(2)
-    Chain(9).check(1)
+        DynamicTree(depth=2, top_k=3, nodes=5).check(vocabulary(2))
+    Chain(9).check(vocabulary(1))

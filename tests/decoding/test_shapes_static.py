@@ -22,7 +22,7 @@ from specdec.drafter import Drafter, DrafterSpec, DraftVocab
 from tests.decoding.drafting import Drafting
 from tests.decoding.oracle import draft_vocab, grow, paths_of, random_law
 from tests.perfect import disturb, markov_target, perfect_drafter
-from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, tiny_target
+from tests.tiny import HIDDEN, VOCAB, presets, tiny_drafter, tiny_target, vocabulary
 
 Ranks = tuple[int, ...]
 LENGTH = 20
@@ -151,9 +151,9 @@ def test_what_is_no_tree_is_refused(paths: tuple[Ranks, ...], message: str) -> N
 
 def test_ranks_fit_the_draft_vocabulary() -> None:
     growth = StaticTree(((0,), (0, 0), (0, 1), (0, 2)))
-    growth.check(3)
+    growth.check(vocabulary(3))
     with pytest.raises(ValueError, match="the child rank 2 is beyond the draft vocabulary of 2"):
-        growth.check(2)
+        growth.check(vocabulary(2))
     drafter = tiny_drafter(dataclasses.replace(presets()["eagle3_1"], draft_vocab_size=3))
     assert propose(drafter, growth)[1].tokens_BN.shape == (1, 5)
     with pytest.raises(ValueError, match="the child rank 3 is beyond the draft vocabulary of 3"):

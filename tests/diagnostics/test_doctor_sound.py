@@ -26,7 +26,8 @@ PRESETS = sorted(path.stem for path in (CONF / "drafter").glob("*.yaml"))
 @pytest.mark.parametrize("name", ["eagle1", "eagle3_1", "peagle", "dflash", "mla", "sliding_window"])  # one of a kind
 def test_every_shipped_design(name: str, tmp_path: Path) -> None:
     first = name in ("eagle1", "eagle2")
-    module = learner(design(name), ttt_steps=1 if first else 2, loss=EAGLE1 if first else SoftCrossEntropy())
+    steps = design(name).recurrence.masks or (1 if first else 2)
+    module = learner(design(name), ttt_steps=steps, loss=EAGLE1 if first else SoftCrossEntropy())
     checked = subject(text(tmp_path), module)
     found = [one for check in ALL for one in run_check(check, checked)]
     assert [one for one in found if one.result is CheckResult.FAULTY] == []

@@ -164,7 +164,7 @@ def test_a_drafter_is_exported_first(own: Target, tmp_path: Path) -> None:
     for name, method in (("eagle1", "eagle"), ("eagle3_1", "eagle3")):
         save_drafter(made_drafter(presets()[name], own), tmp_path / name)
         made = drafter_checkpoint(tmp_path / name, TargetSource(own.source), tmp_path / f"{name}-out")
-        assert made == (tmp_path / f"{name}-out", method, "LlamaForCausalLM", False)
+        assert made == (tmp_path / f"{name}-out", method, "LlamaForCausalLM", False, 0)
         assert (made.directory / "specdec.json").is_file()
 
 
@@ -176,6 +176,7 @@ def test_an_export_is_served_as_it_is(own: Target, tmp_path: Path) -> None:
             "eagle3",
             "LlamaForCausalLM",
             False,
+            0,
         )
     assert not (tmp_path / "no").exists()
 

@@ -315,8 +315,8 @@ def test_an_imported_drafter_learns(tmp_path: Path, target: Target) -> None:
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], Any]
 BROKEN: dict[str, tuple[Change, str]] = {
-    "no layer": (lambda c, t: t.pop("midlayer.self_attn.q_proj.weight"), "no EAGLE drafter"),
-    "no fc": (lambda c, t: t.pop("fc.weight"), "no EAGLE drafter"),
+    "no layer": (lambda c, t: t.pop("midlayer.self_attn.q_proj.weight"), "no drafter: it lacks"),
+    "no fc": (lambda c, t: t.pop("fc.weight"), "no drafter: it lacks"),
     "no norm": (lambda c, t: t.pop("midlayer.hidden_norm.weight"), "it lacks layers.0.hidden_norm.weight"),
     "no map": (lambda c, t: t.pop("d2t"), "it lacks d2t"),
     "no head": (lambda c, t: t.pop("lm_head.weight"), "it lacks lm_head.weight"),
