@@ -125,9 +125,9 @@ def pieces(trained_KBT: Tensor, size: int, kept: Sequence[KeptSlots | None] = ()
     needed_S = torch.zeros_like(trained_KS[0])  # positions whose distribution some slot learns from
     for k in range(min(K, S - 1)):
         needed_S[1 + k :] |= trained_KS[k, : S - 1 - k]
-    positions_U = needed_S.nonzero()[:, 0]
+    which_WS = torch.cat([needed_S[None], trained_KS])  # in one, since a device is waited for
+    positions_U, *slots = which_WS.nonzero()[:, 1].split(which_WS.sum(1).tolist())
     rank_S = needed_S.cumsum(0) - 1
-    slots = [mask_S.nonzero()[:, 0] for mask_S in trained_KS]
     places = [at if one is None else one.place_S[at] for at, one in zip(slots, kept or [None] * K, strict=True)]
     ranks = [rank_S[at + 1 + k] for k, at in enumerate(slots)]
     starts = torch.arange(0, len(positions_U) + size, size, device=rank_S.device)

@@ -1,14 +1,17 @@
 """A training step against a slow reading of its definition, one slot at a time, in plain Python floats."""
 
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.data import Batch
 from specdec.drafter import Drafter, DrafterSpec
+from specdec.nn.unroll import Dense
 from specdec.nn.view import View
 from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
 from specdec.training.head_loss import TargetHead
@@ -207,6 +210,33 @@ def test_several_terms_are_counted_one_by_one(recompute: bool) -> None:
     torch.testing.assert_close(got.loss, want, rtol=1e-13, atol=0)
     rows = sum(0.8**k * float(count) for k, count in enumerate(got.counts.rows_K))
     assert math.isclose(float(got.rows), rows, rel_tol=1e-13)
+
+
+class Counted(TorchDispatchMode):
+    """Operators by name, within which on a GPU the process waits for it or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("K", [1, 7])
+def test_how_often_a_device_is_waited_for(K: int) -> None:
+    """Six times a step, whatever is unrolled: for features that are finite, the number and places of kept slots, the
+    numbers, places and cuts of pieces (a list is read here without an operator). A CPU's slices ask twice, of three."""
+    drafter, batch, config = learner(presets()["eagle3_1"]), make_batch(), ObjectiveConfig(steps=K, kernel=Dense())
+    step, target = TrainStep(drafter, config), tiny_target()
+    with Counted() as counted:
+        step(batch, target_outputs(target, drafter, batch, config, measure=False), measure=False).loss.backward()
+    assert counted.found["aten::nonzero"] <= 2
+    assert counted.found["aten::_local_scalar_dense"] == 2 + 2 * 3 * K
+    assert not {"aten::item", "aten::equal", "aten::is_nonzero", "aten::_unique2", "aten::masked_select"} & {
+        *counted.found
+    }
 
 
 @pytest.mark.parametrize(
