@@ -26,7 +26,7 @@ from tests.engines.trained import DRAFTERS, METHODS, PROMPTS, make_target, train
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TOKENS, DRAFTS = 61, 3
-COPIES = 24  # of each prompt, where tokens are drawn
+COPIES, DRAWN = 24, "eagle3_1"  # of each prompt, where tokens are drawn; and whose, which accepts at every depth
 
 Inside = Callable[..., Any]
 
@@ -83,7 +83,7 @@ def inside_drafted(
     assert (made.method, made.parallel) == METHODS[drafter.parent.name]
     speculative = {"method": made.method, "model": str(made.directory), "num_speculative_tokens": DRAFTS}
     speculative |= {"parallel_drafting": made.parallel}
-    asked = [(0, prompts), (1, prompts * COPIES)]
+    asked = [(0, prompts)] + [(1, prompts * COPIES)] * (drafter.parent.name == DRAWN)
     found: list[dict[str, Any]] = inside(
         "offline", target=target.source, drafter=speculative, tokens=TOKENS, asked=asked
     )
@@ -113,7 +113,7 @@ def test_tokens_and_acceptance_are_ours_at_every_position(
     assert 1 + sum(accepted) / len(accepted) > 1.2  # a drafter that accepts nothing would prove nothing
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "eagle3_1"], indirect=True)  # which accept at every depth
+@pytest.mark.parametrize("drafter", [DRAWN], indirect=True)
 def test_acceptance_at_temperature_one_is_ours_within_chance(
     drafter: Path, target: Target, prompts: list[list[int]], inside_drafted: list[dict[str, Any]]
 ) -> None:
@@ -148,7 +148,7 @@ def serving(drafter: Path, target: Target, tmp_path: Path) -> Iterator[subproces
     process.communicate()
 
 
-@pytest.mark.parametrize("drafter", ["eagle1", "eagle3_1"], indirect=True)  # vLLM's two methods
+@pytest.mark.parametrize("drafter", ["eagle3_1"], indirect=True)
 def test_served_asked_and_stopped(
     serving: subprocess.Popen[str], drafter: Path, name: str, target: Target, plain: list[list[int]], inside: Inside,
     tmp_path: Path,
@@ -226,29 +226,28 @@ def test_bench(drafter: Path, target: Target, tmp_path: Path, monkeypatch: pytes
         "--target",
         target.source,
     ]
-    argv += ["--drafter", str(drafter), "--concurrency", "1", "4", "--max_new_tokens", "32", "--ignore_eos", "true"]
+    argv += ["--drafter", str(drafter), "--concurrency", "2", "--max_new_tokens", "32", "--ignore_eos", "true"]
     flags = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--enforce-eager"]
     assert main([*argv, "--timeout", "300", "--", *flags]) == 0
-    for users in (1, 4):
-        served, plain = (
-            json.loads((tmp_path / "bench" / f"{name}-{users}.json").read_text()) for name in ("drafter", "baseline")
-        )
-        assert served["total_output_tokens"] == 32 * served["completed"]
-        assert served["spec_decode_acceptance_length"] > 1.2
-        assert served["median_ttft_ms"] > 0 and served["median_tpot_ms"] > 0
-        assert served["generated_texts"] == plain["generated_texts"] != []
+    served, plain = (
+        json.loads((tmp_path / "bench" / f"{name}-2.json").read_text()) for name in ("drafter", "baseline")
+    )
+    assert served["total_output_tokens"] == 32 * served["completed"]
+    assert served["spec_decode_acceptance_length"] > 1.2
+    assert served["median_ttft_ms"] > 0 and served["median_tpot_ms"] > 0
+    assert served["generated_texts"] == plain["generated_texts"] != []
 
 
 def descendants(pid: int) -> list[int]:
     """All processes that one has started, and those that they have."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    try:
+        parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        continue
     found, fresh = [], [pid]
     while fresh:
-        fresh = [child for child, parent in parents.items() if parent in fresh]
-        found += fresh
+    fresh = [child for child, parent in parents.items() if parent in fresh]
+    found += fresh
     return found
