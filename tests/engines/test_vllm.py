@@ -242,12 +242,12 @@ def descendants(pid: int) -> list[int]:
     """All processes that one has started, and those that they have."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-    try:
-        parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        continue
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
     found, fresh = [], [pid]
     while fresh:
-    fresh = [child for child, parent in parents.items() if parent in fresh]
-    found += fresh
+        fresh = [child for child, parent in parents.items() if parent in fresh]
+        found += fresh
     return found
