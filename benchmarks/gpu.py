@@ -194,7 +194,9 @@ def main(argv: list[str]) -> int:
     ]
     raw: dict[str, Any] = {"about": about, "device": named, "failed": []}
 
-    def part(title: str, columns: Sequence[str], runs: dict[str, Callable[[], Iterator[tuple[str, ...]]]]) -> None:
+    def part(
+        title: str, words: int, columns: Sequence[str], runs: dict[str, Callable[[], Iterator[tuple[str, ...]]]]
+    ) -> None:
         found = []
         for what, run in runs.items():
             if time.perf_counter() - began > LIMIT:
@@ -209,7 +211,7 @@ def main(argv: list[str]) -> int:
             with contextlib.suppress(AttributeError):
                 torch.cuda.empty_cache()
         raw[title] = found
-        lines.extend(["", f"## {title}", "", *harness.table(columns, found)])
+        lines.extend(["", f"## {title}", "", *harness.table(columns, found, words)])
 
     shapes = {name: SHAPES[name] for name in options.shapes}
     first = next(iter(shapes.values()))
@@ -220,14 +222,14 @@ def main(argv: list[str]) -> int:
         said = done.stdout.strip().splitlines()
         lines += ["", f"Tests that need CUDA: {said[-1] if said else 'nothing was said'}"]
         raw["failed"] += [f"tests: {said[-1:]}"] * bool(done.returncode)
-    part("Proofs of the target", ("dtype", "verdict", "s"), {"16 bits": lambda: proofs(first, options.device)})
+    part("Proofs of the target", 2, ("dtype", "verdict", "s"), {"16 bits": lambda: proofs(first, options.device)})
     part(
-        "Training step", ("target", "attention", "s", "tokens/s", "TFLOP/s", "peak GB"),
+        "Training step", 2, ("target", "attention", "s", "tokens/s", "TFLOP/s", "peak GB"),
         {name: lambda name=name, one=one: training(name, one, options.device, options.steps)
          for name, one in shapes.items()},
     )  # fmt: skip
     part(
-        "Decoding", ("target", "shape", "how", "ms a pass", "tokens"),
+        "Decoding", 3, ("target", "shape", "how", "ms a pass", "tokens"),
         {name: lambda name=name, one=one: decoding(name, one, options.device, options.tokens)
          for name, one in list(shapes.items())[:1]},
     )  # fmt: skip
