@@ -282,6 +282,11 @@ class DrafterModule(pl.LightningModule):
         device = self.trainer.strategy.root_device
         self._first_bad = torch.tensor(NEVER, device=device)
         self.target.to(device)
+        if device.type == "cuda" and self.target.dtype == torch.float32:
+            log.warning(
+                "the target runs in float32, at a fraction of what this device can do: set model.target.dtype=bfloat16 and "
+                "trainer.precision=bf16-mixed"
+            )
         compile_pointwise(self.compile_parts)
         products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
         kept = "kept" if device.type == "cpu" and keep_freed_memory() else "left to the allocator"
