@@ -284,8 +284,8 @@ class DrafterModule(pl.LightningModule):
         self.target.to(device)
         if device.type == "cuda" and self.target.dtype == torch.float32:
             log.warning(
-                "the target runs in float32, at a fraction of what this device can do: set model.target.dtype=bfloat16 and "
-                "trainer.precision=bf16-mixed"
+                "the target runs in float32, at a fraction of what this device can do: set model.target.dtype=bfloat16 "
+                "and trainer.precision=bf16-mixed"
             )
         compile_pointwise(self.compile_parts)
         products = self._products.enter_context(matmul_backend()) if device.type == "cpu" else "CUDA's"
