@@ -87,7 +87,7 @@ def compared(design: str, kind: str, folder: Path, ask: Callable[[str], dict[str
     drafter = made_drafter((presets() | variants())[design], target).eval()
     found: dict[str, Any] = {"design": design, "target": kind, "window": drafter.config.attention_window != "full"}
     try:
-        export_drafter(drafter, target, folder / "served", "speculators", draft_tokens=STEPS)
+        export_drafter(drafter, target, folder / "served", "speculators")
     except NotServable as error:
         return found | {"refused": str(error)}
     ids = torch.randint(target.vocab_size, (LENGTH,)).tolist()

@@ -11,7 +11,7 @@ from rich.table import Table
 from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.fit import Configured, configured
-from specdec.target.loading import DTYPES, skeleton
+from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
 from specdec.training.memory import MB, PRECISIONS, memory_need, precision
 from specdec.training.module import DrafterModule
@@ -65,7 +65,8 @@ def plan(cli: Configured, world: int) -> dict[str, Any]:
     frozen = 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     frozen += 0 if module.train_head else drafter.lm_head.weight.numel()
     target = sum(p.numel() for p in model.parameters())
-    target_bytes = target * DTYPES[source.dtype].itemsize
+    held = sum(p.numel() for _, p in named_parts(model).values()) if source.parts else target
+    target_bytes = held * DTYPES[source.dtype].itemsize
     memory = memory_need(
         config, module.objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
         train_head=module.train_head, target_bytes=target_bytes, target_dtype=DTYPES[source.dtype], world=world,

@@ -325,7 +325,7 @@ def warn_unless_made_for(target: Target, drafter: Drafter, refuse: bool = False)
     which, fingerprint = trained_for.get("source"), trained_for.get("fingerprint")
     if target.is_of(trained_for):
         return True
-    if fingerprint is None:
+    if fingerprint is None and trained_for.get("parts") is None:
         log.warning("this drafter does not say which target it was trained for")
     elif not refuse or target.dtype == torch.float16:
         log.warning("this drafter was trained for another target (%s) of the same shape", which)

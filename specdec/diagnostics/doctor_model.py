@@ -165,7 +165,8 @@ def inputs(setup: SetUp) -> Iterator[Finding]:
 @torch.no_grad()
 def agreement(setup: SetUp) -> Iterator[Finding]:
     """Unrolled training and cached decoding give the same distributions: ``specdec parity`` at a few places."""
-    depth, texts = max(2, setup.objective.steps) - 1, list[AnsweredText]()
+    masks = setup.drafter.config.recurrence.masks
+    depth, texts = (masks or max(2, setup.objective.steps)) - 1, list[AnsweredText]()
     for document in documents(setup.batch):
         ids = document.ids_T[:64].tolist()
         begin = int(document.loss_mask_T[:64].long().argmax()) or len(ids) // 2

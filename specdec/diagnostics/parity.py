@@ -310,7 +310,8 @@ def compare_passes(target: Target, drafter: Drafter, answers: Sequence[VllmAnswe
         ValueError: no answer is longer than a pass.
     """
     allowed, depth = 2 * share, answers[0].drafts  # each of two candidates has an error of its own
-    drafts_of(drafter.config.recurrence.masks, depth)
+    if (masks := drafter.config.recurrence.masks) not in (0, depth):
+        raise ValueError(f"the server drafts {depth} tokens a pass, and the drafter's block has {masks} masks")
     passes: list[tuple[int, int, bool]] = []  # drafts accepted by this drafter and by vLLM; is it close where they part
     close_tokens = wrong_tokens = 0
     for answer in answers:

@@ -134,6 +134,8 @@ class Drafter(nn.Module):
                 module.weight.data.copy_(drawn.normal_(0, 0.02, generator=generator))
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
+            if hasattr(module, FLOAT32) and (bias := getattr(module, FLOAT32)).itemsize < 4:  # built in 16 bits
+                setattr(module, FLOAT32, bias.float())
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As of a module; but :data:`FLOAT32` is not rounded, as it is not in transformers."""

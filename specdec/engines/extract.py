@@ -31,7 +31,7 @@ from torch import Tensor
 from specdec.data import TokenData
 from specdec.engines.server import find_vllm
 from specdec.export.formats import servable
-from specdec.features.store import CacheWriter, Contract, PackedRow, merge, packed_rows
+from specdec.features.store import CacheWriter, Contract, PackedRow, check_beside, merge, packed_rows
 from specdec.fit import Configured, configured
 from specdec.nn.backend import matmul_backend
 from specdec.nn.view import View
@@ -172,8 +172,10 @@ def main(argv: list[str]) -> int:
     """Run the command; ValueError if an argument, the data or the target is wrong, or the cache cannot be written."""
     options, model, data = read(argv)
     if options.engine == "vllm":  # its layers run there; here are its tokenizer, final norm and parts' fingerprint
-        source = model.target_source
-        target = dataclasses.replace(source, device_map=None, parts=source.adapter is None).load()
+        servable(model.target_source)
+        target = dataclasses.replace(model.target_source, device_map=None, parts=True).load()
+    elif model.target_source.parts:
+        raise ValueError("target.parts: specdec cache runs the target's layers: set it to false, or take --engine vllm")
     else:
         target = model.target.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     data.prepare(target.tokenizer)
@@ -182,12 +184,15 @@ def main(argv: list[str]) -> int:
     first = None if (options.first_rows or 0) >= len(data.splits.train.ids_BT) else options.first_rows
     number, parts = options.part
     rows, folder = rows_of(data, first)[number::parts], part_folder(number, parts)
+    if not rows:
+        raise ValueError(f"--part {number + 1}/{parts}: there are no more than {number} rows: make fewer parts")
     # every boundary that the design taps; the final state, which is always stored, is none
     config, directory = config_for(model.spec, target), Path(options.out)
     taps = {b for b in config.aux_layers if b < target.num_layers or not config.fusion.final_norm}
     layers = sorted(taps | set(options.layers))
     with _engine(options, model, target, layers, rows) as engine:
         contract = Contract.of(target, data, layers, options.dtype, engine.name, first)
+        check_beside(directory, folder, contract)
         total = sum(row.tokens for row in rows)
         size = int(total * contract.token_bytes * SPARE)
         written = sum(file.stat().st_size for file in (directory / folder).glob("shard-*.safetensors"))

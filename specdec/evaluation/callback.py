@@ -91,7 +91,10 @@ class AcceptanceLength(pl.Callback):
                 raise ValueError(
                     "model.target.parts: acceptance takes the whole target: set acceptance.every_n_validations 0"
                 )
-            self.shape.check(pl_module.drafter.config)
+            try:
+                self.shape.check(pl_module.drafter.config)
+            except ValueError as error:
+                raise ValueError(f"acceptance.shape: {error}") from error
             self._prepare(trainer, pl_module)
 
     def on_validation_batch_start(

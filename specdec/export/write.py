@@ -121,7 +121,8 @@ def export_drafter(
     chosen = FORMATS[format]
     chosen.check(subject)
     line = chosen.command(str(directory.resolve()), subject, served, drafts)
-    which = (config.target if made_for else target.identity)["fingerprint"]  # parts of a target do not know it
+    own = target.identity["fingerprint"]  # which parts of a target do not know
+    which = own or (config.target.get("fingerprint") if made_for else None)
     loaded_by = {"source": served.source, "revision": served.revision, "trust_remote_code": served.trust_remote_code}
     record: dict[str, Any] = {
         "format": read.FORMAT, "exported_as": format, "engine": chosen.engine, "method": subject.method,

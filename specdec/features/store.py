@@ -232,14 +232,29 @@ def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, RowPlace
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
 
 
+def check_beside(directory: Path, folder: str, contract: Contract) -> None:
+    """Raise ValueError where a cache, or a part of one in ``folder``, may not be made: ``directory`` holds another
+    cache, another number of parts, or parts of something else."""
+    parts = {path.name: path for path in directory.glob("part-*-of-*")}
+    number = folder.rpartition("-")[2]
+    whole = next(directory.glob("shard-*"), None)
+    if odd := [name for name in parts if folder == "." or name.rpartition("-")[2] != number] or (
+        [whole.name] if whole and folder != "." else []
+    ):
+        raise ValueError(f"{directory}: holds {odd[0]}, of a cache that was made otherwise: choose another --out")
+    for name, path in parts.items():
+        for index in filter(Path.exists, (path / INDEX, path / UNFINISHED)):
+            changes = pairs(FeatureIndex.read(index).contract.to_json(), contract.to_json())
+            if different := [f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes]:
+                raise ValueError(f"{directory}: {name} was made for something else: {'; '.join(different)}")
+
+
 def merge(directory: Path, parts: Sequence[str]) -> list[str]:
     """Write one index over the parts of a cache, folders within it, if all are finished; else the names of those that
-    are not. ValueError if they were made of different things."""
+    are not."""
     if missing := [name for name in parts if not (directory / name / INDEX).exists()]:
         return missing
     found = [FeatureIndex.read(directory / name / INDEX) for name in parts]
-    if any(one.contract != found[0].contract for one in found):
-        raise ValueError(f"{directory}: its parts were made of different data, targets or boundaries: make them again")
     shards = [
         entry._replace(file=f"{name}/{entry.file}")
         for name, one in zip(parts, found, strict=True)

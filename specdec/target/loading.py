@@ -1,5 +1,6 @@
 """From a directory, a GGUF file or a Hub id to a model and a tokenizer, or to a line why not; and which model it is."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -135,6 +137,10 @@ def load_parts(
     for module in (model.get_input_embeddings(), model_parts(model).final_norm, model.get_output_embeddings()):
         for own, parameter in [*module.named_parameters(recurse=False)]:
             setattr(module, own, made[parts[id(parameter)][0]])
+    with contextlib.suppress(OSError):  # where it has none, as with from_pretrained, the config's ends count
+        model.generation_config = GenerationConfig.from_pretrained(
+            source, revision=revision, local_files_only=is_local(source)
+        )
     check_ends(source, model)
     return model, _tokenizer(source, revision, trust_remote_code)
 

@@ -70,7 +70,8 @@ def _parts(target: "Target", ids_1T: Tensor) -> None:
 def remedy(target: "Target") -> str:
     """Why a target yields NaN or infinities, and what to do."""
     dtype = str(target.dtype).removeprefix("torch.")
-    bad = next((name for name, weight in target.model.named_parameters() if not weight.isfinite().all()), None)
+    named = [(name, weight) for name, weight in target.model.named_parameters() if not weight.is_meta]
+    bad = next((name for name, weight in named if not weight.isfinite().all()), None)
     cause = f"its weight {bad} is not finite in {dtype}" if bad else f"{dtype} overflows in it"
     if target.dtype in (torch.float16, torch.bfloat16):
         others = "bfloat16 or float32" if target.dtype == torch.float16 else "float32"

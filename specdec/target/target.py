@@ -144,6 +144,13 @@ class Target:
             **({} if self.adapter is None else {"adapter": self.adapter}),
         }
 
+    def _check_whole(self) -> None:
+        if not self.whole:
+            raise ValueError(
+                f"{self.source}: target.parts is on, so it has no layers to run: what needs a forward of the target "
+                "needs it whole"
+            )
+
     @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self.model.config.to_dict(), self.model.state_dict())
@@ -155,9 +162,7 @@ class Target:
 
     def is_of(self, identity: Mapping[str, Any]) -> bool:
         """Whether it is the target of that identity, by all weights or, where not both know these, by its parts."""
-        own = self.identity
-        by = "fingerprint" if own["fingerprint"] and identity.get("fingerprint") else "parts"
-        return own[by] is not None and identity.get(by) == own[by]
+        return same_target(self.identity, identity)
 
     def take_identity(self, identity: Mapping[str, Any]) -> None:
         """Of parts alone: be the whole target of that identity; ValueError if it has other parts."""
@@ -170,8 +175,9 @@ class Target:
     def to(self, device: torch.device | str) -> Self:
         """Move the model to ``device``, unless its layers are spread over several; or the parts that there are."""
         if not self.whole:
-            for part in (self.model.get_input_embeddings(), self.final_norm, self._parts.head):
-                part.to(device)
+            for weight in self.model.parameters():
+                if not weight.is_meta:
+                    weight.data = weight.data.to(device)
         elif not spread(self.model):
             self.model.to(device)
         return self
@@ -197,11 +203,7 @@ class Target:
         Raises:
             ValueError: no such boundary, the view does not fit the cache or the model, or there are no layers to run.
         """
-        if not self.whole:
-            raise ValueError(
-                f"{self.source}: target.parts is on, so it has no layers to run: what needs a forward of the target "
-                "needs it whole"
-            )
+        self._check_whole()
         wrong = [b for b in layers if not 0 <= b <= self.num_layers]
         if wrong:
             raise ValueError(
@@ -304,8 +306,18 @@ class Target:
         Raises:
             ValueError: something does not; the message says what, and by how much.
         """
+        self._check_whole()
         log.info("proving the target: states, logits and cached trees must be the model's own")
         prove(self)
+
+
+def same_target(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two identities are of one target, by all weights or, where not both know these, by its parts."""
+    whole = one.get("fingerprint") and other.get("fingerprint")
+    if not whole and one.get("adapter") != other.get("adapter"):  # which may be in the layers alone
+        return False
+    by = "fingerprint" if whole else "parts"
+    return one.get(by) is not None and one.get(by) == other.get(by)
 
 
 def _documents(view: View) -> list[tuple[int, slice]]:

@@ -16,6 +16,7 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PreNorm, choose
 from specdec.drafter.io import located
 from specdec.drafter.parts import dry_run
 from specdec.target import Target
+from specdec.target.target import same_target
 from specdec.utils.config import canonical, pairs, words
 
 log = logging.getLogger(__name__)
@@ -210,6 +211,8 @@ def check_checkpoint(checkpoint: dict[str, Any], drafter: Drafter) -> None:
     stored, now = checkpoint.get("drafter_config"), drafter.config.to_json()
     if stored is None:
         raise ValueError("this checkpoint holds no drafter config: it was not written by specdec fit")
+    if same_target(stored.get("target") or {}, now["target"]):  # wherever it lies now, whole or in parts
+        stored = stored | {"target": now["target"]}
     if different := sorted(key for key in now if stored.get(key) != now[key]):
         raise ValueError(
             "the checkpoint belongs to another drafter; these differ from the present config: "

@@ -161,7 +161,8 @@ class DrafterModule(pl.LightningModule):
                     f"model.{name}={type(part).__name__} is an abstract base class: choose one of its subclasses"
                 )
         self._target = target if isinstance(target, Target) else None  # no nn.Module: neither saved nor trained
-        self._proved, self._device = False, torch.device("cpu")
+        self._proved = False
+        self._trains_on: torch.device | None = None  # of the trainer, once there is one
         self.target_source = TargetSource.of(target)
         self.spec = DrafterSpec.preset(drafter) if isinstance(drafter, str) else drafter
         self.start, self.noise = start, noise
@@ -188,9 +189,10 @@ class DrafterModule(pl.LightningModule):
     def target(self) -> Target:
         """The target, loaded at the first use and self-checked (``Target.prove``) on the device that trains."""
         if self._target is None:
-            self._target = self.target_source.load()
+            self._target = self.target_source.load(str(self._trains_on or "cpu"))
         if not self._proved:
-            self._target.to(self._device)
+            if self._trains_on is not None:
+                self._target.to(self._trains_on)
             if self._target.whole:
                 self._target.prove()
             else:
@@ -228,7 +230,7 @@ class DrafterModule(pl.LightningModule):
     def configure_callbacks(self) -> list[pl.Callback]:
         """None of its own. Lightning asks for them first of all, so a run that cannot be is refused here."""
         trainer = self.trainer
-        self._device = trainer.strategy.root_device
+        self._trains_on = trainer.strategy.root_device
         if not isinstance(trainer.datamodule, TokenData):  # type: ignore[attr-defined]
             raise ValueError(
                 "training needs a data module of specdec's (ChatData, TextData, EmbeddedData or your own TokenData), "

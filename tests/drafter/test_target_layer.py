@@ -131,6 +131,12 @@ def test_a_routers_bias_is_not_rounded() -> None:
     drafter = Drafter(DrafterConfig.for_target(DESIGN, config, **known), torch.arange(VOCAB))
     (bias,) = (value for name, value in drafter.named_buffers() if name.endswith(FLOAT32))
     bias.copy_(8 + torch.arange(4) / 1000)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        built = Drafter(drafter.config, torch.arange(VOCAB))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {x.dtype for name, x in built.named_buffers() if name.endswith(FLOAT32)} == {torch.float32}
     rounded = drafter.to(torch.bfloat16)
     (kept,) = (value for name, value in rounded.named_buffers() if name.endswith(FLOAT32))
     assert kept.dtype == torch.float32 and torch.equal(kept, 8 + torch.arange(4) / 1000)

@@ -132,6 +132,25 @@ def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_parts_are_of_one_cache(config: list[str], tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "parts"
+    assert main(["cache", *config, "--out", str(whole)]) == 0
+    assert main(["cache", *config, "--out", str(out), "--part", "1/2"]) == 0
+    for argv, message in (
+        (["--out", str(whole), "--part", "1/2"], "holds shard-.*, of a cache that was made otherwise"),
+        (["--out", str(out)], "holds part-1-of-2, of a cache that was made otherwise"),
+        (["--out", str(out), "--part", "1/3"], "holds part-1-of-2, of a cache that was made otherwise"),
+        (
+            ["--out", str(out), "--part", "2/2", "--dtype", "float16"],
+            "part-1-of-2 was made for something else: dtype was",
+        ),
+        (["--out", str(tmp_path / "x"), "--part", "999/999"], "there are no more than 998 rows: make fewer parts"),
+        (["--out", str(tmp_path / "x"), "--model.target.parts", "true"], "specdec cache runs the target's layers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cache([*config, *argv])
+
+
 @pytest.mark.parametrize("given", ["0/2", "3/2", "2", "a/b"])
 def test_a_part_that_is_none(given: str, config: list[str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"'{given}' is no part: give it as 2/8"):

@@ -37,7 +37,9 @@ def without_layers(directory: Path) -> Path:
 
 
 def saved(family: str, directory: Path, dtype: torch.dtype = torch.float32) -> Path:
-    make(family).to(dtype).save_pretrained(directory, max_shard_size="20KB")
+    model = make(family).to(dtype)
+    model.generation_config.eos_token_id = [2, 5, 7]  # of which config.json knows one
+    model.save_pretrained(directory, max_shard_size="20KB")
     return directory
 
 
@@ -47,7 +49,8 @@ def test_parts_are_those_of_the_whole(family: str, tmp_path: Path) -> None:
     whole = Target.load(saved(family, tmp_path))
     ids_1T = tokens(9)
     final_1TH = whole.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ()).final_BTH
-    parts = Target.load(without_layers(tmp_path), parts=True)
+    parts = Target.load(without_layers(tmp_path), parts=True).to("cpu")
+    assert parts.eos_token_ids == whole.eos_token_ids >= {2, 5, 7}
     assert torch.equal(parts.logits(final_1TH), whole.logits(final_1TH))
     rows_D = torch.tensor([3, 9, 40])
     assert torch.equal(parts.logits(final_1TH, rows_D), whole.logits(final_1TH, rows_D))
@@ -60,6 +63,8 @@ def test_parts_are_those_of_the_whole(family: str, tmp_path: Path) -> None:
     assert parts.identity == theirs and TargetSource.of(parts).parts
     with pytest.raises(ValueError, match=r"target\.parts is on, so it has no layers to run"):
         parts.forward(ids_1T, View.packed(torch.zeros_like(ids_1T)), ())
+    with pytest.raises(ValueError, match=r"target\.parts is on"):
+        parts.prove()
 
 
 def test_weights_are_of_the_dtype_and_device_that_are_asked_for(tmp_path: Path) -> None:
