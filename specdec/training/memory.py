@@ -100,8 +100,8 @@ def activations(
     a time is whole again. A tensor that two operations keep counts once.
 
     Args:
-        shares: of each of K steps, how many of the slots are trained; below 1 the estimate falls short by up to a fifth,
-            since what is narrowed is copied.
+        shares: of each of K steps, how many of the slots are trained; below 1 it falls short by up to a fifth,
+            what is narrowed being copied.
     """
     K, steps = len(shares), sum(shares)
     H, heads, layers, norms = config.hidden_size, config.num_attention_heads, config.num_layers, config.norms
