@@ -152,10 +152,10 @@ def fp8_block(raw: Mapping[str, Any]) -> tuple[int, int]:
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         edges = edges or (weights.get("block_structure") if isinstance(weights, Mapping) else None)
-    match [128, 128] if edges is None else edges:
-        case [int(rows), int(columns)] if min(rows, columns) > 0:
-            return rows, columns
-    raise ValueError(f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0")
+    edges = edges or [128, 128]
+    if not (isinstance(edges, list) and len(edges) == 2 and all(type(edge) is int and edge > 0 for edge in edges)):
+        raise ValueError(f"quantization_config: a block is {edges!r:.60}, wanted two whole numbers above 0")
+    return edges[0], edges[1]
 
 
 def dequantized(tensors: Mapping[str, Tensor], block: tuple[int, int] = (128, 128)) -> dict[str, Tensor]:

@@ -134,9 +134,10 @@ def load_parts(
         if fault := tensor_fault({name: x.shape for name, x in found.items()}, {n: x.shape for n, x in parts.values()}):
             raise ValueError(f"among the parts of a target {fault}")
     made = {name: nn.Parameter(value.to(where, kind, copy=True), requires_grad=False) for name, value in found.items()}
-    for module in (model.get_input_embeddings(), model_parts(model).final_norm, model.get_output_embeddings()):
+    for module in model.modules():  # a tied head has the embedding's
         for own, parameter in [*module.named_parameters(recurse=False)]:
-            setattr(module, own, made[parts[id(parameter)][0]])
+            if id(parameter) in parts:
+                setattr(module, own, made[parts[id(parameter)][0]])
     with contextlib.suppress(OSError):  # where it has none, as with from_pretrained, the config's ends count
         model.generation_config = GenerationConfig.from_pretrained(
             source, revision=revision, local_files_only=is_local(source)
