@@ -93,6 +93,11 @@ class Contract:
         """Bytes of a token's states."""
         return sum(self.sizes)
 
+    def differences(self, now: Self) -> str:
+        """What was otherwise in this one, in words; nothing if all is the same."""
+        changes = pairs(self.to_json(), now.to_json())
+        return "; ".join(f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes)
+
     def to_json(self) -> dict[str, Any]:
         """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
@@ -244,9 +249,8 @@ def check_beside(directory: Path, folder: str, contract: Contract) -> None:
         raise ValueError(f"{directory}: holds {odd[0]}, of a cache that was made otherwise: choose another --out")
     for name, path in parts.items():
         for index in filter(Path.exists, (path / INDEX, path / UNFINISHED)):
-            changes = pairs(FeatureIndex.read(index).contract.to_json(), contract.to_json())
-            if different := [f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes]:
-                raise ValueError(f"{directory}: {name} was made for something else: {'; '.join(different)}")
+            if different := FeatureIndex.read(index).contract.differences(contract):
+                raise ValueError(f"{directory}: {name} was made for something else: {different}")
 
 
 def merge(directory: Path, parts: Sequence[str]) -> list[str]:
@@ -373,9 +377,8 @@ class CacheWriter:
     def _resume(self, path: Path) -> None:
         """Keep the shards up to the first that is gone or damaged: that one and the later ones are made again."""
         earlier = FeatureIndex.read(path)
-        changes = pairs(earlier.contract.to_json(), self.contract.to_json())
-        if different := [f"{key} was {words(a)}, is {words(b)}" for key, a, b in changes]:
-            raise ValueError(f"{path}: made for something else: {'; '.join(different)}; choose another --out")
+        if different := earlier.contract.differences(self.contract):
+            raise ValueError(f"{path}: made for something else: {different}; choose another --out")
         for entry in earlier.shards:
             try:
                 entry.verify(self.directory)
