@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `b
 import torch
 
 from benchmarks import harness
-from specdec.features.store import CacheWriter, Contract, FeatureStore, PackedRow
+from specdec.features.store import Contract, FeatureStore, PackedRow
+from specdec.features.writer import CacheWriter
 
 ROW, LAYERS, ROUNDS = 2048, (2, 16, 29), 3
 WANTED = 20_000  # tokens a second of a rank

@@ -132,7 +132,7 @@ def card(folder: Path, target: Path) -> None:
 def features(folder: Path, target: Path) -> None:
     fill(folder / "c", target_of(target), Texts(texts=6))
     for shard in (folder / "c").glob("shard-*"):
-        assert shard_rows(shard, FeatureIndex.of(folder / "c").contract.sizes)
+        assert shard_rows(shard, FeatureIndex.of(folder / "c").contract.columns())
 
 
 def model(folder: Path, target: Path) -> None:

@@ -9,9 +9,10 @@ Legend: B rows, T tokens of a row, N documents.
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Any, NamedTuple, TypeVar
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,6 +146,22 @@ def order(count: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator(seed, epoch))
 
 
+class Reader(Protocol):
+    """Told of batches before they are handed out, so that it can fetch what belongs to them."""
+
+    ahead: int
+    """Of how many batches beyond the one that is handed out it wants to know."""
+
+    def announce(self, batch: Batch) -> None:
+        """It will be handed out, after those that were announced before."""
+
+    def ready(self, batch: Batch) -> None:
+        """It is handed out next."""
+
+    def forget(self, batch: Batch) -> None:
+        """It was announced, and will not be handed out."""
+
+
 class ResumableLoader:
     """Batches of rows for one process, another order in each epoch; an epoch's last batch may be smaller.
 
@@ -154,7 +171,7 @@ class ResumableLoader:
 
     Args:
         shuffle: False gives the rows in their own order in every epoch.
-        prefetch: called with each batch right before it is handed out, and with the one that follows, or None.
+        reader: told of every batch of an epoch; None tells nobody.
 
     Raises:
         ValueError: there are no rows, or ``batch_size`` is below 1.
@@ -162,14 +179,14 @@ class ResumableLoader:
 
     def __init__(
         self, rows: Batch, batch_size: int, seed: int = 0, shuffle: bool = True, rank: int = 0, world_size: int = 1,
-        prefetch: Callable[[Batch, Batch | None], None] | None = None,
+        reader: Reader | None = None,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not len(rows.ids_BT):
             raise ValueError(
                 f"batch_size is {batch_size}, of {how_many(len(rows.ids_BT), 'row')}: at least 1 of 1 is needed"
             )
         self.rows, self.batch_size, self.seed, self.shuffle = rows, batch_size, seed, shuffle
-        self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
+        self.rank, self.world_size, self.reader = rank, world_size, reader
         self.epoch = self.batches = 0  # the place: batches drawn in this epoch
         self.moved = False  # since the last iteration began, or since the place was restored
 
@@ -193,13 +210,25 @@ class ResumableLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self.moved or self.batches == len(self):
             self.epoch, self.batches, self.moved = self.epoch + 1, 0, False
-        left = self.numbers(self.epoch).split(self.batch_size)[self.batches :]
-        for batch, following in pairwise(chain(map(self.fetch, left), [None])):
-            assert batch is not None  # only what follows the last one is
-            if self.prefetch is not None:
-                self.prefetch(batch, following)
-            self.batches, self.moved = self.batches + 1, True
-            yield batch
+        left = map(self.fetch, self.numbers(self.epoch).split(self.batch_size)[self.batches :])
+        announced: deque[Batch] = deque()
+        try:
+            while True:
+                for batch in itertools.islice(left, 1 + (self.reader.ahead if self.reader else 0) - len(announced)):
+                    announced.append(batch)
+                    if self.reader is not None:
+                        self.reader.announce(batch)
+                if not announced:
+                    return
+                batch = announced.popleft()
+                if self.reader is not None:
+                    self.reader.ready(batch)
+                self.batches, self.moved = self.batches + 1, True
+                yield batch
+        finally:  # also of an epoch that is cut short
+            if self.reader is not None:
+                for batch in announced:
+                    self.reader.forget(batch)
 
     @functools.cached_property
     def _content(self) -> str:

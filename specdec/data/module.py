@@ -1,7 +1,6 @@
 """The data's side of a Lightning run: documents in, resumable loaders of packed rows out."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from specdec.data.chat import Encoded, cached, determinants, encode, read_conversations
 from specdec.data.layouts import TRAINING, named
-from specdec.data.loader import Batch, Document, ResumableLoader, order, pack_stream, pack_whole, split
+from specdec.data.loader import Batch, Document, Reader, ResumableLoader, order, pack_stream, pack_whole, split
 from specdec.data.rows import DataRow, find_sources, has_rows, read_rows, read_text, warn_of_overlap
 from specdec.data.template import check_tokenizer, tokenizing
 from specdec.utils.numbers import RowTokens, Seed, Side, check_numbers
@@ -44,7 +43,7 @@ class TokenData(pl.LightningDataModule):
         super().__init__()
         check_numbers(TokenData.__init__, {"seq_len": seq_len, "batch_size": batch_size, "seed": seed}, "data.")
         self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
-        self.prefetch: Callable[[Batch, Batch | None], None] | None = None  # of the loaders that are made from now on
+        self.reader: Reader | None = None  # of the loaders that are made from now on
         self._splits: Splits | None = None
 
     def documents(self, tokenizer: Any) -> tuple[list[Document], list[Document]]:
@@ -137,7 +136,7 @@ class TokenData(pl.LightningDataModule):
         rank, world_size = 0, 1
         if self.trainer is not None:
             rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.prefetch)
+        return ResumableLoader(rows, self.batch_size, self.seed, shuffle, rank, world_size, self.reader)
 
 
 class TextData(TokenData):

@@ -27,7 +27,7 @@ from specdec.diagnostics.anchors import answered_texts
 from specdec.diagnostics.parity_compare import NO_NUMBER, Compared, compare, decoded
 from specdec.drafter import Drafter, load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters, streaming
-from specdec.engines.server import VllmLaunch, find_vllm, flag_of
+from specdec.engines.server import VllmLaunch, flag_of
 from specdec.evaluation.prompts import Prompt, first_turns, load_prompts
 from specdec.export import NotServable, export_drafter, subject_of
 from specdec.export.formats import DrafterCheckpoint, drafts_of
@@ -40,6 +40,7 @@ from specdec.utils.numbers import Count, Depth, Range, Tokens
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
+from specdec.utils.vllm import find_vllm
 
 REPORT = "parity.json"
 TRIES = 5  # of a prompt whose passes vLLM sends together

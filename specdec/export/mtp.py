@@ -25,9 +25,8 @@ from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, PostNorm, PreNo
 from specdec.drafter.io import FLOATS, check_finite, measure
 from specdec.drafter.model import FLOAT32, skeleton_of
 from specdec.export import tensors as named
-from specdec.export.formats import servable
-from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
-from specdec.target import Target, TargetSource
+from specdec.export.switches import EMBEDDING, HEAD, Subject
+from specdec.target import NotServable, Target, TargetSource
 from specdec.target.files import weight_files
 from specdec.training.building import config_for
 from specdec.utils import hub
@@ -157,7 +156,7 @@ def stitch(
             not written.
         ValueError: a weight is not finite, or a directory is missing, exists or cannot be written.
     """
-    place = servable(served)
+    place = served.servable()
     source = Path(place) if Path(place).is_dir() else hub.fetch(place, served.revision, COPIED)
     if (family := family_of(source)) is None:
         raise NotServable(f"{served.source}: --format mtp is for a target with a module: {', '.join(FAMILIES)}")

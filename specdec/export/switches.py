@@ -44,10 +44,6 @@ HEADLESS_TARGETS = {f"{name}ForCausalLM" for name in ("Cohere", "Cohere2", "Cohe
 THROUGH_TRANSFORMERS = ["--model-impl", "transformers"]
 
 
-class NotServable(ValueError):  # noqa: N818  a verdict
-    """An engine cannot express the drafter: the message names what it lacks and its version."""
-
-
 class Subject(NamedTuple):
     """What is to be served, as far as engines differ in it."""
 

@@ -18,8 +18,8 @@ from specdec.export import card, mtp, read
 from specdec.export.formats import FORMATS, DrafterCheckpoint, drafts_of
 from specdec.export.push import check_repository
 from specdec.export.push import push as push_export
-from specdec.export.switches import EMBEDDING, HEAD, NotServable, Subject
-from specdec.target import Target, TargetSource
+from specdec.export.switches import EMBEDDING, HEAD, Subject
+from specdec.target import NotServable, Target, TargetSource
 from specdec.utils.files import sha256, staged_directory, write_json, write_text
 from specdec.utils.machine import provenance
 from specdec.utils.numbers import Depth, check_numbers

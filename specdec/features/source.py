@@ -4,17 +4,17 @@ Legend: B batch, T tokens, N boundaries, H hidden, R tokens up to the last that 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import DTYPES, FeatureIndex, FeatureStore, PackedRow, described, packed_rows
+from specdec.features.store import DTYPES, Contract, FeatureIndex, FeatureStore, PackedRow, described, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import apart, own_states
@@ -29,8 +29,16 @@ class FeatureSource:
     """Features of batches, in the target's dtype on its device; those of padding are undefined."""
 
     first_rows: int | None = None  # how many training rows it has, those that an epoch draws first; None if all
-    prefetch: Callable[[Batch, Batch | None], None] | None = None
-    """Called with a batch and the following one, or None, before the batch is handed out: to read ahead."""
+    ahead: int = 0  # of how many batches it wants to know beyond the one under way
+
+    def announce(self, batch: Batch) -> None:
+        """A batch that comes, after those that were announced before: it may be fetched."""
+
+    def ready(self, batch: Batch) -> None:
+        """The batch comes now."""
+
+    def forget(self, batch: Batch) -> None:
+        """A batch that was announced does not come."""
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
@@ -121,22 +129,30 @@ class Cached(Features):
         for row in rows:
             store.check(row)
         if target.whole:
-            spot_check(store, target, rows[0])
+            taps, columns = range(len(store.contract.layers)), store.contract.columns().values()
+            found = [torch.zeros(rows[0].tokens, *column.shape, dtype=column.dtype) for column in columns]
+            store.read(rows[0], taps, *found)
+            spot_check(store.contract, self.directory, found, target, rows[0])
         else:
             log.warning("the cache's numbers are taken as they are: parts of a target cannot work one out again")
         log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
         return source
 
 
-class CachedSource(FeatureSource):
-    """Reads batches; one thread reads the next while the present one is trained on.
+class RowSource(FeatureSource):
+    """Gets batches row by row, in a thread: those ahead while one is trained on.
+
+    Args:
+        contract: of what it gets.
+        where: it comes from, for messages.
 
     Raises:
-        ValueError: the cache is of another target or dtype, or a boundary was not stored.
+        ValueError: that is of another target or dtype, or lacks a boundary.
     """
 
-    def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
-        contract, where = store.contract, store.directory
+    def __init__(
+        self, contract: Contract, where: str, target: Target, layers: Sequence[int], final_norm: bool, ahead: int
+    ) -> None:
         if not target.is_of(contract.target):
             raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
         dtype = str(target.dtype).removeprefix("torch.")
@@ -145,71 +161,104 @@ class CachedSource(FeatureSource):
                 f"{where}: made with the target in {contract.target_dtype}, which runs in {dtype} here: set "
                 f"model.target.dtype={contract.target_dtype}, or run specdec cache again"
             )
-        stored = [b for b in layers if b < target.num_layers or not final_norm]
+        stored = boundaries(target, layers, final_norm)
         if missing := [b for b in stored if b not in contract.layers]:
             raise ValueError(
                 f"{where}: boundaries {missing} are not stored, only {list(contract.layers)}: run specdec cache with "
                 f"--layers {' '.join(map(str, sorted({*stored, *contract.layers})))} into another directory"
             )
         if contract.dtype != dtype:
-            log.warning("%s: states of %s, rounded to %s when they were stored", where, dtype, contract.dtype)
-        self.store, self.dtype, self.final_norm, self.layers = store, target.dtype, final_norm, tuple(layers)
-        self.first_rows = contract.first_rows
+            log.warning("%s: states of %s, rounded to %s", where, dtype, contract.dtype)
+        self.contract, self.where, self.ahead = contract, where, ahead
+        self.dtype, self.final_norm, self.layers = target.dtype, final_norm, tuple(layers)
         self.taps = [contract.layers.index(b) for b in stored]
         self._thread = ThreadPoolExecutor(1, "features")
-        self._ahead: dict[tuple[bytes, ...], Future[TargetOutput]] = {}
+        self._announced: dict[tuple[bytes, ...], Future[list[Tensor]]] = {}
 
-    def prefetch(self, batch: Batch, following: Batch | None) -> None:
-        """Read the following batch in the thread and wait for this one; no more than these two are kept.
+    def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
+        """Put what there is of a row's R tokens first into its columns; called by the thread, and by training's own.
 
-        Behind a run's last batch comes one that is not trained on, which a cache of the first rows need not have.
+        Raises:
+            ValueError: it cannot be had.
         """
-        before, self._ahead = self._ahead, {}
-        for one in (batch, following):
-            rows = [] if one is None else packed_rows(one)
-            if one is not None and all(map(self.store.holds, rows)):
-                keys = _keys(rows)
-                self._ahead[keys] = before.get(keys) or self._thread.submit(self._read, rows, one.ids_BT.shape[1])
-        wait(list(self._ahead.values())[:1])
+        raise NotImplementedError
+
+    def announce(self, batch: Batch) -> None:
+        """Have the thread read it."""
+        rows = packed_rows(batch)
+        if (keys := _keys(rows)) not in self._announced:
+            self._announced[keys] = self._thread.submit(self._read, rows, batch.ids_BT.shape[1])
+
+    def ready(self, batch: Batch) -> None:
+        """Wait until it is read."""
+        wait([one] if (one := self._announced.get(_keys(packed_rows(batch)))) else [])
+
+    def forget(self, batch: Batch) -> None:
+        """Do not read it, or not keep it."""
+        if one := self._announced.pop(_keys(packed_rows(batch)), None):
+            one.cancel()
 
     def __call__(self, target: Target, batch: Batch, layers: Sequence[int], final_norm: bool) -> TargetOutput:
-        """The stored states of every row."""
+        """The states of every row."""
         if (tuple(layers), final_norm) != (self.layers, self.final_norm):
-            raise ValueError(f"{self.store.directory}: opened for boundaries {list(self.layers)}, not {list(layers)}")
+            raise ValueError(f"{self.where}: opened for boundaries {list(self.layers)}, not {list(layers)}")
         rows = packed_rows(batch)
-        ahead = self._ahead.pop(_keys(rows), None)
+        ahead = self._announced.pop(_keys(rows), None)
         found = self._read(rows, batch.ids_BT.shape[1]) if ahead is None else ahead.result()
-        return TargetOutput(*(x.to(target.device, self.dtype, non_blocking=True) for x in found))
+        on_device = [column.to(target.device, non_blocking=True) for column in found]
+        aux_BTNH, final_BTH = self.contract.decode(on_device, self.dtype)
+        if len(self.taps) < len(self.layers):  # the last boundary, after the final norm
+            aux_BTNH[:, :, -1] = final_BTH
+        return TargetOutput(aux_BTNH, final_BTH)
 
     def close(self) -> None:
         """End the thread, and forget what it has read."""
         self._thread.shutdown(cancel_futures=True)
         self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed
-        self._ahead.clear()
+        self._announced.clear()
 
-    def _read(self, rows: list[PackedRow], T: int) -> TargetOutput:
-        contract = self.store.contract
-        zeros = partial(torch.zeros, dtype=DTYPES[contract.dtype], pin_memory=torch.cuda.is_available())
-        aux_BTNH = zeros(len(rows), T, len(self.layers), contract.hidden_size)
-        final_BTH = zeros(len(rows), T, contract.hidden_size)
-        for row, aux_TNH, final_TH in zip(rows, aux_BTNH, final_BTH, strict=True):
-            self.store.read(row, self.taps, aux_TNH, final_TH)
-        if len(self.taps) < len(self.layers):  # the last boundary, after the final norm
-            aux_BTNH[:, :, -1] = final_BTH
-        return TargetOutput(aux_BTNH, final_BTH)
+    def _read(self, rows: Sequence[PackedRow], T: int) -> list[Tensor]:
+        columns = [
+            torch.zeros(len(rows), T, *column.shape, dtype=column.dtype, pin_memory=torch.cuda.is_available())
+            for column in self.contract.columns(len(self.layers)).values()
+        ]
+        for n, row in enumerate(rows):
+            if row.tokens:
+                self.copy(row, *(column[n] for column in columns))
+        return columns
+
+
+class CachedSource(RowSource):
+    """Reads from the disk; ValueError as :class:`RowSource`."""
+
+    def __init__(self, store: FeatureStore, target: Target, layers: Sequence[int], final_norm: bool) -> None:
+        super().__init__(store.contract, str(store.directory), target, layers, final_norm, ahead=1)
+        self.store, self.first_rows = store, store.contract.first_rows
+
+    def announce(self, batch: Batch) -> None:
+        """Have the thread read it, unless it is the one behind a run's last, which a cache of the first rows need not
+        have."""
+        if all(map(self.store.holds, packed_rows(batch))):
+            super().announce(batch)
+
+    def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
+        self.store.read(row, self.taps, *columns_T)
+
+
+def boundaries(target: Target, layers: Sequence[int], final_norm: bool) -> list[int]:
+    """Those of ``layers`` that are not the final state, which there is of every token."""
+    return [b for b in layers if b < target.num_layers or not final_norm]
 
 
 @torch.no_grad()
-def spot_check(store: FeatureStore, target: Target, row: PackedRow) -> None:
-    """Compare a stored row with the target, boundary by boundary, so that a wrong tap shows before the first step.
+def spot_check(contract: Contract, where: str, columns: Sequence[Tensor], target: Target, row: PackedRow) -> None:
+    """Compare a row's columns with the target, boundary by boundary, so that a wrong tap shows before the first step.
 
     Raises:
         ValueError: they differ by more than rounding, or another boundary is nearer than the one that is named.
     """
-    contract, where, M = store.contract, store.directory, min(row.tokens, SPOT_TOKENS)
-    zeros = partial(torch.zeros, row.tokens, dtype=DTYPES[contract.dtype])
-    aux_RNH, final_RH = zeros(len(contract.layers), target.hidden_size), zeros(target.hidden_size)
-    store.read(row, range(len(contract.layers)), aux_RNH, final_RH)
+    M = min(row.tokens, SPOT_TOKENS)
+    aux_RNH, final_RH = contract.decode(columns, torch.float32)
     ids_1M, documents_1M = (x[None, :M].to(target.device) for x in (row.ids_R, row.documents_R))
     own = target.forward(ids_1M, View.packed(documents_1M), range(target.num_layers + 1))
     *allowed, allowed_final, _ = own_states(target, DTYPES[contract.dtype]).allowed
@@ -226,5 +275,5 @@ def spot_check(store: FeatureStore, target: Target, row: PackedRow) -> None:
         raise ValueError(f"{where}: the final state is not the target's (off by {far:.1e}): run specdec cache again")
 
 
-def _keys(rows: list[PackedRow]) -> tuple[bytes, ...]:
+def _keys(rows: Sequence[PackedRow]) -> tuple[bytes, ...]:
     return tuple(row.key for row in rows)

@@ -1,4 +1,4 @@
-"""A cache of features on disk: shards of whole rows, and an index of them with checksums.
+"""A cache of features on disk: what it promises, its shards of whole rows, their index and checksums, and its reader.
 
 Features are kept of packed rows. A row is found by its key, a hash of its ids and of where its documents begin: to the
 last bit the features depend on the whole row, since kernels sum in an order of their own for every shape.
@@ -6,36 +6,37 @@ last bit the features depend on the whole row, since kernels sum in an order of 
 Legend: R tokens of a row before its padding, P tokens of a shard, N stored boundaries, H hidden, E rows of a shard.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import inspect
 import json
-import logging
+import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.target import Target
+from specdec.target import Target, TargetOutput
 from specdec.utils.config import class_name, pairs, words
-from specdec.utils.files import explained, locked, read_json, sha256, staged, write_json
+from specdec.utils.files import explained, read_json, sha256, write_json
 from specdec.utils.text import how_many
-
-log = logging.getLogger(__name__)
 
 FORMAT = "specdec-features-6"
 INDEX = "index.json"  # written last: a folder without it is no cache yet
 UNFINISHED = "building.json"  # the index of what is written so far
 REMEDY = "run the same specdec cache command again, which makes it anew"
-DTYPES = {str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+SCALED = {torch.float8_e4m3fn: 448.0}  # kept with a scale for every state; the largest number of each
+DTYPES = {
+    str(x).removeprefix("torch."): x for x in (torch.float64, torch.float32, torch.bfloat16, torch.float16, *SCALED)
+}
 INCIDENTAL = ("batch_size",)  # of the data: it changes no row
 
 
@@ -82,16 +83,43 @@ class Contract:
             engine=engine, first_rows=first_rows,
         )  # fmt: skip
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Bytes of a token's states at the boundaries, and of its final state."""
-        each = self.hidden_size * DTYPES[self.dtype].itemsize
-        return len(self.layers) * each, each
+    def columns(self, boundaries: int | None = None) -> dict[str, "Column"]:
+        """What there is of every token: its states at all boundaries, or so many, and its final one; scales, too."""
+        N, H, dtype = len(self.layers) if boundaries is None else boundaries, self.hidden_size, DTYPES[self.dtype]
+        found = {"aux_PNH": Column((N, H), dtype), "final_PH": Column((H,), dtype)}
+        if dtype in SCALED:
+            found |= {"aux_scale_PN": Column((N,), torch.float32), "final_scale_P": Column((), torch.float32)}
+        return found
 
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's states."""
-        return sum(self.sizes)
+        return sum(column.token_bytes for column in self.columns().values())
+
+    def encode(self, aux_RNH: Tensor, final_RH: Tensor) -> tuple[Tensor, ...]:
+        """A row's columns, on the CPU, of its states; ValueError if one is not finite in the dtype stored."""
+        states, dtype = (aux_RNH, final_RH), DTYPES[self.dtype]
+        if dtype in SCALED:  # the largest number of a token's state becomes the dtype's largest
+            scales = [state.float().abs().amax(-1).clamp(min=1e-30) / SCALED[dtype] for state in states]
+            scaled = [(state.float() / scale[..., None]).to(dtype) for state, scale in zip(states, scales, strict=True)]
+            columns = (*scaled, *scales)
+        else:
+            columns = tuple(state.to(dtype) for state in states)
+        aux, final = columns[-2:]  # the scales, if there are any
+        names = (*(f"boundary {b}" for b in self.layers), "the final state")
+        for name, column in zip(names, (*aux.unbind(1), final), strict=True):
+            if not column.isfinite().all():
+                raise ValueError(f"the target's {name} holds NaN or infinity: run it in a wider dtype")
+        return tuple(column.cpu().contiguous() for column in columns)
+
+    def decode(self, columns: Sequence[Tensor], dtype: torch.dtype) -> TargetOutput:
+        """The states that columns hold, in ``dtype``, where they lie."""
+        states, scales = columns[:2], columns[2:]
+        if not scales:
+            return TargetOutput(*(state.to(dtype) for state in states))
+        return TargetOutput(
+            *((state.float() * scale[..., None]).to(dtype) for state, scale in zip(states, scales, strict=True))
+        )
 
     def differences(self, now: Self) -> str:
         """What was otherwise in this one, in words; nothing if all is the same."""
@@ -101,6 +129,18 @@ class Contract:
     def to_json(self) -> dict[str, Any]:
         """JSON-able data; ``Contract(**data)`` is the inverse, but for the tuple of layers."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+class Column(NamedTuple):
+    """One kind of numbers that are kept of every token."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def described(data: TokenData) -> dict[str, Any]:
@@ -199,24 +239,25 @@ class RowPlace(NamedTuple):
     """Where a row's states lie."""
 
     path: Path
-    starts: tuple[int, int]  # bytes of the file before its ``aux_PNH`` and its ``final_PH``
+    starts: tuple[int, ...]  # bytes of the file before its part of each column
     crc32: int
 
 
-def crc32(*states: Tensor) -> int:
+def crc32(*columns: Tensor) -> int:
     """Of their bytes, one after another: 4 GB a second, where SHA-256 takes in two."""
     found = 0
-    for state in states:
-        found = zlib.crc32(_bytes(state), found)
+    for column in columns:
+        found = zlib.crc32(raw(column).data, found)
     return found
 
 
-def _bytes(state: Tensor) -> memoryview:
-    return state.view(torch.uint8).numpy().data
+def raw(column: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a contiguous tensor, which they share."""
+    return column.view(-1).view(torch.uint8).numpy()
 
 
-def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, RowPlace]:
-    """A shard's rows by key; ``token_bytes``: of a token in ``aux_PNH`` and in ``final_PH``.
+def shard_rows(path: Path, columns: Mapping[str, Column]) -> dict[bytes, RowPlace]:
+    """A shard's rows by key.
 
     Raises:
         ValueError: it is gone or cut off.
@@ -226,46 +267,16 @@ def shard_rows(path: Path, token_bytes: tuple[int, int]) -> dict[bytes, RowPlace
             keys, sizes_E, crcs_E = (file.get_tensor(name) for name in ("keys", "sizes_E", "crcs_E"))
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length))
-            aux, final = (8 + length + header[name]["data_offsets"][0] for name in ("aux_PNH", "final_PH"))
+            starts = [8 + length + header[name]["data_offsets"][0] for name in columns]
+            sizes = [column.token_bytes for column in columns.values()]
             before_E = (sizes_E.cumsum(0) - sizes_E).tolist()
             places = [
-                RowPlace(path, (aux + before * token_bytes[0], final + before * token_bytes[1]), crc)
+                RowPlace(path, tuple(at + before * size for at, size in zip(starts, sizes, strict=True)), crc)
                 for before, crc in zip(before_E, crcs_E.tolist(), strict=True)
             ]
             return dict(zip(map(bytes, keys.numpy()), places, strict=True))
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path}: the shard is gone, damaged or cut off ({error}): {REMEDY}") from error
-
-
-def check_beside(directory: Path, folder: str, contract: Contract) -> None:
-    """Raise ValueError where a cache, or a part of one in ``folder``, may not be made: ``directory`` holds another
-    cache, another number of parts, or parts of something else."""
-    parts = {path.name: path for path in directory.glob("part-*-of-*")}
-    number = folder.rpartition("-")[2]
-    whole = next(directory.glob("shard-*"), None)
-    if odd := [name for name in parts if folder == "." or name.rpartition("-")[2] != number] or (
-        [whole.name] if whole and folder != "." else []
-    ):
-        raise ValueError(f"{directory}: holds {odd[0]}, of a cache that was made otherwise: choose another --out")
-    for name, path in parts.items():
-        for index in filter(Path.exists, (path / INDEX, path / UNFINISHED)):
-            if different := FeatureIndex.read(index).contract.differences(contract):
-                raise ValueError(f"{directory}: {name} was made for something else: {different}")
-
-
-def merge(directory: Path, parts: Sequence[str]) -> list[str]:
-    """Write one index over the parts of a cache, folders within it, if all are finished; else the names of those that
-    are not."""
-    if missing := [name for name in parts if not (directory / name / INDEX).exists()]:
-        return missing
-    found = [FeatureIndex.read(directory / name / INDEX) for name in parts]
-    shards = [
-        entry._replace(file=f"{name}/{entry.file}")
-        for name, one in zip(parts, found, strict=True)
-        for entry in one.shards
-    ]
-    FeatureIndex(found[0].contract, shards).write(directory / INDEX)
-    return []
 
 
 class FeatureStore:
@@ -284,7 +295,7 @@ class FeatureStore:
         self.contract, self.entries = FeatureIndex.of(directory)
         self._places: dict[bytes, RowPlace] = {}
         for entry in self.entries:
-            self._places |= shard_rows(directory / entry.file, self.contract.sizes)
+            self._places |= shard_rows(directory / entry.file, self.contract.columns())
 
     def holds(self, row: PackedRow) -> bool:
         """Whether the row can be read; one without a token can."""
@@ -318,8 +329,8 @@ class FeatureStore:
         for entry in self.entries:
             entry.verify(self.directory)
 
-    def read(self, row: PackedRow, taps: Sequence[int], aux_TNH: Tensor, final_TH: Tensor) -> None:
-        """Copy a row's states to ``aux_TNH``, of the stored boundaries numbered ``taps``, and to ``final_TH``.
+    def read(self, row: PackedRow, taps: Sequence[int], *columns: Tensor) -> None:
+        """Copy a row's columns, of the stored boundaries numbered ``taps``, to those of T tokens.
 
         Raises:
             ValueError: the row is not there, or damaged.
@@ -327,113 +338,23 @@ class FeatureStore:
         if not row.tokens:
             return
         self.check(row)
-        place, R, N = self._places[row.key], row.tokens, len(self.contract.layers)
-        path = place.path
-        direct = aux_TNH.shape[1] == N and [*taps] == [*range(N)]  # no copy
-        aux_RNH = aux_TNH[:R] if direct else aux_TNH.new_empty(R, N, self.contract.hidden_size)
-        states = aux_RNH, final_TH[:R]
+        place, R = self._places[row.key], row.tokens
+        path, stored = place.path, self.contract.columns()
+        in_order = [*taps] == [*range(len(self.contract.layers))]  # all boundaries: no copy
+        by_boundary = [name.startswith("aux") for name in stored]
+        found = [
+            there.new_empty(R, *column.shape)
+            if some and not (in_order and there.shape[1:] == column.shape)
+            else there[:R]
+            for there, column, some in zip(columns, stored.values(), by_boundary, strict=True)
+        ]
         with explained(path), path.open("rb", buffering=0) as file:
-            for start, state in zip(place.starts, states, strict=True):
+            for start, column in zip(place.starts, found, strict=True):
                 file.seek(start)
-                if state.numel() and file.readinto(_bytes(state)) != state.nbytes:
+                if column.numel() and file.readinto(raw(column).data) != column.nbytes:
                     raise ValueError(f"{path}: it is cut off: {REMEDY}")
-        if crc32(*states) != place.crc32:
+        if crc32(*found) != place.crc32:
             raise ValueError(f"{path}: a row's CRC-32 is not the one that was written with it: {REMEDY}")
-        for n, tap in enumerate(() if direct else taps):
-            aux_TNH[:R, n] = aux_RNH[:, tap]
-
-
-class CacheWriter:
-    """Writes whole shards one after another, an index of them after each, and in the end the index's final name.
-
-    Rows come in one order, whatever process brings them: what is on disk is never written twice.
-
-    Args:
-        directory: where; it may hold whole shards of the same contract, from which it goes on.
-        shard_bytes: a shard's size at most, unless a single row is larger.
-
-    Raises:
-        ValueError: the folder holds a cache of something else.
-    """
-
-    def __init__(self, directory: Path, contract: Contract, shard_bytes: int) -> None:
-        self.directory, self.contract = directory, contract
-        self.capacity = max(1, shard_bytes // contract.token_bytes)
-        self.shards: list[ShardEntry] = []
-        self.known: set[bytes] = set()  # keys of rows that are stored
-        self._rows: list[tuple[PackedRow, Tensor, Tensor]] = []
-        if earlier := [path for path in (directory / UNFINISHED, directory / INDEX) if path.exists()]:
-            self._resume(earlier[0])
-
-    @classmethod
-    @contextlib.contextmanager
-    def building(cls, directory: Path, contract: Contract, shard_bytes: int) -> Iterator[Self]:
-        """A writer, while no other process has one here; the index appears if the block ends well."""
-        with locked(directory / ".lock"):
-            writer = cls(directory, contract, shard_bytes)
-            yield writer
-            writer.finish()
-
-    def _resume(self, path: Path) -> None:
-        """Keep the shards up to the first that is gone or damaged: that one and the later ones are made again."""
-        earlier = FeatureIndex.read(path)
-        if different := earlier.contract.differences(self.contract):
-            raise ValueError(f"{path}: made for something else: {different}; choose another --out")
-        for entry in earlier.shards:
-            try:
-                entry.verify(self.directory)
-                rows = shard_rows(self.directory / entry.file, self.contract.sizes)
-            except ValueError as error:
-                log.warning("made again from here on: %s", error)
-                break
-            self.known.update(rows)
-            self.shards.append(entry)
-        if self.shards:
-            log.info("%s: goes on after %s", self.directory, how_many(len(self.shards), "whole shard"))
-
-    def add(self, row: PackedRow, aux_RNH: Tensor, final_RH: Tensor) -> None:
-        """Store a row's states.
-
-        Raises:
-            ValueError: they are not finite, or the disk is full.
-        """
-        if self._rows and sum(one.tokens for one, _, _ in self._rows) + row.tokens > self.capacity:
-            self._flush()
-        dtype = DTYPES[self.contract.dtype]
-        aux_RNH, final_RH = (state.to("cpu", dtype).contiguous() for state in (aux_RNH, final_RH))
-        self._rows.append((row, aux_RNH, final_RH))
-        self.known.add(row.key)
-
-    def finish(self) -> None:
-        """Write the last shard and the index.
-
-        Raises:
-            ValueError: states are not finite, or the disk is full.
-        """
-        if self._rows:
-            self._flush()
-        FeatureIndex(self.contract, self.shards).write(self.directory / INDEX)
-        (self.directory / UNFINISHED).unlink(missing_ok=True)
-
-    def _flush(self) -> None:
-        """Write what has gathered as a shard, then the index of all so far."""
-        rows, aux, final = zip(*self._rows, strict=True)
-        aux_PNH, final_PH = torch.cat(aux), torch.cat(final)
-        keys = torch.frombuffer(bytearray(b"".join(row.key for row in rows)), dtype=torch.uint8).view(len(rows), -1)
-        sizes_E = torch.tensor([row.tokens for row in rows])
-        crcs_E = torch.tensor([crc32(*states) for states in zip(aux, final, strict=True)])
-        small = {"keys": keys, "sizes_E": sizes_E, "crcs_E": crcs_E}
-        path = self.directory / f"shard-{len(self.shards):05}.safetensors"
-        names = (*(f"boundary {b}" for b in self.contract.layers), "the final state")
-        for name, state_PH in zip(names, (*aux_PNH.unbind(1), final_PH), strict=True):
-            if not state_PH.isfinite().all():
-                raise ValueError(f"{path}: {name} holds NaN or infinity: run the target in a wider dtype")
-        with staged(path) as temporary:
-            try:
-                save_file({"aux_PNH": aux_PNH, "final_PH": final_PH, **small}, temporary)
-            except SafetensorError as error:
-                raise ValueError(f"{path}: the shard cannot be written: {error}") from error
-            digest = sha256(temporary)
-        self.shards.append(ShardEntry(path.name, len(final_PH), len(rows), digest))
-        FeatureIndex(self.contract, self.shards).write(self.directory / UNFINISHED)
-        self._rows = []
+        for there, column in zip(columns, found, strict=True):
+            for n, tap in enumerate(taps if there.data_ptr() != column.data_ptr() else ()):
+                there[:R, n] = column[:, tap]

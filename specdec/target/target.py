@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 
 
+class NotServable(ValueError):  # noqa: N818  a verdict
+    """An engine cannot run the target or express the drafter: the message names what it lacks and its version."""
+
+
 class TargetOutput(NamedTuple):
     """What one forward of the target says."""
 
@@ -408,6 +412,20 @@ class TargetSource:
     def is_gguf(self) -> bool:
         """Whether it is a GGUF file, whose quantized weights no serving engine runs as transformers does."""
         return self.source != EMBEDDED and gguf_file(self.source) is not None
+
+    def servable(self) -> str:
+        """Where an engine finds it; ``NotServable`` if it is a GGUF file, or has an adapter merged into it."""
+        if self.adapter is not None:
+            raise NotServable(
+                f"{self.source} with {self.adapter}: an engine keeps an adapter apart, and rounds otherwise: save the "
+                "merged model (docs/data.md says how), and give that as the target"
+            )
+        if self.is_gguf:
+            raise NotServable(
+                f"{self.source}: engines run a GGUF file's quantized weights, not those that the drafter is for: save "
+                "them as a directory (docs/data.md says how), and give that as the target"
+            )
+        return self.directory()
 
     def local_config(self) -> Any | None:
         """The text model's configuration where that takes no network, else None.

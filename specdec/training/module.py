@@ -277,7 +277,7 @@ class DrafterModule(pl.LightningModule):
         """Open the source of the target's features of this data."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
-        data.prefetch = self.source.prefetch
+        data.reader = self.source
 
     def setup(self, stage: str) -> None:
         """Move the target to the drafter's device, and choose how it computes."""

@@ -11,9 +11,9 @@ from specdec.decoding import Chain, PlainDecoder, SpeculativeDecoder
 from specdec.diagnostics.parity import PROMPTS, TRIES, EnginePasses, VllmAnswer, ask, compare_passes
 from specdec.drafter import Drafter, DrafterSpec, ScalarMix, load_drafter, save_drafter
 from specdec.engines.client import Endpoint
-from specdec.engines.server import VARIABLE
 from specdec.export.formats import DRAFT_TOKENS
 from specdec.target import Target
+from specdec.utils.vllm import VARIABLE
 from tests.diagnostics.conftest import SMALL
 from tests.engines.conftest import alive
 from tests.engines.fake_vllm import DRAFTS, FakeVllm

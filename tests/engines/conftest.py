@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.engines.server import VARIABLE
 from specdec.target import Target
+from specdec.utils.vllm import VARIABLE
 from tests.data.tiny import write_jsonl
 from tests.engines.chats import LEARNT, asked, make_target
 from tests.engines.fake_vllm import FakeVllm

@@ -12,8 +12,9 @@ import yaml
 
 from specdec.cli import main
 from specdec.engines import extract
-from specdec.engines.extract import TransformersEngine, read
 from specdec.engines.extract import main as cache
+from specdec.engines.extract import read
+from specdec.features.engines import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
 from tests.features.test_store import same
 

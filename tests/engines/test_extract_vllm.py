@@ -14,11 +14,11 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
-from specdec.engines.extract import INSIDE
-from specdec.engines.server import VARIABLE
 from specdec.features import Cached, OnTheFly
+from specdec.features.engines import INSIDE
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource
+from specdec.utils.vllm import VARIABLE
 from tests.tiny import llama_config
 
 FAKE = """#!{python}
@@ -102,7 +102,7 @@ def test_a_target_for_vllm_takes_no_device_of_its_own(
         return loaded[-1]
 
     monkeypatch.setattr(TargetSource, "load", seen)
-    monkeypatch.setattr(extract.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = ["cache", *arguments(servable, text_file), "--model.target.device_map", "auto"]
     assert main([*asked, "--out", str(tmp_path / "cache")]) == 2
     assert "vLLM ended" in capsys.readouterr().err

@@ -15,9 +15,10 @@ from specdec.data.chat import encode, read_conversations
 from specdec.decoding import PlainDecoder
 from specdec.engines import answers
 from specdec.engines.answers import Dialogue
-from specdec.engines.server import VARIABLE, VllmLaunch, find_vllm
+from specdec.engines.server import VllmLaunch
 from specdec.target import Target, TargetSource
 from specdec.utils.files import sha256
+from specdec.utils.vllm import VARIABLE, find_vllm
 from tests.data.tiny import write_jsonl
 from tests.engines import inside_vllm
 from tests.engines.chats import LEARNT, SYSTEM, asked, messages

@@ -17,18 +17,16 @@ from specdec.cli import main
 from specdec.drafter import DrafterSpec, ScalarMix, save_drafter
 from specdec.engines import server as server_module
 from specdec.engines.server import (
-    MODULE,
-    VARIABLE,
     ServerError,
     drafter_checkpoint,
     failure_reason,
-    find_vllm,
     free_port,
     healthy,
     running,
 )
 from specdec.export import NotServable, export_drafter
 from specdec.target import Target, TargetSource
+from specdec.utils.vllm import MODULE, VARIABLE, find_vllm
 from tests.engines.conftest import alive, soon
 from tests.export.made import made_drafter
 from tests.tiny import presets

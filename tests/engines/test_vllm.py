@@ -16,9 +16,10 @@ from specdec.cli import main
 from specdec.decoding import Chain, Generation, PlainDecoder, Request, Sampling, SpeculativeDecoder
 from specdec.drafter import load_drafter
 from specdec.engines.client import Endpoint, SpecDecodeCounters
-from specdec.engines.server import VARIABLE, drafter_checkpoint, free_port
+from specdec.engines.server import drafter_checkpoint, free_port
 from specdec.export.formats import DRAFT_TOKENS
 from specdec.target import Target, TargetSource
+from specdec.utils.vllm import VARIABLE
 from tests.engines import inside_vllm
 from tests.engines.conftest import alive, soon
 from tests.engines.trained import DRAFTERS, METHODS, PROMPTS, make_target, train_drafter

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from specdec.data import Document, TokenData
-from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.store import CacheWriter, Contract
+from specdec.engines.extract import rows_of
+from specdec.features.engines import TransformersEngine
+from specdec.features.store import Contract
+from specdec.features.writer import CacheWriter
 from specdec.target import Target
 
 LAYERS = [2, 3, 4]

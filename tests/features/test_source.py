@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.engines.extract import TransformersEngine
 from specdec.export import export_drafter, import_drafter
 from specdec.features import Cached, Features, OnTheFly
+from specdec.features.engines import TransformersEngine
 from specdec.features.store import FeatureIndex
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
@@ -97,7 +97,7 @@ def test_no_thread_is_left_of_a_run(whole: Path, target_directory: Path) -> None
     data = Texts()
     data.prepare(None)
     batch = data.splits.validation
-    module.source.prefetch(batch, None)
+    module.source.announce(batch)
     layers = module.source.layers
     assert module.source(module.target, batch, layers, False).aux_BTNH.shape[2] == len(layers)
     module.source.close()
@@ -127,7 +127,7 @@ def test_what_is_announced_is_read_once(whole: Path, target: Target, monkeypatch
     data = Texts()
     data.prepare(None)
     source = Cached(str(whole)).open(target, data, LAYERS, False)
-    data.prefetch = source.prefetch
+    data.reader = source
     read: list[int] = []
     inner = source._read  # type: ignore[attr-defined]
     monkeypatch.setattr(source, "_read", lambda rows, T: read.append(len(rows)) or inner(rows, T))

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from specdec.data import Batch
-from specdec.engines.extract import TransformersEngine, rows_of
-from specdec.features.store import CacheWriter, FeatureStore, PackedRow, described, packed_rows
+from specdec.engines.extract import rows_of
+from specdec.features.engines import TransformersEngine
+from specdec.features.store import FeatureStore, PackedRow, described, packed_rows
+from specdec.features.writer import CacheWriter
 from specdec.target import Target
 from tests.features.made import Texts, contract_of, fill
 from tests.tiny import largest_file
@@ -85,12 +87,13 @@ def test_states_that_are_no_numbers_are_not_written(value: float, target: Target
     data = Texts()
     contract = contract_of(target, data)
     engine, rows = TransformersEngine(target, contract.layers, "any"), rows_of(data)
-    writer = CacheWriter(tmp_path, contract, 30_000)
     row, aux, final = next(engine.states(rows))
     aux[2, 1, 5] = value
-    writer.add(row, aux, final)
-    with pytest.raises(ValueError, match=r"shard-00000\.safetensors: boundary 3 holds NaN or infinity"):
-        writer.finish()
+    with (
+        pytest.raises(ValueError, match="the target's boundary 3 holds NaN or infinity: run it in a wider dtype"),
+        CacheWriter.building(tmp_path, contract, 30_000) as writer,
+    ):
+        writer.add(row, aux, final)
     assert not (tmp_path / "index.json").exists()
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from specdec.cli import main
 from specdec.evaluation.table import verifier
 from specdec.export import NotServable
-from specdec.export.formats import servable
 from specdec.studies.plan import target_contents
 from specdec.target import Target, TargetSource
 
@@ -78,7 +77,7 @@ def test_a_study_knows_its_contents(target_directory: Path, adapter: Path) -> No
 
 def test_no_engine_gets_it(target_directory: Path, adapter: Path) -> None:
     with pytest.raises(NotServable, match=r"an engine keeps an adapter apart.*save the merged model"):
-        servable(TargetSource(str(target_directory), adapter=str(adapter)))
+        TargetSource(str(target_directory), adapter=str(adapter)).servable()
 
 
 def test_a_drafter_is_measured_for_the_model_with_it(
