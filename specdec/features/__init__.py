@@ -1,5 +1,6 @@
-"""The target's features for training: worked out in the step, or read from a cache."""
+"""The target's features for training: worked out in the step, streamed from other processes, or read from a cache."""
 
 from specdec.features.source import Cached, Features, FeatureSource, OnTheFly
+from specdec.features.streamed import Streamed
 
-__all__ = ["Cached", "FeatureSource", "Features", "OnTheFly"]
+__all__ = ["Cached", "FeatureSource", "Features", "OnTheFly", "Streamed"]

@@ -5,21 +5,18 @@ Python environment under the same paths on all nodes.
 """
 
 import abc
-import logging
-import os
 import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from specdec.studies.worker import GRACE, JOBS, PATIENCE, Ended, Job, work
 from specdec.utils import machine
+from specdec.utils.cluster import join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, Whole, check_numbers
 
-LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
 RETRIES = 3  # how often a sweep starts a job again after attempts that were lost
 
 
@@ -135,26 +132,8 @@ class Ray(Engine):
 
     def open(self, study: Path) -> None:
         super().open(study)
-        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
-        if not self.address:  # Ray's switch for machines that are in no cluster: all its servers listen on loopback
-            os.environ[LOCAL] = "0"
-        try:
-            import ray
-        except ImportError as error:
-            raise ValueError("the Ray engine needs Ray: pip install 'specdec-lightning[ray]'") from error
-        options: dict[str, Any] = {} if self.address else {"include_dashboard": False}
-        try:
-            ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
-        except Exception as error:
-            raise ValueError(f"Ray cannot be had at {self.address or 'this machine'}: {_last_line(error)}") from error
-        if not self.address and not ip_address(ip := ray.util.get_node_ip_address()).is_loopback:
-            ray.shutdown()
-            raise ValueError(
-                f"Ray was imported before the sweep, and its servers would listen on {ip}, for everyone: set {LOCAL}=0 "
-                "before it is imported"
-            )
-        self._ray: Any = ray
-        self._work = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
+        self._ray: Any = join(self.address)
+        self._work = self._ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(work)
 
     def submit(self, job: Job) -> Any:
         # a job of more threads than any node has cores gets all of one
@@ -168,7 +147,7 @@ class Ray(Engine):
         try:
             return self._ray.get(handle)
         except (self._ray.exceptions.RayError, OSError, ValueError) as error:
-            return Ended(None, f"Ray: {_last_line(error)}")
+            return Ended(None, f"Ray: {last_line(error)}")
 
     def cancel(self, handle: Any) -> None:
         self._ray.cancel(handle)
@@ -223,7 +202,7 @@ class Slurm(Engine):
         try:
             return self._executor.submit(Task(), self.study, job, self.cwd)
         except self._refused as error:  # what runs already is cancelled then, to be gone on with
-            raise ValueError(f"SLURM does not take {job.label}: {_last_line(error)}") from error
+            raise ValueError(f"SLURM does not take {job.label}: {last_line(error)}") from error
 
     def result(self, handle: Any) -> Ended | None:
         if not handle.done(force_check=self._cancelling):
@@ -231,7 +210,7 @@ class Slurm(Engine):
         if self._cancelling:  # a cancelled job leaves no result to wait for
             return Ended("stopped")
         if (error := handle.exception()) is not None:
-            return Ended(None, f"SLURM job {handle.job_id}: {_last_line(error)}")
+            return Ended(None, f"SLURM job {handle.job_id}: {last_line(error)}")
         return handle.result()
 
     def cancel(self, handle: Any) -> None:
@@ -251,7 +230,3 @@ class Task:
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, *arguments)
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -77,6 +77,7 @@ class Target:
         self.whole, self._known_as = whole, None  # the fingerprint that parts alone have been told
         self.model = model.eval().requires_grad_(False)
         self.source, self.revision, self.adapter = source, revision, adapter
+        self.origin: TargetSource | None = None  # that it was loaded from, to load it again
         self._tokenizer = tokenizer
         self._parts = parts = model_parts(model)
         use_own_attention(model)
@@ -394,6 +395,8 @@ class TargetSource:
         if isinstance(target, TargetSource):
             return target
         if isinstance(target, Target):
+            if target.origin is not None:
+                return target.origin
             dtype = str(target.dtype).removeprefix("torch.")
             return cls(target.source, target.revision, dtype, adapter=target.adapter, parts=not target.whole)
         return cls(str(target))
@@ -454,4 +457,5 @@ class TargetSource:
         with failing_in_one_line(place):
             target = Target(model, tokenizer, self.source, self.revision, self.adapter, not self.parts)
         check_finite(target)
+        target.origin = self
         return target

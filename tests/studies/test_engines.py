@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from specdec.studies.engines import LOCAL, Ray, Slurm, Task
+from specdec.studies.engines import Ray, Slurm, Task
 from specdec.studies.sweep import Phase, SweepJob, run
 from specdec.studies.worker import JobFolder
+from specdec.utils.cluster import LOCAL
 from tests.engines.conftest import alive
 from tests.studies.conftest import ROOT, MakeJob, Runs, parent, phases, pids
 

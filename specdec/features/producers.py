@@ -1,0 +1,194 @@
+"""The processes of streamed features: producers, the ledger that lends them rows, and the tee that stores them.
+
+Legend: R tokens of a row, T of a row with its padding.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.features.engines import Engine, EngineName, loaded, running
+from specdec.features.store import Contract, PackedRow, crc32, raw
+from specdec.features.writer import CacheWriter
+from specdec.target import TargetSource
+from specdec.utils.cluster import last_line
+from specdec.utils.text import how_many
+
+NAMESPACE = "specdec"
+LEASES = 2  # of a producer: it works at one while the states of the other are put into the store
+CALLS = 100_000  # rows that the ledger is asked for at a time, at most
+POLL = 1.0  # seconds
+SHARD_BYTES = 512_000_000
+
+
+class Sent(NamedTuple):
+    """A row's states on their way."""
+
+    key: bytes
+    crc32: int
+    columns: list[Any]  # bytes of each, as arrays, which Ray hands over without a copy
+
+
+class Producer:
+    """A copy of the target, in a process of its own. It is loaded at the first call, and again after its death."""
+
+    def __init__(
+        self, engine: EngineName, source: TargetSource, contract: Contract, longest: int, rows: int,
+        more: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.engine, self.source, self.contract = engine, source, contract
+        self._given = longest, rows, more  # of :func:`running`
+        self._lock, self._open = threading.Lock(), contextlib.ExitStack()
+        self._running: Engine | None = None
+
+    def about(self) -> tuple[dict[str, Any], str]:
+        """The target's identity, and what runs it."""
+        with self._lock:
+            engine = self._loaded()
+        return engine.target.identity, engine.name
+
+    def features_of(self, rows: Sequence[PackedRow]) -> list[Any]:
+        """A receipt, which is small, and each row's states."""
+        with self._lock:
+            states = list(self._loaded().states(rows))
+        sent: list[Any] = [len(states)]
+        for row, *found in states:
+            columns = self.contract.encode(*found)
+            sent.append(Sent(row.key, crc32(*columns), list(map(raw, columns))))
+        return sent
+
+    def _loaded(self) -> Engine:
+        if self._running is None:
+            target = loaded(self.engine, self.source)
+            opening = running(self.engine, self.source, target, self.contract.layers, *self._given)
+            self._running = self._open.enter_context(opening)
+        return self._running
+
+
+class Ledger:
+    """Which rows are wanted, and which producer works at which.
+
+    Args:
+        producers: names of theirs.
+        rows: that each takes at once.
+        tee: the name of what stores them, too.
+    """
+
+    def __init__(self, contract: Contract, producers: Sequence[str], rows: int, tee: str | None) -> None:
+        self.contract, self.producers, self.rows, self.tee = contract, producers, rows, tee
+        self.done = self.again = 0  # rows
+        self._wanted: asyncio.PriorityQueue[tuple[int, int, PackedRow, asyncio.Future[Any]]] | None = None
+        self._tickets = itertools.count()
+
+    async def about(self) -> Contract:
+        """Of what is streamed."""
+        return self.contract
+
+    async def counts(self) -> dict[str, int]:
+        """Rows that are done, that were begun again, and that wait."""
+        return {"done": self.done, "again": self.again, "waiting": self._wanted.qsize() if self._wanted else 0}
+
+    async def features_of(self, batch: int, row: PackedRow) -> Any:
+        """A reference to a row's states, in a list so that Ray does not fetch them, once they are there; or why not.
+
+        Args:
+            batch: its number in the process that asks: those of lower ones are done first.
+        """
+        if self._wanted is None:
+            self._wanted = asyncio.PriorityQueue()
+            self._work = [asyncio.create_task(self._lend(name)) for name in self.producers for _ in range(LEASES)]
+        done = asyncio.get_running_loop().create_future()
+        self._wanted.put_nowait((batch, next(self._tickets), row, done))
+        return await done
+
+    async def _lend(self, name: str) -> None:
+        """Rows to a producer, as long as there are any."""
+        import ray
+
+        assert self._wanted is not None
+        producer = ray.get_actor(name, NAMESPACE)
+        tee = ray.get_actor(self.tee, NAMESPACE) if self.tee else None
+        while True:
+            lease = [await self._wanted.get()]
+            while len(lease) < self.rows and not self._wanted.empty():
+                lease.append(self._wanted.get_nowait())
+            rows = [row for _, _, row, _ in lease]
+            try:
+                receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
+                await receipt
+                if tee is not None:  # before they are handed out: a slow disk stalls the producers, not the memory
+                    await tee.store.remote(rows, sent)
+            except ray.exceptions.RayActorError:  # it starts again; meanwhile others take its rows
+                for one in lease:
+                    self._wanted.put_nowait(one)
+                self.again += len(lease)
+                await self._alive(producer)
+                continue
+            except ray.exceptions.RayTaskError as error:
+                for _, _, _, done in lease:
+                    done.set_result(f"{name}: {last_line(error)}")
+                continue
+            self.done += len(lease)
+            for (_, _, _, done), one in zip(lease, sent, strict=True):
+                done.set_result([one])
+
+    @staticmethod
+    async def _alive(producer: Any) -> None:
+        """Wait for a producer that has died."""
+        import ray
+
+        while True:
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                await producer.about.remote()
+                return
+            await asyncio.sleep(POLL)
+
+
+class Tee:
+    """Writes what is streamed as a cache."""
+
+    def __init__(self, directory: str, contract: Contract) -> None:
+        self._open = contextlib.ExitStack()
+        self._writer = self._open.enter_context(CacheWriter.building(Path(directory), contract, SHARD_BYTES))
+
+    def store(self, rows: Sequence[PackedRow], sent: Sequence[Any]) -> None:
+        """Write rows that are not written."""
+        import ray
+
+        contract = self._writer.contract
+        for row, one in zip(rows, sent, strict=True):
+            if row.key not in self._writer.known:
+                columns = [torch.zeros(row.tokens, *c.shape, dtype=c.dtype) for c in contract.columns().values()]
+                unpack(contract, ray.get(one), row, columns)
+                self._writer.add_columns(row, tuple(columns))
+
+    def finish(self, keys: set[bytes]) -> int:
+        """Write what has gathered and, if no row of these is missing, the index; how many are missing."""
+        missing = len(keys - self._writer.known)
+        if missing:
+            self._writer.flush()
+        else:
+            self._open.close()
+        return missing
+
+
+def unpack(contract: Contract, sent: Sent, row: PackedRow, columns_T: Sequence[Tensor]) -> None:
+    """Into the first R tokens, and the first boundaries; ValueError if they are another row's, or not what was sent."""
+    crc = 0
+    for column in sent.columns:
+        crc = zlib.crc32(column, crc)
+    if sent.key != row.key or crc != sent.crc32:
+        raise ValueError(f"a row of {how_many(row.tokens, 'token')} was changed on its way from a producer")
+    for name, column, there in zip(contract.columns(), sent.columns, columns_T, strict=True):
+        place = there[: row.tokens, : len(contract.layers)] if name.startswith("aux") else there[: row.tokens]
+        if place.numel():
+            place = place.view(torch.uint8)
+            place.numpy()[...] = column.reshape(place.shape)

@@ -1,0 +1,277 @@
+"""Features that producers work out while the drafter trains: copies of the target in processes of a Ray cluster.
+
+Every process of training asks the ledger for the rows of the batches that come next, and for no more: they are its
+credits. The ledger lends the oldest of all rows to whichever producer is free. States go through Ray's object store
+from the producer to the process that asked. What is lost with a process is asked for again.
+
+Legend: R tokens of a row, T of a row with its padding, H hidden.
+"""
+
+import dataclasses
+import itertools
+import logging
+import os
+import sys
+import threading
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from specdec.data import Batch, TokenData
+from specdec.features.engines import EngineName
+from specdec.features.producers import CALLS, LEASES, NAMESPACE, POLL, Ledger, Producer, Tee, unpack
+from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
+from specdec.features.store import DTYPES, Contract, PackedRow, packed_rows
+from specdec.target import Target
+from specdec.utils.cluster import AUTH, join, last_line
+from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
+from specdec.utils.text import how_many
+from specdec.utils.vllm import VARIABLE
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0  # seconds without features, or without producers, between two lines of the log
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Streamed(Features):
+    """The target runs in processes of its own, on this machine or on others of a Ray cluster, a few batches ahead.
+
+    A row's states are those of ``OnTheFly(rows=1)`` to the last bit where a producer runs on the same hardware with as
+    many threads. A producer or the ledger that dies is started again, and its rows are made again.
+
+    Args:
+        producers: copies of the target.
+        engine: what runs it: transformers, or vLLM, of the Python that $SPECDEC_VLLM_PYTHON names.
+        vllm_args: more of vLLM's engine, as ``{tensor_parallel_size: 4}``.
+        ahead: batches that a process of training has asked for beyond the one it trains on. They bound the memory of
+            its machine: ``ahead + 1`` batches' states at a time.
+        rows: that a producer takes at once; transformers reads them in one forward.
+        dtype: of the states on their way: ``target``, float32, bfloat16, float16, or float8_e4m3fn, which has a scale
+            for every token's state and takes half of bfloat16's bytes.
+        cpus: of each producer, which are its threads too.
+        gpus: of each producer.
+        address: of a Ray cluster that runs (``auto``, ``HOST:6379``); None starts one on this machine.
+        tee: a directory where the rows are stored, too, as specdec cache does; the same command with this ``--out``
+            makes the rows that training did not draw.
+    """
+
+    producers: Side = 1
+    engine: EngineName = "transformers"
+    vllm_args: dict[str, Any] = field(default_factory=dict)
+    ahead: Side = 4
+    rows: Side = 1
+    dtype: str = "target"
+    cpus: Count = 1
+    gpus: NonNegative = 0.0
+    address: str | None = None
+    tee: str | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(Streamed, vars(self), "model.features.")
+        if self.dtype != "target" and self.dtype not in DTYPES:
+            raise ValueError(f"model.features.dtype={self.dtype}: choose target or one of {', '.join(DTYPES)}")
+        if self.vllm_args and self.engine != "vllm":
+            raise ValueError("model.features.vllm_args needs model.features.engine=vllm")
+        if self.gpus and not self.address:
+            raise ValueError(
+                "model.features.gpus needs model.features.address: of the GPUs that training leaves free make a "
+                "cluster, CUDA_VISIBLE_DEVICES=4,5,6,7 ray start --head, and name it: auto"
+            )
+
+    def introduce(self, target: Target) -> None:
+        """Parts are enough: they know the whole target by its parts."""
+
+    def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
+        """Start the producers, and compare one row of theirs with the target where it is whole.
+
+        Raises:
+            ValueError: Ray is not there, or has no room for them; or they have another target or other numbers.
+        """
+        return StreamedSource(self, target, data, layers, final_norm)
+
+
+class StreamedSource(RowSource):
+    """Asks the ledger for rows ahead, and takes them; ValueError as :class:`RowSource` and :meth:`Streamed.open`."""
+
+    def __init__(
+        self, features: Streamed, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
+    ) -> None:
+        self.features, self.target, self.data = features, target, data
+        self._asked: defaultdict[bytes, deque[Any]] = defaultdict(deque)
+        self._batches, self._stop = itertools.count(), threading.Event()
+        stored = boundaries(target, layers, final_norm)
+        contract = Contract.of(target, data, stored, features.dtype, features.engine)
+        self._start(contract)
+        found = self._ray.get(self._ledger.about.remote())
+        super().__init__(found, "the producers", target, layers, final_norm, features.ahead)
+        if target.whole:
+            agreed(self._check)
+
+    def _start(self, contract: Contract) -> None:
+        """Start producers and ledger in the first process, and join them from all."""
+        self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())  # to shut down
+        address, name, environment = agreed(lambda: self._employ(contract))
+        os.environ.update(environment)
+        self._ray = join(address, NAMESPACE)
+        self._ledger = self._ray.get_actor(name, NAMESPACE)
+        self._stop.clear()
+
+    def _employ(self, contract: Contract) -> tuple[str, str, dict[str, str]]:
+        """Where the cluster is, the ledger's name in it, and variables that others need to join."""
+        one, target, run = self.features, self.target, uuid.uuid4().hex[:8]
+        ray = join(one.address, NAMESPACE)
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        cores = ray.cluster_resources().get("CPU", 0)
+        if one.cpus * one.producers > cores and not one.address:
+            raise ValueError(
+                f"model.features: {how_many(one.producers, 'producer')} of {how_many(one.cpus, 'CPU')} each, and this "
+                f"machine has {cores:g}: ask for fewer, or name a cluster by model.features.address"
+            )
+        rows = {row.key: row for part in self.data.splits for row in packed_rows(part) if row.tokens}
+        longest = max(len(piece) for row in rows.values() for piece in row.pieces())
+        if target.origin is None:
+            raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
+        source = dataclasses.replace(target.origin, parts=False)
+        python = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+        threads = {"OMP_NUM_THREADS": str(one.cpus), "MKL_NUM_THREADS": str(one.cpus)}
+        place = {"num_cpus": one.cpus, "num_gpus": one.gpus, "runtime_env": {"env_vars": python | threads}}
+
+        def hire(kind: type, name: str, *arguments: Any, **options: Any) -> Any:
+            options |= {"name": f"{name}-{run}", "namespace": NAMESPACE, "max_restarts": -1}
+            return ray.remote(kind).options(**options).remote(*arguments)
+
+        given = one.engine, source, contract, longest, one.rows, one.vllm_args
+        # a producer's calls are not tried again: a row that is lost goes to the one that is free first
+        producers = [
+            hire(Producer, f"producer-{number}", *given, max_concurrency=LEASES + 1, **place)
+            for number in range(one.producers)
+        ]
+        log.info("waiting for %s of %s", how_many(one.producers, "producer"), target.source)
+        answers = [producer.about.remote() for producer in producers]
+        while ray.wait(answers, num_returns=len(answers), timeout=PATIENCE)[1]:
+            log.warning("the producers are not ready; the cluster has free: %s", ray.available_resources())
+        try:
+            found = ray.get(answers)
+        except ray.exceptions.RayError as error:
+            raise ValueError(f"a producer cannot start: {last_line(error)}") from error
+        identity, engine = found[0]
+        if not target.is_of(identity):
+            raise ValueError(f"the producers have another target, {identity['source']}, or other weights of it")
+        contract = dataclasses.replace(contract, target=identity, engine=engine)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
+        if one.tee is not None:
+            self._tee, self._rows = hire(Tee, "tee", one.tee, contract, **beside), set(rows)
+        names = [f"producer-{number}-{run}" for number in range(one.producers)]
+        tee = None if one.tee is None else f"tee-{run}"
+        ledger = hire(Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside)
+        ray.get(ledger.about.remote())
+        self._kept = (*producers, ledger)  # they end with their handles
+        log.info("%s: %s", how_many(one.producers, "producer"), engine)
+        joining = {AUTH: os.environ[AUTH]} if AUTH in os.environ else {}
+        return one.address or ray.get_runtime_context().gcs_address, f"ledger-{run}", joining
+
+    def _check(self) -> None:
+        """Compare a row of theirs with the target."""
+        row = next(row for row in packed_rows(self.data.splits.validation) if row.tokens)
+        found = [torch.zeros(row.tokens, *c.shape, dtype=c.dtype) for c in self.contract.columns().values()]
+        self.copy(row, *found)
+        spot_check(self.contract, self.where, found, self.target, row)
+
+    def announce(self, batch: Batch) -> None:
+        """Ask for its rows, and have the thread take them as they come."""
+        if self._ledger is None:
+            self._start(self.contract)
+        number = next(self._batches)
+        for row in packed_rows(batch):
+            if row.tokens:
+                self._asked[row.key].append(self._ask(row, number))
+        super().announce(batch)
+
+    def forget(self, batch: Batch) -> None:
+        """Let go of its rows."""
+        super().forget(batch)
+        for row in packed_rows(batch):
+            if asked := self._asked.get(row.key):
+                asked.pop()
+
+    def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
+        errors = self._ray.exceptions
+        while True:
+            asked = self._asked.get(row.key)
+            call = asked.popleft() if asked else self._ask(row, next(self._batches))
+            if not asked:
+                self._asked.pop(row.key, None)
+            try:
+                answer = self._wait(call)
+                if isinstance(answer, str):
+                    raise ValueError(f"a producer of features failed: {answer}")
+                unpack(self.contract, self._wait(answer[0]), row, columns_T)
+                return
+            except errors.RayTaskError:
+                raise
+            except errors.RayError as error:  # who made it or kept it has died
+                log.warning("a row's features are lost, and are made again: %s", type(error).__name__)
+
+    def _ask(self, row: PackedRow, batch: int) -> Any:
+        return self._ledger.features_of.remote(batch, row)
+
+    def _wait(self, reference: Any) -> Any:
+        """What it stands for, unless the source is closed meanwhile."""
+        waited = 0.0
+        while not self._stop.is_set() and threading.main_thread().is_alive():
+            if self._ray.wait([reference], timeout=POLL)[0]:
+                return self._ray.get(reference)
+            if (waited := waited + POLL) % PATIENCE == 0:
+                log.warning("waiting for features since %.0f s: the producers are starting, or too slow", waited)
+        raise ValueError("the features are closed")
+
+    def close(self) -> None:
+        """End producers, ledger and what was asked for; a new batch starts them again."""
+        if self._ledger is None:
+            return
+        self._stop.set()
+        super().close()
+        self._asked.clear()
+        if distributed.is_initialized():
+            distributed.barrier()  # nobody needs them any more
+        if rank() == 0:
+            counts = self._ray.get(self._ledger.counts.remote())
+            log.info("streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"])
+            if self.features.tee is not None:
+                missing = self._ray.get(self._tee.finish.remote(self._rows))
+                said = f"{how_many(missing, 'row')} missing, which specdec cache makes" if missing else "complete"
+                log.info("%s: %s", self.features.tee, said)
+        self._ledger, self._kept = None, ()
+        if self._ours:
+            self._ray.shutdown()
+
+
+def rank() -> int:
+    """Of this process among those that train together."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
+
+
+def agreed(make: Callable[[], Made]) -> Made:
+    """What the first process makes, on every process; its ValueError, too."""
+    if not distributed.is_initialized():
+        return make()
+    box: list[Any] = [None]
+    if rank() == 0:
+        try:
+            box = [(make(), None)]
+        except ValueError as error:
+            box = [(None, str(error))]
+    distributed.broadcast_object_list(box)
+    made, wrong = box[0]
+    if wrong is not None:
+        raise ValueError(wrong)
+    return made

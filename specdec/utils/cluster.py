@@ -1,0 +1,58 @@
+"""Ray, joined where it runs or started on this machine alone."""
+
+import logging
+import os
+import signal
+import threading
+from ipaddress import ip_address
+from typing import Any
+
+LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
+AUTH = "RAY_AUTH_MODE"  # which Ray sets where it starts a cluster: its token lies in the home directory
+MISSING = "Ray is not installed: pip install 'specdec-lightning[ray]'"
+
+
+def join(address: str | None, namespace: str | None = None, **options: Any) -> Any:
+    """The module ``ray``, connected; one that this process has connected before stays as it is.
+
+    Args:
+        address: of a cluster that runs: ``auto`` for the one this machine belongs to, ``ray://HOST:10001``, ...; None
+            starts one, without dashboard and usage statistics, whose servers listen on loopback alone.
+        options: more of ``ray.init``.
+
+    Raises:
+        ValueError: Ray is not installed, or cannot be had there.
+    """
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_USAGE_STATS_PROMPT_ENABLED="0")
+    if not address or address.startswith("127."):
+        os.environ[LOCAL] = "0"  # for machines that are in no cluster: all servers listen on loopback
+    if not address:
+        options["include_dashboard"] = False
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(MISSING) from error
+    if ray.is_initialized():
+        return ray
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options
+        )  # fmt: skip
+    except Exception as error:
+        raise ValueError(f"Ray cannot be had at {address or 'this machine'}: {last_line(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray puts its own there
+    if not address and not ip_address(ip := ray.util.get_node_ip_address()).is_loopback:
+        ray.shutdown()
+        raise ValueError(
+            f"Ray was imported before, and its servers would listen on {ip}, for everyone: set {LOCAL}=0 before it is "
+            "imported"
+        )
+    return ray
+
+
+def last_line(error: BaseException) -> str:
+    """Of an error's message; its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
