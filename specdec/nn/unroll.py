@@ -135,21 +135,46 @@ class Merged:
         self.block = block  # output (B, h, T, d) and log-sum-exp (B, h, T) of queries, keys, values and who sees which
 
     def __call__(self, q_BhTd: Tensor, steps: Sequence[Keys], spans: Spans) -> Tensor:
-        B, h, T, d = q_BhTd.shape
         first, own = steps[0], steps[1:]
         out, lse = self.block(q_BhTd, first.k_BgTd, first.v_BgTd, spans)
-        if not own:
-            return out
-        g = first.k_BgTd.shape[1]
-        kind = wide(q_BhTd.dtype)
-        q = q_BhTd.view(B, g, h // g, T, d).to(kind)
-        scores = torch.stack([(q * keys.k_BgTd.unsqueeze(2)).sum(-1) for keys in own], dim=-1) * d**-0.5
-        lse = lse.to(kind).view(B, g, h // g, T)
-        total = torch.logaddexp(lse, scores.logsumexp(-1))
-        merged = (lse - total).exp().unsqueeze(-1) * out.view_as(q)
-        for weight, keys in zip((scores - total.unsqueeze(-1)).exp().unbind(-1), own, strict=True):
-            merged = merged + weight.unsqueeze(-1) * keys.v_BgTd.unsqueeze(2)
-        return merged.to(q_BhTd.dtype).view(B, h, T, d)
+        return _Merged.apply(q_BhTd, out, lse, *(x for keys in own for x in keys)) if own else out
+
+
+class _Merged(torch.autograd.Function):
+    """Output and log-sum-exp of the causal block, and own columns; no score is kept, and nothing wider than ``q``."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BhTd: Tensor, out_BhTd: Tensor, lse_BhT: Tensor, *own: Tensor) -> Tensor:
+        B, h, T, d = q_BhTd.shape
+        g = own[0].shape[1]
+        q = q_BhTd.view(B, g, h // g, T, d)
+        lse = lse_BhT.to(wide(q.dtype)).view(q.shape[:-1])
+        total, scores = lse, [_own_scores(q, k_BgTd) for k_BgTd in own[0::2]]
+        for scores_BgrT in scores:
+            total = torch.logaddexp(total, scores_BgrT)
+        merged = out_BhTd.view_as(q) * torch.exp(lse - total).unsqueeze(-1)
+        for scores_BgrT, v_BgTd in zip(scores, own[1::2], strict=True):
+            merged = _add_own(merged, scores_BgrT, total, v_BgTd)
+        merged = merged.to(q.dtype).view_as(q_BhTd)
+        ctx.save_for_backward(q_BhTd, out_BhTd, lse, total, merged, *own)
+        return merged
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_BhTd: Tensor) -> tuple[Tensor, ...]:
+        q_BhTd, out_BhTd, lse, total, merged_BhTd, *own = ctx.saved_tensors
+        q = q_BhTd.view(*total.shape, -1)
+        grad, out = grad_BhTd.reshape(q.shape), out_BhTd.view_as(q)
+        inner = (grad.to(total.dtype) * merged_BhTd.view_as(q)).sum(-1)
+        share = torch.exp(lse - total)  # of the causal block
+        by_out = (grad * share.unsqueeze(-1)).to(out.dtype).view_as(out_BhTd)
+        by_lse = (share * ((grad.to(total.dtype) * out).sum(-1) - inner)).view(q_BhTd.shape[:-1])
+        by_q, by_own = torch.zeros_like(q, dtype=total.dtype), list[Tensor]()
+        for k_BgTd, v_BgTd in zip(own[0::2], own[1::2], strict=True):
+            more_q, by_k, by_v = _own_back(grad, q, total, inner, k_BgTd, v_BgTd)
+            by_q += more_q
+            by_own += [by_k, by_v]
+        return by_q.to(q.dtype).view_as(q_BhTd), by_out, by_lse, *by_own
 
 
 def contiguous(spans: Spans) -> Spans:

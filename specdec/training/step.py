@@ -126,7 +126,10 @@ def target_outputs(
     reads = config.reads | ({"log_mass_R", "token_R"} if measure else set())
     known = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
     probs = TargetHead(target, drafter.vocab, reads, known)
-    aux_BTNH = out.aux_BTNH.to(drafter.lm_head.weight.dtype)
+    aux_BTNH, device = out.aux_BTNH, out.aux_BTNH.device.type
+    # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that
+    if not (torch.is_autocast_enabled(device) and drafter.config.fusion.mixes):
+        aux_BTNH = aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)
 
