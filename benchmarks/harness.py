@@ -72,8 +72,10 @@ class Worker:
         threads = str(job["threads"])
         environment = os.environ | {
             "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT),
         }  # fmt: skip
+        if job.get("device") != "cuda":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [python, str(script), "--worker", json.dumps(job)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

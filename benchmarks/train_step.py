@@ -1,4 +1,4 @@
-"""One EAGLE-3 training step on a CPU: specdec beside speculators and specforge, step by step in turns.
+"""One EAGLE-3 training step: specdec beside speculators and specforge, step by step in turns.
 
 Every system is a process of its own, built from that trainer's own model, loss and optimizer classes on the same
 weights, rows and target states. All wait on a pipe; one at a time takes one step, so that a slow minute slows all
@@ -67,6 +67,8 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     import torch
 
     torch.set_num_threads(job["threads"])
+    torch.set_default_device(job["device"])
+    gpu = job["device"] == "cuda"
     torch.compile(lambda x: x + 1)(torch.zeros(1))  # in every worker: the compiler takes memory, and some steps use it
     system: recipe.System = importlib.import_module(f"benchmarks.training.{job['module']}").build(recipe.Job(**job))
     ctypes.CDLL(None).malloc_trim(0)
@@ -76,10 +78,20 @@ def start(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[Any], dict[str
     def step(_: Any) -> dict[str, Any]:
         first = not before
         if first:
-            before.append(resident("VmRSS"))
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is resident now
-        _, spent = harness.timed(system.step)
-        reply: dict[str, Any] = {"before_mb": before[0], "peak_mb": resident("VmHWM"), **spent}
+            before.append(torch.cuda.memory_allocated() / 1e6 if gpu else resident("VmRSS"))
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is resident now
+
+        def act() -> None:
+            system.step()
+            if gpu:
+                torch.cuda.synchronize()
+
+        _, spent = harness.timed(act)
+        peak = torch.cuda.max_memory_allocated() / 1e6 if gpu else resident("VmHWM")
+        reply: dict[str, Any] = {"before_mb": before[0], "peak_mb": peak, **spent}
         return reply | ({"losses": system.losses()} if first else {})
 
     return {"trainable": system.trainable, "versions": versions}, step
@@ -121,7 +133,7 @@ def measure(a: argparse.Namespace, workload: str, dtype: str, mask: str, logs: P
                 continue
             harness.tell(f"{workload} {dtype} {mask}: building {entry.key}")
             rows = "all" if entry.key == "specdec-full" else mask
-            job = recipe.Job(entry.module, list(entry.options), workload, dtype, rows, a.threads, a.seed)
+            job = recipe.Job(entry.module, list(entry.options), workload, dtype, rows, a.threads, a.seed, a.device)
             python = a.peers if entry.peer else sys.executable
             log = logs / f"{workload}-{dtype}-{mask}-{entry.key}.log"
             worker = alive.enter_context(
@@ -181,9 +193,10 @@ def report(measured: Sequence[Measured], dtype: str) -> tuple[list[str], dict[st
 NOTES = """\
 One step of EAGLE-3, seven unroll steps, batch of one row: forward, backward, clipping, optimizer. The target's states
 are given; its head is part of the step. *in-vocab rows*: rows whose likeliest target token the draft vocabulary lacks
-do not count (specforge, specdec's default); *every row*: they count (speculators). The peers' losses are those that run
-without a GPU. In bfloat16 specdec and speculators keep float32 weights under autocast, specforge trains bfloat16
-weights with float32 copies. *growth*: peak resident set less the resident set before the first step, MB of 10^6 bytes.
+do not count (specforge, specdec's default); *every row*: they count (speculators). The peers' losses are, on a
+CPU, those that run without a GPU. In bfloat16 specdec and speculators keep float32 weights under autocast, specforge
+trains bfloat16 weights with float32 copies. *growth*: peak resident set (on a GPU, memory allocated) less that before
+the first step, MB of 10^6 bytes.
 """
 
 
@@ -194,6 +207,7 @@ def main() -> int:
     p.add_argument("--workloads", nargs="+", choices=sorted(recipe.WORKLOADS), default=["S", "M"])
     p.add_argument("--dtypes", nargs="+", choices=list(TOLERANCE), default=list(TOLERANCE))
     p.add_argument("--masks", nargs="+", choices=recipe.MASKS, default=["all", "half"], help="rows supervised")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--steps", type=int, default=7, help="measured steps of each")
     p.add_argument("--warm-up", type=int, default=2, help="steps before these")

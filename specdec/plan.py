@@ -1,22 +1,49 @@
-"""``specdec plan``: memory and steps of ``specdec fit`` on many devices, from configs alone."""
+"""``specdec plan``: memory and steps of ``specdec fit`` on many devices, from configs alone.
 
+With ``--device``, also the time of a step, how many producers keep up with it, and what goes over the network and lies
+on the disk.
+
+Legend: T tokens of a row, K unroll steps, H hidden, D draft vocabulary, V vocabulary.
+"""
+
+import dataclasses
 import json
 import math
 import sys
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
+from specdec.features import Streamed
+from specdec.features.store import DTYPES as STORED
+from specdec.features.store import SCALED
 from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
 from specdec.training.memory import MB, PRECISIONS, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig
 from specdec.utils.command import OwnOptions
+
+
+class Device(NamedTuple):
+    """By its vendor's data sheet."""
+
+    memory: float  # bytes
+    flops: float  # a second, of dense products in bfloat16
+
+
+DEVICES = {
+    "a100": Device(80e9, 312e12), "h100": Device(80e9, 989e12), "h200": Device(141e9, 989e12),
+    "b200": Device(180e9, 2250e12), "mi300x": Device(192e9, 1307e12),
+}  # fmt: skip
+ROOM = 0.85  # of a device's memory, that a producer's weights may take; the rest is for keys and states
+CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk"  # what configs call the experts of a token
 
 
 def drafter_config(module: DrafterModule, model: Any) -> DrafterConfig:
@@ -32,27 +59,45 @@ def main(argv: list[str]) -> int:
     parser = OwnOptions("plan", __doc__, f"All other flags are specdec fit's. {example}")
     parser.add_argument("--world", type=int, required=True, metavar="N", help="processes, one on each device")
     parser.add_argument("--json", action="store_true", help="print JSON, memory in bytes")
+    more = parser.add_argument
+    more("--device", choices=[*DEVICES], help="estimate time, producers, network and disk on devices of this kind")
+    more("--efficiency", type=float, default=0.35, metavar="SHARE", help="of the device's peak that products reach; "
+         "0.35 is a guess, benchmarks/gpu.py measures")  # fmt: skip
+    more("--network", type=float, default=50.0, metavar="GB/S", help="of each process, to the others and to producers")
+    more("--target_bits", type=int, default=16, choices=(4, 8, 16), help="of the target's weights in a producer")
     options, args = parser.parse_known_args(argv)
     if options.world < 1:
         raise ValueError(f"plan: --world must be at least 1, not {options.world}")
-    found = plan(configured(Configured, "fit", args, RunDirectory()), options.world)
+    if not (0 < options.efficiency <= 1 and 0 < options.network < math.inf):
+        raise ValueError("plan: --efficiency must be above 0 and at most 1, --network a positive number of GB a second")
+    cli = configured(Configured, "fit", args, RunDirectory())
+    found = plan(cli, options.world, on_gpus=options.device is not None)
+    if options.device:
+        device = DEVICES[options.device]
+        device = device._replace(flops=device.flops * options.efficiency)
+        found["on_devices"] = on_devices(found, device, options.network * 1e9, options.target_bits / 8)
     if options.json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return 0
     table = Table("", "", box=None, show_header=False)
     memory = found.pop("memory_bytes_per_process")
-    for name, value in found.items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+    estimates = found.pop("on_devices", {})
+    for name, value in _rows(found):
+        table.add_row(name, value)
     for part, size in memory.items():
         table.add_row(f"memory of a process, MB: {part.replace('_', ' ')}", f"{size / MB:,.0f}")
+    for name, value in _rows(estimates):
+        table.add_row(name, value)
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 150).print(table)
     return 0
 
 
-def plan(cli: Configured, world: int) -> dict[str, Any]:
+def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     """What a run's parts need on ``world`` processes; JSON-ready.
 
-    ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes.
+    ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes. Of a process
+    that has the target in parts ``memory_bytes_with_parts`` is the total. ``flops_per_token`` counts products, a
+    multiplication and an addition as two. ``on_gpus``: the loss is worked out in the pieces that a GPU is given.
     """
     given, data, module = cli.config.fit.trainer, cli.datamodule, cli.model
     trained_in, strategy = precision(given.precision), strategy_kind(given.strategy)
@@ -66,12 +111,16 @@ def plan(cli: Configured, world: int) -> dict[str, Any]:
     frozen += 0 if module.train_head else drafter.lm_head.weight.numel()
     target = sum(p.numel() for p in model.parameters())
     held = sum(p.numel() for _, p in named_parts(model).values()) if source.parts else target
-    target_bytes = held * DTYPES[source.dtype].itemsize
+    dtype = DTYPES[source.dtype]
+    objective = dataclasses.replace(module.objective, piece_bytes=CUDA_PIECE) if on_gpus else module.objective
     memory = memory_need(
-        config, module.objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
-        train_head=module.train_head, target_bytes=target_bytes, target_dtype=DTYPES[source.dtype], world=world,
+        config, objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
+        train_head=module.train_head, target_bytes=held * dtype.itemsize, target_dtype=dtype, world=world,
         sharded=strategy == "fsdp2",
     )  # fmt: skip
+    parts = sum(p.numel() for _, p in named_parts(model).values()) * dtype.itemsize
+    sent = STORED.get(features.dtype, dtype) if isinstance(features := module.features, Streamed) else dtype
+    stored = 1 + sum(b < config.num_target_layers or not config.fusion.final_norm for b in config.aux_layers)
     rows_per_step = data.batch_size * given.accumulate_grad_batches * world
     rows: int | str
     steps: int | None = None
@@ -87,9 +136,117 @@ def plan(cli: Configured, world: int) -> dict[str, Any]:
         "drafter_trainable_parameters": sum(p.numel() for p in drafter.parameters()) - frozen,
         "drafter_frozen_parameters": frozen,
         "target_parameters": target,
+        "seq_len": data.seq_len,
         "rows_per_step": rows_per_step,
         "tokens_per_step": rows_per_step * data.seq_len,
         "train_rows": rows,
         "steps_per_epoch": steps,
+        "flops_per_token": {"target": target_flops(model, data.seq_len)}
+        | drafter_flops(config, module.objective, module.train_head, data.seq_len),
+        "feature_bytes_per_token": stored * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
+        "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }
+
+
+def target_flops(model: Any, T: int) -> float:
+    """Of a forward of the target for a token, without its head, rows being one document of T tokens."""
+    text, (embedding, head) = model.config.get_text_config(decoder=True), _tables(model)
+    chosen = next((n for name in CHOSEN if (n := getattr(text, name, None))), None)
+    flops = 0.0
+    for name, weight in model.named_parameters():
+        if weight.dim() < 2 or weight is embedding or weight is head:
+            continue
+        before, routed, _ = name.partition(".experts.")
+        if routed and chosen:  # a token meets some of them; families stack all in one tensor, or name each
+            experts = len(weight) if weight.dim() == 3 else len(model.get_submodule(f"{before}.experts"))
+            flops += 2 * weight.numel() * chosen / experts
+        else:
+            flops += 2 * weight.numel()
+    heads = text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    queries, values = (getattr(text, name, None) or width for name in ("qk_head_dim", "v_head_dim"))
+    attention = text.num_hidden_layers * heads * (queries + values) * T  # a token sees half of a row
+    return flops + attention
+
+
+def drafter_flops(config: DrafterConfig, objective: ObjectiveConfig, train_head: bool, T: int) -> dict[str, float]:
+    """Of a training step for a token, forward and backward: the target's head, and the drafter."""
+    drafter, shares = skeleton_of(config), objective.shares(config.recurrence.masks)
+    nodes = shares[0] * (1 + config.recurrence.masks) if config.recurrence.masks else sum(shares)
+    fusion = sum(p.numel() for p in drafter.fusion.parameters() if p.dim() > 1)
+    body = sum(
+        p.numel()
+        for name, p in drafter.named_parameters()
+        if p.dim() > 1 and not name.startswith(("fusion.", "embed_tokens.", "lm_head."))
+    )
+    H, D, V = config.hidden_size, config.draft_vocab_size, config.vocab_size
+    heads = config.num_attention_heads * config.head_dim * config.num_layers
+    return {
+        # all of the vocabulary is needed to know whether the likeliest token is in the draft vocabulary
+        "target_head": 2.0 * config.target_hidden_size * (V if objective.in_vocab else D),
+        "drafter": 2.0
+        * (2 * fusion + 3 * nodes * body)  # a forward; by the inputs, which are none of fusion's; by weights
+        + 7 * nodes * heads * T  # two products over half a row, and five of them in the backward pass
+        + 2.0 * (3 if train_head else 2) * sum(shares) * H * D,
+    }
+
+
+def _tables(model: Any) -> tuple[Any, Any]:
+    return model.get_input_embeddings().weight, model.get_output_embeddings().weight
+
+
+def on_devices(found: Mapping[str, Any], device: Device, network: float, target_bytes: float) -> dict[str, Any]:
+    """Time and traffic of the planned run by where its features come from: worked out in the step, read from a cache,
+    or streamed.
+
+    Args:
+        device: with the operations a second that it reaches.
+        network: bytes a second of a process.
+        target_bytes: of one of the target's parameters in a producer.
+    """
+    world, flops = found["processes"], found["flops_per_token"]
+    tokens = found["tokens_per_step"] / world  # of a process
+    # gradients in float32 go around a ring once to be summed and once to be spread
+    exchange = 2 * (world - 1) / world * found["drafter_trainable_parameters"] * 4 / network
+    memory = found["memory_bytes_per_process"]["total"]
+    alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops + exchange
+    fly = alone + tokens * flops["target"] / device.flops
+    rate = tokens / alone
+    states = found["feature_bytes_per_token"]
+    weights = found["target_parameters"] * target_bytes
+    each = 2 ** max(0, math.ceil(math.log2(weights / (ROOM * device.memory))))
+    producers = math.ceil(world * rate * flops["target"] / (each * device.flops))
+    rows = found["train_rows"]
+    ahead = {
+        "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": found["memory_bytes_with_parts"],
+        "fits": found["memory_bytes_with_parts"] < device.memory,
+        "feature_bytes_per_second_and_process": rate * states,
+    }  # fmt: skip
+    return {
+        "on_the_fly": {
+            "step_seconds": fly, "tokens_per_second": world * tokens / fly, "memory_bytes": memory,
+            "fits": memory < device.memory,
+        },
+        "cached": ahead | {"disk_bytes": rows * found["seq_len"] * states if isinstance(rows, int) else None},
+        "streamed": ahead | {
+            "devices_of_a_producer": each, "producers": producers, "devices_of_producers": each * producers,
+            "network_share": rate * states / network,
+        },
+    }  # fmt: skip
+
+
+def _rows(found: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values of a nested mapping, for people."""
+    for name, value in found.items():
+        said = before + name.replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{said}: ")
+        elif value is None:
+            yield said, "unknown"
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            yield said, str(value)
+        elif "bytes" in name:
+            yield said.replace("bytes", "MB"), f"{value / MB:,.3g}" if value < 100 * MB else f"{value / MB:,.0f}"
+        else:
+            yield said, f"{value:,}" if isinstance(value, int) else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"

@@ -327,7 +327,7 @@ def measure(model: LlamaForCausalLM, data: EmbeddedData, tokenizer: PreTrainedTo
         head's; ``state_rms``: at the first token and at the others, after each layer; ``looping``: share of greedy
         answers to held-out prompts that loop.
     """
-    rows, losses, counts = data.splits.validation, 0.0, 0
+    rows, losses, counts = data.splits.validation.int64(), 0.0, 0
     for batch in (Batch(*columns) for columns in zip(*(column.split(16) for column in rows), strict=True)):
         logits_RV, ids_R = next_tokens(model, batch)
         losses += float(cross_entropy(logits_RV, ids_R, reduction="sum"))

@@ -6,6 +6,7 @@ unrolls three steps.
 """
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from specdec.nn.unroll import unroll_kernel
 from specdec.target import Target, TargetOutput
 from specdec.training.divergences import ForwardKL
 from specdec.training.losses import SoftCrossEntropy
-from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig, TrainStep, target_outputs
 
 CLIP = 0.5  # specdec fit's default
 BOUNDARIES = [1, 2, 3]
@@ -106,10 +107,12 @@ def build(job: Job) -> System:
     if dtype == torch.float64:
         drafter = drafter.double()
     T = size.tokens
-    _, kernel = unroll_kernel("auto", torch.device("cpu"))
+    _, kernel = unroll_kernel("auto", torch.device(job.device))
     loss = ForwardKL() if "kl" in job.options else SoftCrossEntropy()
     steps = next((int(option[6:]) for option in job.options if option.startswith("steps=")), size.unroll)
     plan = ObjectiveConfig(loss, steps, in_vocab="every" not in job.options, kernel=kernel)
+    if job.device == "cuda":
+        plan = replace(plan, piece_bytes=CUDA_PIECE)
     batch = Batch(data.ids[None, :T], recipe.answers(size, job.mask)[None], torch.zeros(1, T, dtype=torch.long))
     teacher = target_outputs(target, drafter, batch, plan, False)
     trained = [(name, p) for name, p in drafter.named_parameters() if p.requires_grad]
@@ -117,7 +120,7 @@ def build(job: Job) -> System:
     sums = _listen()
 
     def backward() -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(job.device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             out = TrainStep(drafter, plan)(batch, teacher, measure=False)
         out.loss.backward()
         return out.loss

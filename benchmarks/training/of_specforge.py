@@ -1,6 +1,6 @@
 """specforge's step: its own strategy, EAGLE-3 model, loss and optimizer.
 
-Its loss exists twice: a Triton kernel, which needs a GPU, and the compiled reference beside it, which is used here.
+Its loss exists twice: a Triton kernel, which needs a GPU, and the compiled reference beside it, for CPUs.
 """
 
 from functools import partial
@@ -62,7 +62,8 @@ def make_head(size: recipe.Workload, weights: recipe.Weights) -> TargetHead:
 
 def build(job: Job) -> System:
     """Options: ``compact`` streams the target's head instead of holding its logits."""
-    eagle3.LogSoftmaxLoss = ReferenceLoss
+    if job.device == "cpu":
+        eagle3.LogSoftmaxLoss = ReferenceLoss
     size, dtype = recipe.WORKLOADS[job.workload], getattr(torch, job.dtype)
     weights, data = recipe.draw(size, job.seed)
     positions = recipe.taught(size, job.mask)

@@ -82,7 +82,7 @@ def build(job: Job) -> System:
     seen: dict[str, torch.Tensor] = {}
 
     def backward() -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with torch.autocast(job.device, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             _, loss, metrics = model(**(batch | {"loss_mask": batch["loss_mask"].clone()}), **arguments)
         for optimizer in optimizers:
             optimizer.zero_grad()

@@ -24,6 +24,7 @@ class Job(NamedTuple):
     mask: str
     threads: int
     seed: int
+    device: str = "cpu"
 
 
 class System(NamedTuple):
@@ -59,6 +60,8 @@ WORKLOADS = {
     "T": Workload(64, 128, 4, 2, 256, 1000, 256),  # for tests, and for float64
     "S": Workload(512, 512, 8, 4, 1408, 32000, 8192),
     "M": Workload(1024, 1024, 16, 8, 2816, 32000, 16000),
+    "1B": Workload(2048, 2048, 32, 8, 8192, 128256, 32000),  # for GPUs
+    "8B": Workload(4096, 4096, 32, 8, 14336, 128256, 32000),
 }
 
 
@@ -103,7 +106,15 @@ class Data(NamedTuple):
 
 
 def draw(size: Workload, seed: int) -> tuple[Weights, Data]:
-    """Weights and data, the same in every process."""
+    """Weights and data, the same in every process; on torch's default device."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):  # whose numbers are the same everywhere
+        drawn = _drawn(size, seed)
+    weights, data = (type(one)(*(x.to(device) if isinstance(x, Tensor) else x for x in one)) for one in drawn)
+    return weights, data  # type: ignore[return-value]
+
+
+def _drawn(size: Workload, seed: int) -> tuple[Weights, Data]:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, std: float = 0.02) -> Tensor:

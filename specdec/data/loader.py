@@ -34,9 +34,13 @@ class Document(NamedTuple):
 class Batch(NamedTuple):
     """Rows of one length: whole or cut documents, then padding."""
 
-    ids_BT: Tensor  # int64, 0 in padding
+    ids_BT: Tensor  # int64, 0 in padding; int32 of rows at rest, of which every process keeps all
     loss_mask_BT: Tensor  # bool, True where token x_j is supervised; False in padding
-    documents_BT: Tensor  # int64, number of the document within the row, -1 in padding
+    documents_BT: Tensor  # the same integers, number of the document within the row, -1 in padding
+
+    def int64(self) -> "Batch":
+        """As a model takes it."""
+        return Batch(self.ids_BT.long(), self.loss_mask_BT, self.documents_BT.long())
 
 
 def pack_stream(documents: Sequence[Document], seq_len: int) -> Batch:
@@ -103,10 +107,10 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
 
 
 def _blank(rows: int, seq_len: int) -> Batch:
-    """Rows of nothing but padding."""
+    """Rows of nothing but padding, at rest."""
     shape = (rows, seq_len)
-    ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-    return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT))
+    ids_BT, loss_mask_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
+    return Batch(ids_BT, loss_mask_BT, torch.full(shape, PAD_DOCUMENT, dtype=torch.int32))
 
 
 def _lengths(documents: Sequence[Document]) -> list[int]:
@@ -201,7 +205,7 @@ class ResumableLoader:
         batch = Batch(*(column[numbers_B.clamp(min=0)] for column in self.rows))
         for column, nothing in zip(batch, (0, False, PAD_DOCUMENT), strict=True):
             column[numbers_B == BLANK] = nothing
-        return batch
+        return batch.int64()
 
     def __len__(self) -> int:
         share = -(-len(self.rows.ids_BT) // self.world_size)

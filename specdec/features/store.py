@@ -173,7 +173,7 @@ def packed_rows(batch: Batch) -> list[PackedRow]:
     found = []
     for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
         R = int((documents_T >= 0).sum())
-        ids_R, documents_R = ids_T[:R].contiguous(), documents_T[:R].contiguous()
+        ids_R, documents_R = ids_T[:R].long().contiguous(), documents_T[:R].long().contiguous()
         key = hashlib.blake2b(ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16).digest()
         found.append(PackedRow(ids_R, documents_R, key))
     return found

@@ -135,8 +135,8 @@ class StreamedSource(RowSource):
                 f"model.features: {how_many(one.producers, 'producer')} of {how_many(one.cpus, 'CPU')} each, and this "
                 f"machine has {cores:g}: ask for fewer, or name a cluster by model.features.address"
             )
-        rows = {row.key: row for part in self.data.splits for row in packed_rows(part) if row.tokens}
-        longest = max(len(piece) for row in rows.values() for piece in row.pieces())
+        rows = [row for part in self.data.splits for row in packed_rows(part) if row.tokens]
+        longest = max(len(piece) for row in rows for piece in row.pieces())
         if target.origin is None:
             raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
         source = dataclasses.replace(target.origin, parts=False)
@@ -169,7 +169,7 @@ class StreamedSource(RowSource):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
         if one.tee is not None:
-            self._tee, self._rows = hire(Tee, "tee", one.tee, contract, **beside), set(rows)
+            self._tee, self._rows = hire(Tee, "tee", one.tee, contract, **beside), {row.key for row in rows}
         names = [f"producer-{number}-{run}" for number in range(one.producers)]
         tee = None if one.tee is None else f"tee-{run}"
         ledger = hire(Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside)

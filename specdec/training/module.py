@@ -36,7 +36,7 @@ from specdec.training.building import FromTarget, Start, build, check_checkpoint
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
-from specdec.training.step import ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
+from specdec.training.step import CUDA_PIECE, ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights
 from specdec.utils.config import hyperparameters
 from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
@@ -44,7 +44,6 @@ from specdec.utils.numbers import Depth, PositiveShare, Share, check_numbers
 log = logging.getLogger(__name__)
 
 STAGES = ("train", "val")
-CUDA_PIECE = 2**31  # bytes of logits at a time
 NEVER = torch.iinfo(torch.int64).max  # a step that does not come
 NO_LENGTH = (
     "the learning rate's schedule needs the run's length: set trainer.max_steps or trainer.max_epochs; "
@@ -263,7 +262,7 @@ class DrafterModule(pl.LightningModule):
             name, kernel = unroll_kernel(self.attention, device)
             log.info("unroll attention: %s", name)
             self.objective = dataclasses.replace(self.objective, kernel=kernel)
-            if device.type == "cuda":  # few large pieces: each costs its launches
+            if device.type == "cuda":
                 self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
             self.train_step = TrainStep(drafter, self.objective)
             if is_sharded(self.trainer):

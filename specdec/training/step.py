@@ -24,6 +24,7 @@ from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, NamedTe
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights, slot_weights
 from specdec.training.ttt import ORACLE, KeptSlots, reachable, shift, supervised, ttt_unroll
 
+CUDA_PIECE = 2**31  # bytes of logits at a time on a GPU, where each piece costs its launches
 LEAST = 0.2  # of the slots, that every step keeps, as P-EAGLE's training has it (https://arxiv.org/abs/2602.01469)
 
 

@@ -59,7 +59,7 @@ def test_a_second_start_tokenises_nothing(tmp_path: Path, kept: Path, made: list
     assert made == [3] and len(entries(kept)) == 1
     for split, again in zip(first.splits, second.splits, strict=True):
         assert all(torch.equal(*columns) for columns in zip(split, again, strict=True))
-    assert second.splits.train.ids_BT.dtype == torch.int64 and second.splits.train.loss_mask_BT.dtype == torch.bool
+    assert second.splits.train.ids_BT.dtype == torch.int32 and second.splits.train.loss_mask_BT.dtype == torch.bool
 
 
 def test_tokens_are_not_mapped(kept: Path) -> None:

