@@ -295,9 +295,9 @@ def main() -> int:
         }
         lines += [f"\n## {dtype}\n", *shown]
         note = (
-            f"{a.count} prompts, held out or random, of {PROMPT} tokens, {a.tokens} new tokens each, greedy. Acceptance "
-            "length: tokens committed per pass of the target, the bonus token included. *texts equal*: to specdec's eager "
-            "plain decoding."
+            f"{a.count} prompts, held out or random, of {PROMPT} tokens, {a.tokens} new tokens each, greedy. "
+            "Acceptance length: tokens committed per pass of the target, the bonus token included. *texts equal*: to "
+            "specdec's eager plain decoding."
         )
         head = [f"# Decoding one text at a time, {about['date'][:10]}\n", *harness.conditions(about, a.versions)]
         harness.keep(a.out, [*head, "", note, *lines], raw)

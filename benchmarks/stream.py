@@ -192,7 +192,8 @@ def main(argv: list[str]) -> int:
         f"Simulated producers on one machine: rows of {options.tokens} tokens, hidden {options.hidden}, {len(LAYERS)} "
         f"boundaries and the final state; two rows a batch, one trainer, {options.seconds:g} s a case after the "
         "window is full. A producer waits as its speed says, then sends random states; ledger, object store, CRC-32 at "
-        "both ends and the trainer's copy are those of training. *credit*: bytes of the batch under way and of those ahead.",
+        "both ends and the trainer's copy are those of training. *credit*: bytes of the batch under way and of those "
+        "ahead.",
         "", *harness.conditions(about, {"torch": torch.__version__}), "", *harness.table(heads, rows),
     ]  # fmt: skip
     harness.keep(options.out, lines, {"cases": found, "about": about})
