@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from specdec.nn.view import Spans, Visibility
 
-FEW = 64  # queries of a head up to which plain products beat torch's kernel on a CPU; in bfloat16 many times over
+FEW = 64  # queries of a head up to which plain products beat torch's kernels: in bfloat16 on a CPU many times over, and
+# on a GPU those that take a mask first copy the keys for every query head
 PAIRS = 2048**2  # of nodes and keys in a sequence, up to which a mask of all is made
+KEPT = 2**27  # pairs of a batch's pieces, up to which their masks are made once for all layers, a byte each
 ROWS = 512  # nodes of a piece; a document as long is a piece by itself
 
 
@@ -56,6 +58,19 @@ class AttentionPiece(NamedTuple):
     rows: slice
     keys: slice | Tensor  # int64 (K,) where sinks are among them
     causal: bool  # node i sees exactly the first i + 1 of the keys, which are as many as the nodes
+    kept_11RK: Tensor | None = None  # its mask, where that is made once for all layers
+
+    def mask(self, spans: Spans) -> Tensor | None:
+        """bool (1, 1, R, K); None where it is causal."""
+        if self.causal or self.kept_11RK is not None:
+            return self.kept_11RK
+        return spans.part(self.rows, self.keys, slice(self.sequence, self.sequence + 1))
+
+    @property
+    def pairs(self) -> int:
+        """Elements of its mask."""
+        keys = self.keys.stop - self.keys.start if isinstance(self.keys, slice) else len(self.keys)
+        return 0 if self.causal else (self.rows.stop - self.rows.start) * keys
 
 
 def _reach(first_R: Tensor, last_R: Tensor) -> tuple[int, int] | None:
@@ -90,15 +105,20 @@ class Pieces(NamedTuple):
             causal: whether there may be causal pieces.
         """
         found, device = [], spans.first_BT.device
-        for b, (first_T, last_T) in enumerate(zip(spans.first_BT.cpu(), spans.last_BT.cpu(), strict=True)):
-            T, seen = len(first_T), [(first_T, last_T)]
-            if spans.sinks is not None:
-                seen.append((spans.sinks.first_BT[b].cpu(), spans.sinks.last_BT[b].cpu()))
+        both = [spans] if spans.sinks is None else [spans, spans.sinks]
+        runs_RBT = [(one.first_BT.cpu(), one.last_BT.cpu()) for one in both]  # waits for a device here alone
+        for b in range(len(spans.first_BT)):
+            (first_T, last_T), *sinks = seen = [(first_BT[b], last_BT[b]) for first_BT, last_BT in runs_RBT]
+            T = len(first_T)
             goes_on_T = torch.zeros(T, dtype=torch.bool)  # sees one key more than the node before
             goes_on_T[1:] = (first_T[1:] == first_T[:-1]) & (last_T[1:] == last_T[:-1] + 1)
+            whole_T = first_T == last_T  # of a first node: sees itself alone
+            for first_sink_T, last_sink_T in sinks:
+                whole_T &= (none_T := last_sink_T < first_sink_T)
+                goes_on_T &= none_T
             starts = (~goes_on_T).nonzero()[:, 0]
             lengths = torch.cat([starts[1:], starts.new_tensor([T])]) - starts
-            long = (lengths >= ROWS) & (first_T[starts] == last_T[starts]) & causal
+            long = (lengths >= ROWS) & whole_T[starts] & causal
             done = 0
             for start, length in [*zip(starts[long].tolist(), lengths[long].tolist(), strict=True), (T, 0)]:
                 for a in range(done, start, ROWS):
@@ -111,6 +131,8 @@ class Pieces(NamedTuple):
                 if length:
                     first, done = int(first_T[start]), start + length
                     found.append(AttentionPiece(b, slice(start, done), slice(first, first + length), causal=True))
+        if sum(piece.pairs for piece in found) <= KEPT:
+            found = [piece._replace(kept_11RK=piece.mask(spans)) for piece in found]
         return cls(spans, found)
 
 
@@ -130,10 +152,9 @@ def attend_pieces(
     if narrow < d:  # the kernels that make no weights of all pairs want one width
         v_BgSd = F.pad(v_BgSd, (0, d - narrow))
     out = q_BhTd.new_zeros(*q_BhTd.shape[:3], narrow)
-    for b, rows, keys, causal in pieces.pieces:
-        one = slice(b, b + 1)
-        mask_11RK = None if causal else pieces.spans.part(rows, keys, one)
-        got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], mask_11RK)
+    for piece in pieces.pieces:
+        one, rows, keys = slice(piece.sequence, piece.sequence + 1), piece.rows, piece.keys
+        got = attend(q_BhTd[one, :, rows], k_BgSd[one, :, keys], v_BgSd[one, :, keys], piece.mask(pieces.spans))
         out[one, :, rows] = got[..., :narrow]
     return out
 
@@ -185,7 +206,7 @@ class StaticCache:
         write(self.values_BgSd[layer], v_BgTd, slots_BT)
         columns = visible.columns
         keys_BgSd, values_BgSd = (x[layer].narrow(2, 0, columns) for x in (self.keys_BgSd, self.values_BgSd))
-        if q_BhTd.shape[2] > FEW or q_BhTd.device.type != "cpu" or q_BhTd.requires_grad:
+        if q_BhTd.shape[2] > FEW or q_BhTd.requires_grad:
             return attend(q_BhTd, keys_BgSd, values_BgSd, visible)
         bias_B1TS = additive(visible.mask_B1TS, q_BhTd.dtype)
         return attend_few(q_BhTd, keys_BgSd, values_BgSd, bias_B1TS, q_BhTd.shape[-1] ** -0.5)

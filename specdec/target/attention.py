@@ -1,6 +1,6 @@
 """What the target's layers get and give: a mask each, an attention that can do without, their states and their keys.
 
-Layers attend as the family has it, except where a CPU meets few queries (``sdpa``), and by pieces where there are too
+Layers attend as the family has it, except where queries are few (``sdpa``), and by pieces where there are too
 many pairs of queries and keys for a mask. Boundary ``b`` is the residual stream after ``b`` layers: 0 the embeddings,
 L the last layer's output *before* the final norm. It is Hugging Face's index into ``hidden_states``, except that theirs
 is already normed at L.
@@ -61,7 +61,7 @@ def layer_masks(
 def use_own_attention(model: PreTrainedModel) -> None:
     """Let a model whose decoder runs with ``sdpa`` or ``eager`` attend as this file has it; others are left alone.
 
-    Verification asks for few queries under a mask of its own, where PyTorch's kernel is slow in bfloat16 on a CPU.
+    Verification asks for few queries under a mask of its own, where PyTorch's kernels are slow.
     Long rows and prompts come in pieces in place of the mask.
     """
     decoder = model.get_decoder()
@@ -95,7 +95,7 @@ def _attention(
         # eager attention weighs all pairs that it is given: no document goes to it as a whole
         pieces = Pieces.cut(attention_mask.spans, causal=False) if eager else attention_mask
         return attend_pieces(one, query, key, value, pieces).transpose(1, 2).contiguous(), None
-    few = query.shape[2] <= FEW and query.device.type == "cpu" and not query.requires_grad
+    few = query.shape[2] <= FEW and not query.requires_grad
     if few and not eager and attention_mask is not None and attention_mask.is_floating_point():
         scale = kwargs.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale

@@ -19,9 +19,11 @@ from specdec.nn.unroll import Blocked, Dense, Merged, UnrollCache, UnrollKernel
 from specdec.nn.view import Pairs, Spans, View
 from tests.nn.trees import Tree, seen_by, trees
 from tests.nn.visibilities import packed_visibilities
+from tests.no_pairs import NoPairs
 from tests.plain_attention import plain_block
 
 d = 6
+mask_of = Spans.part
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -127,6 +129,15 @@ def test_a_row_of_a_static_cache_is_the_same_memory() -> None:
         buffers[1][1, :, 2:4] = 0
         assert not any(buffer.any() for buffer in buffers)  # and nothing else was written
     assert not row.keys_BgSd[1].any() and len(cache.keys_BgSd[0]) == 3
+
+
+def test_no_keys_are_copied_for_every_query_head() -> None:
+    """Elsewhere than on a CPU, too: a kernel that takes a mask would first make keys of all 16 heads, 4 million."""
+    cache = StaticCache(1, 2, 4096, 64, torch.bfloat16, "meta")
+    q, k, v = (torch.empty(1, heads, 5, 64, dtype=torch.bfloat16, device="meta") for heads in (16, 2, 2))
+    view = View.chain(torch.tensor([9], device="meta"), 5, 4096, cache)  # type: ignore[arg-type]
+    with NoPairs(2048):
+        assert cache.attend(0, q, k, v, view.visibility, view.slots_BT).shape == q.shape
 
 
 def test_few_and_many_queries_meet_keys_alike() -> None:
@@ -285,6 +296,21 @@ def test_whole_documents_are_causal_and_short_ones_share_a_tile() -> None:
         (0, 1350, 1360, 1350, 1360, False),
         (1, 0, 1360, 0, 1360, True),
     ]
+
+
+@pytest.mark.parametrize("kept", [0, nn_cache.KEPT])
+def test_masks_of_pieces_are_made_once_for_all_layers(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as they are small together; what comes out is the same."""
+    monkeypatch.setattr(nn_cache, "KEPT", kept)
+    first_BT = torch.tensor([[0] * 40 + [40] * 30 + [70] * 50] * 2)
+    spans = Spans(first_BT, torch.arange(120).expand(2, -1), 120)
+    cut, made = Pieces.cut(spans), []
+    monkeypatch.setattr(Spans, "part", lambda self, *at: made.append(at) or mask_of(self, *at))
+    q, k, v = (random(2, 3, 120, 4, seed=seed) for seed in range(3))
+    for _layer in range(3):
+        got = attend_pieces(plain, q, k, v, cut)
+        assert torch.equal(got, plain(q, k, v, mask_of(spans, slice(None), slice(0, 120))))
+    assert len(made) == (0 if kept else 6)  # two rows and three layers
 
 
 def test_a_prompt_is_causal_and_what_follows_a_prefix_is_not() -> None:

@@ -265,6 +265,18 @@ def test_no_tensor_of_all_pairs_is_made(sliding: int | None) -> None:
     torch.testing.assert_close(packed.aux_BTNH[:, 4000:5500], alone.aux_BTNH, rtol=1e-4, atol=1e-5)
 
 
+def test_verification_copies_no_keys_elsewhere_than_on_a_cpu_either() -> None:
+    """For all 16 heads, as kernels that take a mask have them first, they would be 4 million numbers."""
+    sizes = {**SIZES, "num_hidden_layers": 1, "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes | {"num_key_value_heads": 2})).to("meta")
+    use_own_attention(model)
+    q, k, v = (torch.empty(1, heads, n, 64, device="meta") for heads, n in ((16, 5), (2, 4096), (2, 4096)))
+    with NoPairs(2048):
+        mask_11TS = torch.zeros(1, 1, 5, 4096, device="meta")
+        out, _ = attention._attention(model.model.layers[0].self_attn, q, k, v, mask_11TS)
+    assert out.shape == (1, 5, 16, 64)
+
+
 def test_the_guard_sees_masks() -> None:
     with pytest.raises(AssertionError, match="elements"), NoPairs(2000):
         Target(small(None))(tokens(2000), View.packed(torch.zeros(1, 2000, dtype=torch.int64)), ())
