@@ -116,7 +116,7 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     memory = memory_need(
         config, objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
         train_head=module.train_head, target_bytes=held * dtype.itemsize, target_dtype=dtype, world=world,
-        sharded=strategy == "fsdp2",
+        nodes=given.num_nodes, sharded=strategy == "fsdp2",
     )  # fmt: skip
     parts = sum(p.numel() for _, p in named_parts(model).values()) * dtype.itemsize
     sent = STORED.get(features.dtype, dtype) if isinstance(features := module.features, Streamed) else dtype

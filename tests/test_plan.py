@@ -7,11 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.cli import main
-from specdec.drafter import load_drafter
+from specdec.data import Batch
+from specdec.drafter import Drafter, DrafterConfig, DrafterSpec, load_drafter
+from specdec.features import FeatureSource
 from specdec.fit import run
+from specdec.nn.unroll import Dense
+from specdec.nn.view import View
+from specdec.plan import drafter_flops, target_flops
+from specdec.target import Target, TargetOutput
 from specdec.target.loading import skeleton
+from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
 
 COMMON = {
     "model.drafter.draft_vocab_size": 200, "model.ttt_steps": 3, "data": "TextData", "data.seq_len": 32,
@@ -113,3 +123,84 @@ def test_the_table(base: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--world=2", *base]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["processes", "2"] and "memory of a process, MB: total" in lines[-1]
+
+
+K2 = {  # Kimi-K2's sizes
+    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 163840, "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 64,
+    "num_key_value_heads": 64, "n_routed_experts": 384, "num_experts_per_tok": 8, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_group": 1, "topk_group": 1, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_trillion_parameters_on_many_devices(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its published sizes are 1.04 trillion parameters, of which a token meets 32 billion."""
+    (tmp_path / "config.json").write_text(json.dumps(K2))
+    given = [f"--model.target.source={tmp_path}", "--model.target.dtype=bfloat16", "--data.seq_len=4096",
+             "--data.batch_size=8", "--trainer.precision=bf16-mixed"]  # fmt: skip
+    device = ["--world=128", "--device=h200", "--target_bits=8"]
+    plan = told(capsys, *device, *base, *given)
+    assert plan["target_parameters"] == pytest.approx(1.03e12, rel=0.01)
+    assert plan["flops_per_token"]["target"] / 2 == pytest.approx(33e9, rel=0.05)  # with attention, without its head
+    found = plan["on_devices"]
+    assert not found["on_the_fly"]["fits"] and found["streamed"]["fits"] and found["cached"]["disk_bytes"] is None
+    assert found["streamed"]["devices_of_a_producer"] == 16  # a terabyte, 120 GB on each
+    rate, each = found["streamed"]["tokens_per_second"], 0.35 * 989e12 / plan["flops_per_token"]["target"]
+    assert 0 <= found["streamed"]["devices_of_producers"] - rate / each < 16  # no more than are needed
+    assert found["streamed"]["step_seconds"] < found["on_the_fly"]["step_seconds"]
+    float8 = ["--model.features=Streamed", "--model.features.dtype=float8_e4m3fn"]
+    small = told(capsys, *device, *base, *given, *float8)
+    assert plan["feature_bytes_per_token"] == 4 * 7168 * 2 and small["feature_bytes_per_token"] == 4 * (7168 + 4)
+    share = small["on_devices"]["streamed"]["network_share"] / found["streamed"]["network_share"]
+    assert share == pytest.approx(0.5, rel=1e-3)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """A training step and the target's forward, so wide that attention, whose unseen pairs torch counts, is little."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    target, T = Target(LlamaForCausalLM(LlamaConfig(vocab_size=512, num_key_value_heads=2, **sizes))), 64
+    spec = DrafterSpec(draft_vocab_size=200, aux_layers=[1, 2, 4])
+    config = DrafterConfig.for_target(
+        spec, target.config, vocab_size=target.vocab_size, num_target_layers=target.num_layers, identity={}
+    )
+    drafter = Drafter(config, torch.arange(200))
+    drafter.embed_tokens.requires_grad_(False)
+    objective = ObjectiveConfig(steps=3, kernel=Dense(), in_vocab=False)
+    ids_BT = torch.randint(0, target.vocab_size, (2, T))
+    batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        given = target.forward(ids_BT, View.packed(batch.documents_BT), config.aux_layers, False)
+    teacher = target_outputs(target, drafter, batch, objective, False, Given(given))
+    with FlopCounterMode(display=False) as step:
+        TrainStep(drafter, objective)(batch, teacher, measure=False).loss.backward()
+    ours = target_flops(target.model, T), sum(drafter_flops(config, objective, True, T).values())
+    for planned, counter in zip(ours, (forward, step), strict=True):
+        assert planned == pytest.approx(counter.get_total_flops() / ids_BT.numel(), rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--device=abacus"], "abacus"),
+        (["--device=h100", "--efficiency=0"], "--efficiency must be above 0 and at most 1"),
+        (["--device=h100", "--network=-1"], "--network a positive number"),
+        (["--device=h100", "--target_bits=3"], "--target_bits"),
+    ],
+)
+def test_devices_that_are_none(given: list[str], message: str, base: list[str], capsys: Any) -> None:
+    assert main(["plan", "--world=2", *given, *base]) == 2
+    assert message in capsys.readouterr().err
+
+
+class Given(FeatureSource):
+    """Features that were worked out before."""
+
+    def __init__(self, made: TargetOutput) -> None:
+        self.made = made
+
+    def __call__(self, *_: Any) -> TargetOutput:
+        return self.made

@@ -5,6 +5,7 @@ Legend: R tokens of a row, T of a row with its padding.
 
 import asyncio
 import contextlib
+import heapq
 import itertools
 import threading
 import zlib
@@ -35,6 +36,9 @@ class Sent(NamedTuple):
     key: bytes
     crc32: int
     columns: list[Any]  # bytes of each, as arrays, which Ray hands over without a copy
+
+
+Wanted = tuple[int, int, PackedRow, asyncio.Future[Any]]  # the batch's number, a running one, and who waits
 
 
 class Producer:
@@ -85,7 +89,9 @@ class Ledger:
     def __init__(self, contract: Contract, producers: Sequence[str], rows: int, tee: str | None) -> None:
         self.contract, self.producers, self.rows, self.tee = contract, producers, rows, tee
         self.done = self.again = 0  # rows
-        self._wanted: asyncio.PriorityQueue[tuple[int, int, PackedRow, asyncio.Future[Any]]] | None = None
+        self._wanted: list[Wanted] = []  # a heap
+        self._leases = dict.fromkeys(producers, 0)
+        self._work: set[asyncio.Task[None]] = set()
         self._tickets = itertools.count()
 
     async def about(self) -> Contract:
@@ -94,7 +100,7 @@ class Ledger:
 
     async def counts(self) -> dict[str, int]:
         """Rows that are done, that were begun again, and that wait."""
-        return {"done": self.done, "again": self.again, "waiting": self._wanted.qsize() if self._wanted else 0}
+        return {"done": self.done, "again": self.again, "waiting": len(self._wanted)}
 
     async def features_of(self, batch: int, row: PackedRow) -> Any:
         """A reference to a row's states, in a list so that Ray does not fetch them, once they are there; or why not.
@@ -102,43 +108,45 @@ class Ledger:
         Args:
             batch: its number in the process that asks: those of lower ones are done first.
         """
-        if self._wanted is None:
-            self._wanted = asyncio.PriorityQueue()
-            self._work = [asyncio.create_task(self._lend(name)) for name in self.producers for _ in range(LEASES)]
         done = asyncio.get_running_loop().create_future()
-        self._wanted.put_nowait((batch, next(self._tickets), row, done))
+        heapq.heappush(self._wanted, (batch, next(self._tickets), row, done))
+        self._lend()
         return await done
 
-    async def _lend(self, name: str) -> None:
-        """Rows to a producer, as long as there are any."""
+    def _lend(self) -> None:
+        """The first rows to the producer that has least to do, as long as one has nothing behind what it works at."""
+        while self._wanted and self._leases[name := min(self._leases, key=self._leases.__getitem__)] < LEASES:
+            lease = [heapq.heappop(self._wanted) for _ in range(min(self.rows, len(self._wanted)))]
+            self._leases[name] += 1
+            task = asyncio.create_task(self._make(name, lease))
+            self._work.add(task)  # asyncio itself would forget it
+            task.add_done_callback(self._work.discard)
+
+    async def _make(self, name: str, lease: list[Wanted]) -> None:
+        """Have a producer make rows, and hand them out; nothing holds their states after that."""
         import ray
 
-        assert self._wanted is not None
         producer = ray.get_actor(name, NAMESPACE)
-        tee = ray.get_actor(self.tee, NAMESPACE) if self.tee else None
-        while True:
-            lease = [await self._wanted.get()]
-            while len(lease) < self.rows and not self._wanted.empty():
-                lease.append(self._wanted.get_nowait())
+        try:
             rows = [row for _, _, row, _ in lease]
-            try:
-                receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
-                await receipt
-                if tee is not None:  # before they are handed out: a slow disk stalls the producers, not the memory
-                    await tee.store.remote(rows, sent)
-            except ray.exceptions.RayActorError:  # it starts again; meanwhile others take its rows
-                for one in lease:
-                    self._wanted.put_nowait(one)
-                self.again += len(lease)
-                await self._alive(producer)
-                continue
-            except ray.exceptions.RayTaskError as error:
-                for _, _, _, done in lease:
-                    done.set_result(f"{name}: {last_line(error)}")
-                continue
+            receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
+            await receipt
+            if self.tee:  # before they are handed out: a slow disk stalls the producers, not the memory
+                await ray.get_actor(self.tee, NAMESPACE).store.remote(rows, sent)
             self.done += len(lease)
             for (_, _, _, done), one in zip(lease, sent, strict=True):
                 done.set_result([one])
+        except ray.exceptions.RayTaskError as error:
+            for _, _, _, done in lease:
+                done.set_result(f"{name}: {last_line(error)}")
+        except ray.exceptions.RayError:  # it starts again; meanwhile others take its rows
+            for one in lease:
+                heapq.heappush(self._wanted, one)
+            self.again += len(lease)
+            self._lend()
+            await self._alive(producer)
+        self._leases[name] -= 1
+        self._lend()
 
     @staticmethod
     async def _alive(producer: Any) -> None:

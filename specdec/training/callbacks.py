@@ -239,6 +239,7 @@ class Throughput(pl.Callback):
                 drafter.config, pl_module.objective, data.batch_size, data.seq_len,
                 trained_in=precision(trainer.precision) or Precision(kind, kind), train_embed=pl_module.train_embed,
                 train_head=pl_module.train_head, target_dtype=pl_module.target.dtype, world=trainer.world_size,
+                nodes=trainer.num_nodes,
                 target_bytes=sum(x.nbytes for x in (*model.parameters(), *model.buffers()) if not x.is_meta),
                 sharded=is_sharded(trainer),
             )  # fmt: skip

@@ -7,8 +7,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from specdec.drafter import Drafter
@@ -33,20 +33,28 @@ def is_sharded(trainer: pl.Trainer) -> bool:
     return isinstance(trainer.strategy, ModelParallelStrategy)
 
 
-def shard(step: TrainStep, mesh: DeviceMesh) -> None:
-    """Shard all weights of a training step over the processes of ``mesh``, in place; the first process's are taken.
+def shard(step: TrainStep, device: str, nodes: int, products: torch.dtype) -> None:
+    """Shard all weights of a training step over the processes of each node, in place; the first process's are taken.
+
+    Nodes hold the same shards and exchange gradients alone: within one the wires are faster. Weights are gathered in
+    the dtype of products, in which autocast would cast them after, and gradients are summed in their own.
 
     Every unroll step reads all of the drafter but its embedding, so that is one group: gathered at the first step,
     its gradients reduced after the last. A frozen embedding is its own: gathered once a batch, twice where a recurrence
     has a mask, and let go at once.
     Computing with the weights is the step's forward.
     """
-    drafter = step.drafter
+    drafter, world = step.drafter, torch.distributed.get_world_size()
+    if nodes > 1:
+        mesh = init_device_mesh(device, (nodes, world // nodes), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(device, (world,))
+    gathered = MixedPrecisionPolicy(products, drafter.lm_head.weight.dtype, cast_forward_inputs=False)
     for tensor in (*drafter.parameters(), *drafter.buffers()):
         torch.distributed.broadcast(tensor.detach(), src=0)
     if not drafter.embed_tokens.weight.requires_grad:
-        fully_shard(drafter.embed_tokens, mesh=mesh)
-    fully_shard(step, mesh=mesh)
+        fully_shard(drafter.embed_tokens, mesh=mesh, mp_policy=gathered)
+    fully_shard(step, mesh=mesh, mp_policy=gathered)
 
 
 def unsharded(drafter: Drafter) -> Drafter:
@@ -70,7 +78,7 @@ class FSDP2(ModelParallelStrategy):
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def setup_environment(self) -> None:
-        """Shard over all processes of all nodes."""
+        """Data is split over all processes of all nodes."""
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
@@ -85,4 +93,4 @@ class FSDP2(ModelParallelStrategy):
         return found
 
 
-StrategyRegistry.register("fsdp2", FSDP2, description="FSDP2 over all processes")
+StrategyRegistry.register("fsdp2", FSDP2, description="FSDP2 over the processes of each node")

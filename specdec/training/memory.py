@@ -53,26 +53,28 @@ def memory_need(
     target_bytes: int = 0,
     target_dtype: torch.dtype = torch.float32,
     world: int = 1,
+    nodes: int = 1,
     sharded: bool = False,
 ) -> dict[str, int]:
     """Bytes on one device at the end of a forward, part by part, with AdamW's two float32 moments.
 
     The backward pass takes up to a third more, as measured; Python, libraries and data are not part of it. DDP keeps
-    everything on every device, and each gradient's place in a bucket. FSDP2 keeps shards, and gathers all weights but a
-    frozen embedding's while a batch is computed.
+    everything on every device, and each gradient's place in a bucket. FSDP2 keeps shards, as many as a node has
+    processes, and gathers all weights but a frozen embedding's while a batch is computed.
 
     Args:
         target_bytes: of the target's parameters and buffers.
     """
-    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, world if sharded else 1
+    drafter, each, shards = skeleton_of(config), trained_in.weights.itemsize, max(1, world // nodes) if sharded else 1
     parameters = sum(p.numel() for p in drafter.parameters())
     frozen_embed = 0 if train_embed else drafter.embed_tokens.weight.numel()
     trainable = parameters - frozen_embed - (0 if train_head else drafter.lm_head.weight.numel())
     exchange = trainable * each if world > 1 or sharded else 0
     if sharded:
-        exchange += (parameters - frozen_embed) * each
+        exchange += (parameters - frozen_embed) * trained_in.products.itemsize
     states = len(config.aux_layers) * each + target_dtype.itemsize  # the fused ones, and the last for the logits
-    copies = trainable * trained_in.products.itemsize if trained_in.products != trained_in.weights else 0
+    cast = trained_in.products != trained_in.weights and not sharded  # shards are gathered in the products' dtype
+    copies = trainable * trained_in.products.itemsize if cast else 0
     return {
         "weights": parameters * each // shards + copies,
         "gradients": trainable * each // shards,

@@ -35,6 +35,7 @@ from specdec.training import divergences  # noqa: F401  configs name its losses
 from specdec.training.building import FromTarget, Start, build, check_checkpoint, check_early
 from specdec.training.distributed import is_sharded, shard, unsharded
 from specdec.training.losses import DistributionLoss, FeatureLoss, Loss, SoftCrossEntropy, terms
+from specdec.training.memory import precision
 from specdec.training.noise import FeatureNoise, NoNoise, generator_of, noisy
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig, StepOutput, TrainStep, UnrollMetrics, target_outputs
 from specdec.training.step_weights import Decay, PrefixWeights, StepWeights
@@ -266,7 +267,9 @@ class DrafterModule(pl.LightningModule):
                 self.objective = dataclasses.replace(self.objective, piece_bytes=CUDA_PIECE)
             self.train_step = TrainStep(drafter, self.objective)
             if is_sharded(self.trainer):
-                shard(self.train_step.to(device), self.device_mesh["data_parallel"])  # type: ignore[index]
+                trained_in = precision(self.trainer.precision)
+                products = trained_in.products if trained_in else drafter.lm_head.weight.dtype
+                shard(self.train_step.to(device), device.type, self.trainer.num_nodes, products)
 
     def build(self, data: TokenData) -> Drafter:
         """The drafter that training begins with."""

@@ -129,7 +129,8 @@ def target_outputs(
     probs = TargetHead(target, drafter.vocab, reads, known)
     aux_BTNH, device = out.aux_BTNH, out.aux_BTNH.device.type
     # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that
-    if not (torch.is_autocast_enabled(device) and drafter.config.fusion.mixes):
+    casts = torch.is_autocast_enabled(device) and aux_BTNH.dtype != torch.float64  # which it leaves alone
+    if not (casts and drafter.config.fusion.mixes):
         aux_BTNH = aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)

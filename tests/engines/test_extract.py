@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from specdec.cli import main
 from specdec.engines import extract
@@ -16,6 +17,7 @@ from specdec.engines.extract import main as cache
 from specdec.engines.extract import read
 from specdec.features.engines import TransformersEngine
 from specdec.features.store import FeatureIndex, FeatureStore
+from specdec.target import Target
 from tests.features.test_store import same
 
 
@@ -106,6 +108,28 @@ def trained_rows(config: list[str]) -> int:
     _, model, data = read([*config, "--out", "nowhere"])
     data.prepare(model.target.tokenizer)
     return len(data.splits.train.ids_BT)
+
+
+def test_rows_may_be_read_together(config: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five in a forward; the same rows, whose states are equal but for rounding."""
+    at_once: list[int] = []
+    forward = Target.forward
+
+    def spy(self: Target, ids_BT: torch.Tensor, *more: Any, **options: Any) -> Any:
+        at_once.append(len(ids_BT))
+        return forward(self, ids_BT, *more, **options)
+
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    assert main(["cache", *config, "--out", str(alone)]) == 0
+    monkeypatch.setattr(Target, "forward", spy)
+    assert main(["cache", *config, "--rows", "5", "--out", str(together)]) == 0
+    assert max(at_once) == 5
+    one, other = FeatureStore(alone, {}), FeatureStore(together, {})
+    assert one._places.keys() == other._places.keys()
+    states = [torch.cat([load_file(path)["final_PH"] for path in sorted(p.glob("shard-*"))]) for p in (alone, together)]
+    assert len(states[0]) == len(states[1])
+    torch.testing.assert_close(*(state.double().norm() for state in states), rtol=1e-6, atol=0)
+    assert main(["cache", *config, "--rows", "0", "--out", str(tmp_path / "none")]) == 2
 
 
 def test_parts_make_one_cache(config: list[str], tmp_path: Path) -> None:

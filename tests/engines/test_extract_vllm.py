@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from specdec.cli import main
 from specdec.data import TextData
 from specdec.engines import extract
-from specdec.features import Cached, OnTheFly
+from specdec.features import Cached, OnTheFly, Streamed
 from specdec.features.engines import INSIDE
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource
@@ -140,3 +140,30 @@ def test_a_real_vllm_gives_the_targets_features(
         pairs: list[Any] = [(stored.aux_BTNH, true.aux_BTNH), (stored.final_BTH, true.final_BTH)]
         for found, wanted in pairs:
             torch.testing.assert_close(found[real], wanted[real], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no Python that has vLLM")
+def test_a_producer_runs_a_real_vllm(servable: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamed to a trainer that has parts of the target; the states are those of its layers."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    whole, parts = Target.load(servable), Target.load(servable, parts=True)
+    data = TextData(str(text_file), str(text_file), seq_len=40)
+    data.prepare(whole.tokenizer)
+    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, vllm_args={"enforce_eager": True})
+    spec.introduce(parts)
+    source: Any = spec.open(parts, data, layers, False)
+    data.reader = source
+    try:
+        assert source.contract.engine.startswith("vllm 0.32.") and parts.is_of(whole.identity)
+        for _, batch in zip(range(3), batches := iter(data.train_dataloader()), strict=False):
+            real = batch.documents_BT >= 0
+            found, wanted = source(parts, batch, layers, False), OnTheFly()(whole, batch, layers, False)
+            for ours, own in zip(found, wanted, strict=True):
+                torch.testing.assert_close(ours[real], own[real], rtol=1e-5, atol=1e-5)
+        batches.close()  # type: ignore[attr-defined]
+    finally:
+        source.close()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from specdec.export import export_drafter, import_drafter
 from specdec.features import Cached, Features, OnTheFly
 from specdec.features.engines import TransformersEngine
-from specdec.features.store import FeatureIndex
+from specdec.features.store import FeatureIndex, FeatureStore
 from specdec.nn.view import View
 from specdec.target import Target, TargetSource
 from specdec.training.module import DrafterModule, WarmupCosine
@@ -216,3 +216,21 @@ def test_narrower_states_are_said_to_be_rounded(
     found, true = (one(target, data.splits.train, LAYERS, False) for one in (source, OnTheFly(rows=1)))
     assert found.aux_BTNH.dtype == torch.float32
     assert torch.equal(found.aux_BTNH, true.aux_BTNH.bfloat16().float())
+
+
+def test_eight_bits_have_a_scale_for_every_state(
+    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each is off by a sixteenth of its own size at most, or by 1/2**10 of 448ths of its state's largest number."""
+    data = Texts()
+    cache = fill(tmp_path / "cache", target, data, dtype="float8_e4m3fn")
+    source = Cached(str(cache)).open(target, data, LAYERS, False)
+    assert "rounded to float8_e4m3fn" in caplog.text
+    found, true = (one(target, data.splits.train.int64(), LAYERS, False) for one in (source, OnTheFly(rows=1)))
+    for ours, own in zip(found, true, strict=True):
+        assert ours.dtype == torch.float32 and not torch.equal(ours, own)
+        largest = own.abs().amax(-1, keepdim=True)
+        assert bool(((ours - own).abs() <= 1.001 * own.abs() / 16 + largest / 448 / 2**10).all())
+        torch.testing.assert_close(ours.abs().amax(-1, keepdim=True), largest, rtol=1e-6, atol=0)
+    index = FeatureStore(cache, {}).contract
+    assert index.token_bytes == (len(LAYERS) + 1) * (target.hidden_size + 4)

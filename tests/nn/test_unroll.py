@@ -215,6 +215,32 @@ def test_merged_is_the_dense_oracle(K: int) -> None:
         torch.testing.assert_close(ours, dense, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("K", [2, 7])
+def test_own_columns_keep_no_scores_beside_the_causal_block(K: int) -> None:
+    """Kept for the backward pass beside what the block keeps: the output and two numbers a query, whatever K."""
+    visible, flat = View.packed(torch.zeros(2, 64, dtype=torch.long)).visibility, leaves(K, 64, 16)
+    flat = [x.requires_grad_() for x in flat]
+    given = {x.untyped_storage().data_ptr() for x in flat}
+    kept: dict[int, int] = {}
+
+    def block(q: Tensor, k: Tensor, v: Tensor, spans: Spans) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():  # so that it keeps nothing
+            out, lse = plain_block(q, k, v, spans)
+        given.update(x.untyped_storage().data_ptr() for x in (out, lse))
+        return out, lse
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = Merged(block)(flat[0], steps(flat[1:]), visible)
+    queries = flat[0].numel() // 16
+    assert sum(kept.values()) <= out.nbytes + 2 * queries * out.element_size()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.usefixtures("no_graphs")
