@@ -159,7 +159,7 @@ CASES = (  # producers, tokens a second of each, seconds of a step, batches ahea
 def main(argv: list[str]) -> int:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each case (12)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each case (8)")
     parser.add_argument("--tokens", type=int, default=2048, help="of a row, two of which are a batch (2048)")
     parser.add_argument("--hidden", type=int, default=4096, help="the target's width (4096)")
     parser.add_argument("--out", type=Path, help="a report, .md; raw figures go to the .json beside it")
