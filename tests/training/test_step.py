@@ -193,6 +193,25 @@ def test_the_teacher_is_the_targets_own_word(name: str) -> None:
     torch.testing.assert_close(teacher.final_BTH[1, 6:], second.final_BTH[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "kept", "arrive"),
+    [
+        ("eagle3_1", torch.bfloat16, torch.bfloat16),  # a projection reads them, for which autocast would round them
+        ("eagle3_1", torch.float64, torch.float32),  # which autocast leaves alone
+        ("eagle1", torch.bfloat16, torch.float32),  # the drafter's own residual stream
+    ],
+)
+def test_states_are_widened_under_autocast_only_where_they_have_to_be(
+    name: str, kept: torch.dtype, arrive: torch.dtype
+) -> None:
+    target, drafter, batch = tiny_target(dtype=kept), learner(presets()[name]).float(), make_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        teacher = target_outputs(target, drafter, batch, ObjectiveConfig(steps=2))
+        assert teacher.aux_BTNH.dtype == arrive and teacher.final_BTH.dtype == kept
+        TrainStep(drafter, ObjectiveConfig(steps=2))(batch, teacher).loss.backward()
+    assert target_outputs(target, drafter, batch, ObjectiveConfig()).aux_BTNH.dtype == torch.float32
+
+
 SEVERAL = WeightedSum([Term(LKLambda(), 0.5), Term(SoftCrossEntropy(), 2.0), Term(TotalVariation(), 0.0)])
 
 
