@@ -153,7 +153,7 @@ def test_a_producer_runs_a_real_vllm(servable: Path, text_file: Path, monkeypatc
     whole, parts = Target.load(servable), Target.load(servable, parts=True)
     data = TextData(str(text_file), str(text_file), seq_len=40)
     data.prepare(whole.tokenizer)
-    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, vllm_args={"enforce_eager": True})
+    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, vllm_args={"max_num_seqs": 8})
     spec.introduce(parts)
     source: Any = spec.open(parts, data, layers, False)
     data.reader = source
