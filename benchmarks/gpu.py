@@ -189,9 +189,9 @@ def decoding(name: str, shape: Shape, device: str, tokens: int) -> Iterator[tupl
 def beside(script: str, *arguments: str) -> Iterator[tuple[str, ...]]:
     """The report of another benchmark, line by line; ValueError if it failed."""
     command = [sys.executable, str(harness.ROOT / "benchmarks" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT / 3)
     if done.returncode:
-        raise ValueError(done.stderr.strip().splitlines()[-1])
+        raise ValueError((done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1])
     for line in done.stdout.splitlines():
         if line.startswith("|") and "---" not in line:
             yield (line.replace("|", ";").strip("; "),)

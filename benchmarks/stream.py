@@ -9,6 +9,7 @@ producers are killed.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -122,7 +123,8 @@ def run(
                 if kill and time.monotonic() - since > kill:
                     since, deaths[0] = time.monotonic(), deaths[0] + 1
                     victim = source._kept[deaths[0] % producers]
-                    os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
+                    with contextlib.suppress(ray.exceptions.RayError):  # it is not back yet
+                        os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
 
         watcher = threading.Thread(target=look)
         watcher.start()

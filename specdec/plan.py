@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from specdec.drafter import DrafterConfig
 from specdec.drafter.model import skeleton_of
@@ -43,6 +44,7 @@ DEVICES = {
     "b200": Device(180e9, 2250e12), "mi300x": Device(192e9, 1307e12),
 }  # fmt: skip
 ROOM = 0.85  # of a device's memory, that a producer's weights may take; the rest is for keys and states
+BACKWARD = 4 / 3  # of the memory at the end of a forward, at most, as measured
 CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk"  # what configs call the experts of a token
 
 
@@ -95,8 +97,8 @@ def main(argv: list[str]) -> int:
 def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     """What a run's parts need on ``world`` processes; JSON-ready.
 
-    ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes. Of a process
-    that has the target in parts ``memory_bytes_with_parts`` is the total. ``flops_per_token`` counts products, a
+    ``train_rows`` are the packed rows of the training data, or why they are not known; memory is in bytes, of a process
+    as configured, and in all of one that has the target in parts, or whole. ``flops_per_token`` counts products, a
     multiplication and an addition as two. ``on_gpus``: the loss is worked out in the pieces that a GPU is given.
     """
     given, data, module = cli.config.fit.trainer, cli.datamodule, cli.model
@@ -145,6 +147,7 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
         "feature_bytes_per_token": stored * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
         "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts,
+        "memory_bytes_with_target": sum(memory.values()) - memory["target"] + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }
 
@@ -155,11 +158,12 @@ def target_flops(model: Any, T: int) -> float:
     chosen = next((n for name in CHOSEN if (n := getattr(text, name, None))), None)
     flops = 0.0
     for name, weight in model.named_parameters():
-        if weight.dim() < 2 or weight is embedding or weight is head:
+        if weight.dim() < 2 or name.endswith("bias") or weight is embedding or weight is head:
             continue
         before, routed, _ = name.partition(".experts.")
         if routed and chosen:  # a token meets some of them; families stack all in one tensor, or name each
-            experts = len(weight) if weight.dim() == 3 else len(model.get_submodule(f"{before}.experts"))
+            numbered = model.get_submodule(f"{before}.experts")
+            experts = len(numbered) if isinstance(numbered, nn.ModuleList) else len(weight)
             flops += 2 * weight.numel() * chosen / experts
         else:
             flops += 2 * weight.numel()
@@ -209,7 +213,6 @@ def on_devices(found: Mapping[str, Any], device: Device, network: float, target_
     tokens = found["tokens_per_step"] / world  # of a process
     # gradients in float32 go around a ring once to be summed and once to be spread
     exchange = 2 * (world - 1) / world * found["drafter_trainable_parameters"] * 4 / network
-    memory = found["memory_bytes_per_process"]["total"]
     alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops + exchange
     fly = alone + tokens * flops["target"] / device.flops
     rate = tokens / alone
@@ -220,13 +223,14 @@ def on_devices(found: Mapping[str, Any], device: Device, network: float, target_
     rows = found["train_rows"]
     ahead = {
         "step_seconds": alone, "tokens_per_second": world * rate, "memory_bytes": found["memory_bytes_with_parts"],
-        "fits": found["memory_bytes_with_parts"] < device.memory,
+        "fits": BACKWARD * found["memory_bytes_with_parts"] < device.memory,
         "feature_bytes_per_second_and_process": rate * states,
     }  # fmt: skip
     return {
         "on_the_fly": {
-            "step_seconds": fly, "tokens_per_second": world * tokens / fly, "memory_bytes": memory,
-            "fits": memory < device.memory,
+            "step_seconds": fly, "tokens_per_second": world * tokens / fly,
+            "memory_bytes": found["memory_bytes_with_target"],
+            "fits": BACKWARD * found["memory_bytes_with_target"] < device.memory,
         },
         "cached": ahead | {"disk_bytes": rows * found["seq_len"] * states if isinstance(rows, int) else None},
         "streamed": ahead | {

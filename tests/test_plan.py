@@ -22,6 +22,7 @@ from specdec.plan import drafter_flops, target_flops
 from specdec.target import Target, TargetOutput
 from specdec.target.loading import skeleton
 from specdec.training.step import ObjectiveConfig, TrainStep, target_outputs
+from tests.target.zoo import make
 
 COMMON = {
     "model.drafter.draft_vocab_size": 200, "model.ttt_steps": 3, "data": "TextData", "data.seq_len": 32,
@@ -154,8 +155,22 @@ def test_a_trillion_parameters_on_many_devices(
     float8 = ["--model.features=Streamed", "--model.features.dtype=float8_e4m3fn"]
     small = told(capsys, *device, *base, *given, *float8)
     assert plan["feature_bytes_per_token"] == 4 * 7168 * 2 and small["feature_bytes_per_token"] == 4 * (7168 + 4)
+    parts = told(capsys, *device, *base, *given, "--model.target.parts=true")  # the target in the step is whole, still
+    assert parts["on_devices"]["on_the_fly"]["memory_bytes"] == found["on_the_fly"]["memory_bytes"] > 2e12
     share = small["on_devices"]["streamed"]["network_share"] / found["streamed"]["network_share"]
     assert share == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
+def test_a_token_meets_some_of_the_experts(family: str) -> None:
+    """Two of four."""
+    model = make(family)
+    text = model.config.get_text_config()
+    chosen, all_of_them = text.num_experts_per_tok, 4
+    routed = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n and not n.endswith("bias"))
+    one, T = target_flops(model, 8), 8
+    text.num_experts_per_tok = all_of_them
+    assert target_flops(model, T) - one == pytest.approx(2 * routed * (1 - chosen / all_of_them))
 
 
 def test_operations_are_those_that_torch_counts() -> None:

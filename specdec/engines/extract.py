@@ -18,7 +18,7 @@ from specdec.data import TokenData
 from specdec.features.engines import loaded, running
 from specdec.features.source import boundaries
 from specdec.features.store import DTYPES, Contract, PackedRow, packed_rows
-from specdec.features.writer import CacheWriter, check_beside, merge, part_folder
+from specdec.features.writer import SHARD_BYTES, CacheWriter, check_beside, merge, part_folder
 from specdec.fit import Configured, configured
 from specdec.training.building import config_for
 from specdec.training.module import DrafterModule
@@ -29,7 +29,6 @@ from specdec.utils.trust import load_yaml
 
 log = logging.getLogger(__name__)
 
-SHARD_BYTES = 512_000_000
 SPARE = 1.01  # keys and headers
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdec.features.engines import Engine, EngineName, loaded, running
 from specdec.features.store import Contract, PackedRow, crc32, raw
-from specdec.features.writer import CacheWriter
+from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
 from specdec.utils.cluster import last_line
 from specdec.utils.text import how_many
@@ -27,7 +27,7 @@ NAMESPACE = "specdec"
 LEASES = 2  # of a producer: it works at one while the states of the other are put into the store
 CALLS = 100_000  # rows that the ledger is asked for at a time, at most
 POLL = 1.0  # seconds
-SHARD_BYTES = 512_000_000
+TRIES = 5  # at loading a target again
 
 
 class Sent(NamedTuple):
@@ -132,11 +132,14 @@ class Ledger:
             receipt, *sent = producer.features_of.options(num_returns=1 + len(rows)).remote(rows)
             await receipt
             if self.tee:  # before they are handed out: a slow disk stalls the producers, not the memory
-                await ray.get_actor(self.tee, NAMESPACE).store.remote(rows, sent)
+                try:
+                    await ray.get_actor(self.tee, NAMESPACE).store.remote(rows, sent)
+                except ray.exceptions.RayActorError as error:
+                    raise ValueError(f"the tee does not start again: {last_line(error)}") from error
             self.done += len(lease)
             for (_, _, _, done), one in zip(lease, sent, strict=True):
                 done.set_result([one])
-        except ray.exceptions.RayTaskError as error:
+        except (ray.exceptions.RayTaskError, ValueError) as error:
             for _, _, _, done in lease:
                 done.set_result(f"{name}: {last_line(error)}")
         except ray.exceptions.RayError:  # it starts again; meanwhile others take its rows
@@ -145,18 +148,24 @@ class Ledger:
             self.again += len(lease)
             self._lend()
             await self._alive(producer)
-        self._leases[name] -= 1
-        self._lend()
+        finally:
+            self._leases[name] -= 1
+            self._lend()
 
     @staticmethod
     async def _alive(producer: Any) -> None:
-        """Wait for a producer that has died."""
+        """Wait for a producer that has died; one that fails to load its target says so with its next row."""
         import ray
 
-        while True:
-            with contextlib.suppress(ray.exceptions.RayActorError):
+        failed = 0
+        while failed < TRIES:
+            try:
                 await producer.about.remote()
                 return
+            except ray.exceptions.RayTaskError:  # as where its GPU is not free yet
+                failed += 1
+            except ray.exceptions.RayError:
+                pass
             await asyncio.sleep(POLL)
 
 
@@ -166,6 +175,10 @@ class Tee:
     def __init__(self, directory: str, contract: Contract) -> None:
         self._open = contextlib.ExitStack()
         self._writer = self._open.enter_context(CacheWriter.building(Path(directory), contract, SHARD_BYTES))
+
+    def known(self) -> int:
+        """How many rows there are: it has started."""
+        return len(self._writer.known)
 
     def store(self, rows: Sequence[PackedRow], sent: Sequence[Any]) -> None:
         """Write rows that are not written."""

@@ -44,8 +44,12 @@ class FeatureSource:
         """As :meth:`specdec.target.Target.forward` of ``View.packed``, for rows of packed documents."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Let go of what is not needed between runs; the source may be used again."""
+    def close(self, failed: bool = False) -> None:
+        """Let go of what is not needed between runs; the source may be used again.
+
+        Args:
+            failed: this process ends by an error; the others may never come to this call.
+        """
 
 
 class Features:
@@ -211,7 +215,7 @@ class RowSource(FeatureSource):
             aux_BTNH[:, :, -1] = final_BTH
         return TargetOutput(aux_BTNH, final_BTH)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """End the thread, and forget what it has read."""
         self._thread.shutdown(cancel_futures=True)
         self._thread = ThreadPoolExecutor(1, "features")  # starts none before it is needed

@@ -58,8 +58,8 @@ class Streamed(Features):
         cpus: of each producer, which are its threads too.
         gpus: of each producer.
         address: of a Ray cluster that runs (``auto``, ``HOST:6379``); None starts one on this machine.
-        tee: a directory where the rows are stored, too, as specdec cache does; the same command with this ``--out``
-            makes the rows that training did not draw.
+        tee: a directory where the rows are stored, too, as specdec cache does; that command with this ``--out``, and
+            dtype, engine and rows as here, makes the rows that training did not draw.
     """
 
     producers: Side = 1
@@ -104,7 +104,8 @@ class StreamedSource(RowSource):
         self, features: Streamed, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool
     ) -> None:
         self.features, self.target, self.data = features, target, data
-        self._asked: defaultdict[bytes, deque[Any]] = defaultdict(deque)
+        self._asked: defaultdict[bytes, deque[tuple[int, Any]]] = defaultdict(deque)  # batches' numbers, and answers
+        self._lock = threading.Lock()  # of these: the thread takes what the loader asks for
         self._batches, self._stop = itertools.count(), threading.Event()
         stored = boundaries(target, layers, final_norm)
         contract = Contract.of(target, data, stored, features.dtype, features.engine)
@@ -129,18 +130,23 @@ class StreamedSource(RowSource):
         ray = join(one.address, NAMESPACE)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        cores = ray.cluster_resources().get("CPU", 0)
-        if one.cpus * one.producers > cores and not one.address:
-            raise ValueError(
-                f"model.features: {how_many(one.producers, 'producer')} of {how_many(one.cpus, 'CPU')} each, and this "
-                f"machine has {cores:g}: ask for fewer, or name a cluster by model.features.address"
-            )
+        for kind, each in (("CPU", one.cpus), ("GPU", one.gpus)):
+            if each * one.producers > (there := ray.cluster_resources().get(kind, 0)):
+                where = f"the cluster at {one.address}" if one.address else "this machine"
+                raise ValueError(
+                    f"model.features: {how_many(one.producers, 'producer')} of {each:g} {kind}s each, and {where} has "
+                    f"{there:g}: ask for fewer, or name a larger cluster by model.features.address"
+                )
         rows = [row for part in self.data.splits for row in packed_rows(part) if row.tokens]
         longest = max(len(piece) for row in rows for piece in row.pieces())
         if target.origin is None:
             raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
         source = dataclasses.replace(target.origin, parts=False)
-        python = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+        if one.address:  # whose processes stand in other directories
+            near = {name: os.path.abspath(path) for name in ("source", "adapter")
+                    if (path := getattr(source, name)) and os.path.isdir(path)}  # fmt: skip
+            source = dataclasses.replace(source, **near)
+        python = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ and not one.address else {}
         threads = {"OMP_NUM_THREADS": str(one.cpus), "MKL_NUM_THREADS": str(one.cpus)}
         place = {"num_cpus": one.cpus, "num_gpus": one.gpus, "runtime_env": {"env_vars": python | threads}}
 
@@ -155,21 +161,31 @@ class StreamedSource(RowSource):
             for number in range(one.producers)
         ]
         log.info("waiting for %s of %s", how_many(one.producers, "producer"), target.source)
-        answers = [producer.about.remote() for producer in producers]
-        while ray.wait(answers, num_returns=len(answers), timeout=PATIENCE)[1]:
-            log.warning("the producers are not ready; the cluster has free: %s", ray.available_resources())
-        try:
-            found = ray.get(answers)
-        except ray.exceptions.RayError as error:
-            raise ValueError(f"a producer cannot start: {last_line(error)}") from error
+        waiting, found = [producer.about.remote() for producer in producers], []
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=PATIENCE)
+            if not ready:
+                log.warning("the producers are not ready; the cluster has free: %s", ray.available_resources())
+            try:
+                found += ray.get(ready)
+            except ray.exceptions.RayError as error:
+                raise ValueError(f"a producer cannot start: {last_line(error)}") from error
         identity, engine = found[0]
-        if not target.is_of(identity):
-            raise ValueError(f"the producers have another target, {identity['source']}, or other weights of it")
+        for theirs, runs in found:
+            if not target.is_of(theirs):
+                raise ValueError(f"a producer has another target, {theirs['source']}, or other weights of it")
+            if runs != engine:
+                raise ValueError(f"producers run {engine} and {runs}: install one version on all machines")
         contract = dataclasses.replace(contract, target=identity, engine=engine)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
         if one.tee is not None:
-            self._tee, self._rows = hire(Tee, "tee", one.tee, contract, **beside), {row.key for row in rows}
+            self._tee = hire(Tee, "tee", os.path.abspath(one.tee), contract, **beside)
+            self._rows = {row.key for row in rows}
+            try:
+                ray.get(self._tee.known.remote())
+            except ray.exceptions.RayError as error:
+                raise ValueError(f"model.features.tee: {last_line(error)}") from error
         names = [f"producer-{number}-{run}" for number in range(one.producers)]
         tee = None if one.tee is None else f"tee-{run}"
         ledger = hire(Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside)
@@ -193,23 +209,27 @@ class StreamedSource(RowSource):
         number = next(self._batches)
         for row in packed_rows(batch):
             if row.tokens:
-                self._asked[row.key].append(self._ask(row, number))
+                with self._lock:
+                    self._asked[row.key].append((number, self._ask(row, number)))
         super().announce(batch)
 
     def forget(self, batch: Batch) -> None:
         """Let go of its rows."""
         super().forget(batch)
         for row in packed_rows(batch):
-            if asked := self._asked.get(row.key):
-                asked.pop()
+            with self._lock:
+                if asked := self._asked.get(row.key):
+                    asked.pop()
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
         errors = self._ray.exceptions
-        while True:
+        with self._lock:
             asked = self._asked.get(row.key)
-            call = asked.popleft() if asked else self._ask(row, next(self._batches))
+            number, call = asked.popleft() if asked else (next(self._batches), None)
             if not asked:
                 self._asked.pop(row.key, None)
+        while True:
+            call = self._ask(row, number) if call is None else call
             try:
                 answer = self._wait(call)
                 if isinstance(answer, str):
@@ -220,6 +240,7 @@ class StreamedSource(RowSource):
                 raise
             except errors.RayError as error:  # who made it or kept it has died
                 log.warning("a row's features are lost, and are made again: %s", type(error).__name__)
+                call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
         return self._ledger.features_of.remote(batch, row)
@@ -234,25 +255,33 @@ class StreamedSource(RowSource):
                 log.warning("waiting for features since %.0f s: the producers are starting, or too slow", waited)
         raise ValueError("the features are closed")
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         """End producers, ledger and what was asked for; a new batch starts them again."""
         if self._ledger is None:
             return
         self._stop.set()
         super().close()
         self._asked.clear()
-        if distributed.is_initialized():
+        if distributed.is_initialized() and not failed:
             distributed.barrier()  # nobody needs them any more
-        if rank() == 0:
-            counts = self._ray.get(self._ledger.counts.remote())
-            log.info("streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"])
-            if self.features.tee is not None:
-                missing = self._ray.get(self._tee.finish.remote(self._rows))
-                said = f"{how_many(missing, 'row')} missing, which specdec cache makes" if missing else "complete"
-                log.info("%s: %s", self.features.tee, said)
-        self._ledger, self._kept = None, ()
-        if self._ours:
-            self._ray.shutdown()
+        try:
+            if rank() == 0:
+                self._tell()
+        except self._ray.exceptions.RayError as error:
+            log.warning("streamed features: %s", last_line(error))
+        finally:
+            self._ledger, self._kept = None, ()
+            if self._ours:
+                self._ray.shutdown()
+
+    def _tell(self) -> None:
+        """Log what was done, and complete what the tee has."""
+        counts = self._ray.get(self._ledger.counts.remote())
+        log.info("streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"])
+        if self.features.tee is not None:
+            missing = self._ray.get(self._tee.finish.remote(self._rows))
+            said = f"{how_many(missing, 'row')} missing, which specdec cache makes" if missing else "complete"
+            log.info("%s: %s", self.features.tee, said)
 
 
 def rank() -> int:
@@ -261,15 +290,15 @@ def rank() -> int:
 
 
 def agreed(make: Callable[[], Made]) -> Made:
-    """What the first process makes, on every process; its ValueError, too."""
+    """What the first process makes, on every process; a ValueError on all if it fails there."""
     if not distributed.is_initialized():
         return make()
     box: list[Any] = [None]
     if rank() == 0:
         try:
             box = [(make(), None)]
-        except ValueError as error:
-            box = [(None, str(error))]
+        except Exception as error:  # noqa: BLE001  whatever it is, the others wait
+            box = [(None, str(error) if isinstance(error, ValueError) else last_line(error))]
     distributed.broadcast_object_list(box)
     made, wrong = box[0]
     if wrong is not None:

@@ -30,6 +30,8 @@ from specdec.utils.text import how_many
 
 log = logging.getLogger(__name__)
 
+SHARD_BYTES = 512_000_000
+
 
 def part_folder(number: int, parts: int) -> str:
     """Where a part is written, within the cache's directory."""

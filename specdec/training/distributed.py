@@ -37,7 +37,8 @@ def shard(step: TrainStep, device: str, nodes: int, products: torch.dtype) -> No
     """Shard all weights of a training step over the processes of each node, in place; the first process's are taken.
 
     Nodes hold the same shards and exchange gradients alone: within one the wires are faster. Weights are gathered in
-    the dtype of products, in which autocast would cast them after, and gradients are summed in their own.
+    the dtype of products, norms' and the embedding's too, which autocast leaves alone; gradients are summed in their
+    own.
 
     Every unroll step reads all of the drafter but its embedding, so that is one group: gathered at the first step,
     its gradients reduced after the last. A frozen embedding is its own: gathered once a batch, twice where a recurrence

@@ -298,7 +298,7 @@ class DrafterModule(pl.LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Release the source of features, and restore torch's settings."""
-        self.source.close()
+        self.source.close(failed=stage == "exception")
         self._products.close()
         compile_pointwise(False)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from specdec.data import Batch
-from specdec.drafter import Drafter
+from specdec.drafter import Concat, Drafter
 from specdec.features import FeatureSource, OnTheFly
 from specdec.nn.unroll import UnrollKernel
 from specdec.target import Target
@@ -128,9 +128,10 @@ def target_outputs(
     known = measure or config.in_vocab or isinstance(config.weights, PrefixWeights)
     probs = TargetHead(target, drafter.vocab, reads, known)
     aux_BTNH, device = out.aux_BTNH, out.aux_BTNH.device.type
-    # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that
+    # autocast rounds what a projection reads to its own dtype: widened before, it would take twice the memory for that.
+    # A norm that reads them has weights in float32
     casts = torch.is_autocast_enabled(device) and aux_BTNH.dtype != torch.float64  # which it leaves alone
-    if not (casts and drafter.config.fusion.mixes):
+    if not (casts and isinstance(drafter.config.fusion, Concat) and drafter.config.norms.aux == "none"):
         aux_BTNH = aux_BTNH.to(drafter.lm_head.weight.dtype)
     aux_BTNH = aux_BTNH.masked_fill(~real_BT[:, :, None, None], 0.0)  # zero times NaN is NaN
     return TargetOutputs(aux_BTNH, out.final_BTH, probs)

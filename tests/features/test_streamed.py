@@ -181,3 +181,12 @@ def test_a_slow_trainer_stalls_the_producers(target: Target, target_directory: P
 def test_what_cannot_be_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Streamed(**given)
+
+
+@pytest.mark.slow
+def test_a_tee_into_another_cache_is_refused_before_the_first_row(whole: Path, target_directory: Path) -> None:
+    data, before = Texts(), {path: path.stat().st_mtime_ns for path in whole.iterdir()}
+    data.prepare(None)
+    with pytest.raises(ValueError, match=r"model\.features\.tee: .*whole"):
+        Streamed(tee=str(whole)).open(Target.load(target_directory), data, [1, 2], False)
+    assert {path: path.stat().st_mtime_ns for path in whole.iterdir()} == before

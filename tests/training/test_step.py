@@ -196,8 +196,9 @@ def test_the_teacher_is_the_targets_own_word(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kept", "arrive"),
     [
-        ("eagle3_1", torch.bfloat16, torch.bfloat16),  # a projection reads them, for which autocast would round them
-        ("eagle3_1", torch.float64, torch.float32),  # which autocast leaves alone
+        ("eagle3", torch.bfloat16, torch.bfloat16),  # a projection reads them, for which autocast would round them
+        ("eagle3", torch.float64, torch.float32),  # which autocast leaves alone
+        ("eagle3_1", torch.bfloat16, torch.float32),  # a norm reads them
         ("eagle1", torch.bfloat16, torch.float32),  # the drafter's own residual stream
     ],
 )
