@@ -118,7 +118,12 @@ class StreamedSource(RowSource):
     def _start(self, contract: Contract) -> None:
         """Start producers and ledger in the first process, and join them from all."""
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())  # to shut down
-        address, name, environment = agreed(lambda: self._employ(contract))
+        try:
+            address, name, environment = agreed(lambda: self._employ(contract))
+        except ValueError:
+            if self._ours and "ray" in sys.modules:
+                sys.modules["ray"].shutdown()
+            raise
         os.environ.update(environment)
         self._ray = join(address, NAMESPACE)
         self._ledger = self._ray.get_actor(name, NAMESPACE)
@@ -280,6 +285,7 @@ class StreamedSource(RowSource):
         log.info("streamed %s, %d of them begun again", how_many(counts["done"], "row"), counts["again"])
         if self.features.tee is not None:
             missing = self._ray.get(self._tee.finish.remote(self._rows))
+            self._ray.kill(self._tee)  # which lets go of the folder
             said = f"{how_many(missing, 'row')} missing, which specdec cache makes" if missing else "complete"
             log.info("%s: %s", self.features.tee, said)
 
