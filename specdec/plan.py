@@ -112,15 +112,15 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     frozen = 0 if module.train_embed else drafter.embed_tokens.weight.numel()
     frozen += 0 if module.train_head else drafter.lm_head.weight.numel()
     target = sum(p.numel() for p in model.parameters())
-    held = sum(p.numel() for _, p in named_parts(model).values()) if source.parts else target
+    parts = sum(p.numel() for _, p in named_parts(model).values())
     dtype = DTYPES[source.dtype]
     objective = dataclasses.replace(module.objective, piece_bytes=CUDA_PIECE) if on_gpus else module.objective
     memory = memory_need(
         config, objective, data.batch_size, data.seq_len, trained_in=trained_in, train_embed=module.train_embed,
-        train_head=module.train_head, target_bytes=held * dtype.itemsize, target_dtype=dtype, world=world,
+        train_head=module.train_head,
+        target_bytes=(parts if source.parts else target) * dtype.itemsize, target_dtype=dtype, world=world,
         nodes=given.num_nodes, sharded=strategy == "fsdp2",
     )  # fmt: skip
-    parts = sum(p.numel() for _, p in named_parts(model).values()) * dtype.itemsize
     sent = STORED.get(features.dtype, dtype) if isinstance(features := module.features, Streamed) else dtype
     stored = 1 + sum(b < config.num_target_layers or not config.fusion.final_norm for b in config.aux_layers)
     rows_per_step = data.batch_size * given.accumulate_grad_batches * world
@@ -146,7 +146,7 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
         "flops_per_token": {"target": target_flops(model, data.seq_len)}
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
         "feature_bytes_per_token": stored * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
-        "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts,
+        "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts * dtype.itemsize,
         "memory_bytes_with_target": sum(memory.values()) - memory["target"] + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }

@@ -87,7 +87,7 @@ class Ledger:
     """
 
     def __init__(self, contract: Contract, producers: Sequence[str], rows: int, tee: str | None) -> None:
-        self.contract, self.producers, self.rows, self.tee = contract, producers, rows, tee
+        self.contract, self.rows, self.tee = contract, rows, tee
         self.done = self.again = 0  # rows
         self._wanted: list[Wanted] = []  # a heap
         self._leases = dict.fromkeys(producers, 0)
