@@ -34,6 +34,10 @@ TOKENS = 16384  # of rows that vLLM works out at once
 RowStates = tuple[PackedRow, Tensor, Tensor]  # a row, its boundaries' states (R, N, H) and its final one (R, H)
 
 
+class EngineDeadError(ValueError):
+    """The process that ran the target is gone."""
+
+
 class TransformersEngine:
     """The very forward of :class:`specdec.features.OnTheFly`: with one row at a time, its numbers to the last bit."""
 
@@ -144,7 +148,7 @@ class VllmEngine:
         line = self.process.stdout.readline()
         if not line:
             lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-            raise ValueError(f"vLLM ended: {' | '.join(lines[-5:])}")
+            raise EngineDeadError(f"vLLM ended: {' | '.join(lines[-5:])}")
         answer = json.loads(line)
         if isinstance(answer, dict) and "refused" in answer:
             raise ValueError(f"--engine vllm: {answer['refused']}")

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+import logging
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.features.engines import Engine, EngineName, loaded, running
+from specdec.features.engines import Engine, EngineDeadError, EngineName, loaded, running
 from specdec.features.store import Contract, PackedRow, crc32, raw
 from specdec.features.writer import SHARD_BYTES, CacheWriter
 from specdec.target import TargetSource
 from specdec.utils.cluster import last_line
 from specdec.utils.text import how_many
+
+log = logging.getLogger(__name__)
 
 NAMESPACE = "specdec"
 LEASES = 2  # of a producer: it works at one while the states of the other are put into the store
@@ -62,7 +65,13 @@ class Producer:
     def features_of(self, rows: Sequence[PackedRow]) -> list[Any]:
         """A receipt, which is small, and each row's states."""
         with self._lock:
-            states = list(self._loaded().states(rows))
+            try:
+                states = list(self._loaded().states(rows))
+            except EngineDeadError as error:  # once: rows that end it again end the run
+                log.warning("it starts again: %s", error)
+                self._open.close()
+                self._running = None
+                states = list(self._loaded().states(rows))
         sent: list[Any] = [len(states)]
         for row, *found in states:
             columns = self.contract.encode(*found)
@@ -115,8 +124,13 @@ class Ledger:
 
     def _lend(self) -> None:
         """The first rows to the producer that has least to do, as long as one has nothing behind what it works at."""
-        while self._wanted and self._leases[name := min(self._leases, key=self._leases.__getitem__)] < LEASES:
-            lease = [heapq.heappop(self._wanted) for _ in range(min(self.rows, len(self._wanted)))]
+        while self._leases[name := min(self._leases, key=self._leases.__getitem__)] < LEASES:
+            lease: list[Wanted] = []
+            while self._wanted and len(lease) < self.rows:
+                if not (one := heapq.heappop(self._wanted))[3].done():  # it is where who asked has forgotten it
+                    lease.append(one)
+            if not lease:
+                return
             self._leases[name] += 1
             task = asyncio.create_task(self._make(name, lease))
             self._work.add(task)  # asyncio itself would forget it
@@ -137,11 +151,9 @@ class Ledger:
                 except ray.exceptions.RayActorError as error:
                     raise ValueError(f"the tee does not start again: {last_line(error)}") from error
             self.done += len(lease)
-            for (_, _, _, done), one in zip(lease, sent, strict=True):
-                done.set_result([one])
+            self._answer(lease, [[one] for one in sent])
         except (ray.exceptions.RayTaskError, ValueError) as error:
-            for _, _, _, done in lease:
-                done.set_result(f"{name}: {last_line(error)}")
+            self._answer(lease, [f"{name}: {last_line(error)}"] * len(lease))
         except ray.exceptions.RayError:  # it starts again; meanwhile others take its rows
             for one in lease:
                 heapq.heappush(self._wanted, one)
@@ -151,6 +163,12 @@ class Ledger:
         finally:
             self._leases[name] -= 1
             self._lend()
+
+    @staticmethod
+    def _answer(lease: list[Wanted], answers: Sequence[Any]) -> None:
+        for (_, _, _, done), answer in zip(lease, answers, strict=True):
+            if not done.done():  # forgotten meanwhile
+                done.set_result(answer)
 
     @staticmethod
     async def _alive(producer: Any) -> None:

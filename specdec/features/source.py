@@ -3,18 +3,19 @@
 Legend: B batch, T tokens, N boundaries, H hidden, R tokens up to the last that is no padding.
 """
 
+import itertools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from specdec.data import Batch, TokenData
-from specdec.features.store import DTYPES, Contract, FeatureIndex, FeatureStore, PackedRow, described, packed_rows
+from specdec.features.store import DTYPES, Contract, FeatureStore, PackedRow, described, each_row, packed_rows
 from specdec.nn.view import View
 from specdec.target import Target, TargetOutput
 from specdec.target.rounding import apart, own_states
@@ -55,15 +56,10 @@ class FeatureSource:
 class Features:
     """Base of the ways to features: a frozen spec."""
 
-    def introduce(self, target: Target) -> None:
-        """Tell parts of a target which one they are of; ValueError if these features need it whole."""
-        raise ValueError(
-            f"model.target.parts: features {type(self).__name__} run the target's layers: use features Cached, or set "
-            "parts to false"
-        )
+    made_ahead: ClassVar[bool] = False  # then parts of a target are enough
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
-        """The source of a run that reads these boundaries of this data.
+        """The source of a run that reads these boundaries of this data; parts of a target learn which one they are of.
 
         Raises:
             ValueError: it has no features of this target, these boundaries or this data.
@@ -115,11 +111,8 @@ class Cached(Features):
         directory: the cache. A row's checksum is compared as it is read.
     """
 
+    made_ahead = True
     directory: str
-
-    def introduce(self, target: Target) -> None:
-        """They are of the target that the cache was made with; ValueError if that has others."""
-        target.take_identity(FeatureIndex.of(Path(self.directory)).contract.target)
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Check target, boundaries, data and, on one row, the numbers themselves.
@@ -129,14 +122,15 @@ class Cached(Features):
         """
         store = FeatureStore(Path(self.directory), described(data))
         source = CachedSource(store, target, layers, final_norm)
-        rows = [*packed_rows(data.first_rows(store.contract.first_rows)), *packed_rows(data.splits.validation)]
-        for row in rows:
+        parts = data.first_rows(store.contract.first_rows), data.splits.validation
+        for row in itertools.chain(*map(each_row, parts)):
             store.check(row)
         if target.whole:
             taps, columns = range(len(store.contract.layers)), store.contract.columns().values()
-            found = [torch.zeros(rows[0].tokens, *column.shape, dtype=column.dtype) for column in columns]
-            store.read(rows[0], taps, *found)
-            spot_check(store.contract, self.directory, found, target, rows[0])
+            row = next(each_row(parts[0]))
+            found = [torch.zeros(row.tokens, *column.shape, dtype=column.dtype) for column in columns]
+            store.read(row, taps, *found)
+            spot_check(store.contract, self.directory, found, target, row)
         else:
             log.warning("the cache's numbers are taken as they are: parts of a target cannot work one out again")
         log.info("features: %s, boundaries %s, by %s", self.directory, store.contract.layers, store.contract.engine)
@@ -159,6 +153,8 @@ class RowSource(FeatureSource):
     ) -> None:
         if not target.is_of(contract.target):
             raise ValueError(f"{where}: made with another target, {contract.target['source']}, or other weights of it")
+        if not target.whole:
+            target.take_identity(contract.target)
         dtype = str(target.dtype).removeprefix("torch.")
         if contract.target_dtype != dtype:
             raise ValueError(

@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -170,13 +170,16 @@ class PackedRow(NamedTuple):
 
 def packed_rows(batch: Batch) -> list[PackedRow]:
     """The rows of a batch on any device."""
-    found = []
+    return [*each_row(batch)]
+
+
+def each_row(batch: Batch) -> Iterator[PackedRow]:
+    """The same, one by one: all rows of the data need not be in memory twice."""
     for ids_T, documents_T in zip(batch.ids_BT.cpu(), batch.documents_BT.cpu(), strict=True):
         R = int((documents_T >= 0).sum())
         ids_R, documents_R = ids_T[:R].long().contiguous(), documents_T[:R].long().contiguous()
         key = hashlib.blake2b(ids_R.numpy().tobytes() + documents_R.numpy().tobytes(), digest_size=16).digest()
-        found.append(PackedRow(ids_R, documents_R, key))
-    return found
+        yield PackedRow(ids_R, documents_R, key)
 
 
 class ShardEntry(NamedTuple):

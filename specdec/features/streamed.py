@@ -26,7 +26,7 @@ from specdec.data import Batch, TokenData
 from specdec.features.engines import EngineName
 from specdec.features.producers import CALLS, LEASES, NAMESPACE, POLL, Ledger, Producer, Tee, unpack
 from specdec.features.source import Features, FeatureSource, RowSource, boundaries, spot_check
-from specdec.features.store import DTYPES, Contract, PackedRow, packed_rows
+from specdec.features.store import DTYPES, Contract, PackedRow, each_row, packed_rows
 from specdec.target import Target
 from specdec.utils.cluster import AUTH, join, last_line
 from specdec.utils.numbers import Count, NonNegative, Side, check_numbers
@@ -62,6 +62,7 @@ class Streamed(Features):
             dtype, engine and rows as here, makes the rows that training did not draw.
     """
 
+    made_ahead = True
     producers: Side = 1
     engine: EngineName = "transformers"
     vllm_args: dict[str, Any] = field(default_factory=dict)
@@ -84,9 +85,6 @@ class Streamed(Features):
                 "model.features.gpus needs model.features.address: of the GPUs that training leaves free make a "
                 "cluster, CUDA_VISIBLE_DEVICES=4,5,6,7 ray start --head, and name it: auto"
             )
-
-    def introduce(self, target: Target) -> None:
-        """Parts are enough: they know the whole target by its parts."""
 
     def open(self, target: Target, data: TokenData, layers: Sequence[int], final_norm: bool) -> FeatureSource:
         """Start the producers, and compare one row of theirs with the target where it is whole.
@@ -142,8 +140,11 @@ class StreamedSource(RowSource):
                     f"model.features: {how_many(one.producers, 'producer')} of {each:g} {kind}s each, and {where} has "
                     f"{there:g}: ask for fewer, or name a larger cluster by model.features.address"
                 )
-        rows = [row for part in self.data.splits for row in packed_rows(part) if row.tokens]
-        longest = max(len(piece) for row in rows for piece in row.pieces())
+        longest, keys = 0, set()  # of the rows alone
+        for row in itertools.chain(*map(each_row, self.data.splits)):
+            longest = max([longest, *map(len, row.pieces())])
+            if row.tokens and one.tee is not None:
+                keys.add(row.key)
         if target.origin is None:
             raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
         source = dataclasses.replace(target.origin, parts=False)
@@ -186,7 +187,7 @@ class StreamedSource(RowSource):
         beside = {"num_cpus": 0, "max_task_retries": -1, "scheduling_strategy": here}
         if one.tee is not None:
             self._tee = hire(Tee, "tee", os.path.abspath(one.tee), contract, **beside)
-            self._rows = {row.key for row in rows}
+            self._rows = keys
             try:
                 ray.get(self._tee.known.remote())
             except ray.exceptions.RayError as error:
@@ -202,7 +203,7 @@ class StreamedSource(RowSource):
 
     def _check(self) -> None:
         """Compare a row of theirs with the target."""
-        row = next(row for row in packed_rows(self.data.splits.validation) if row.tokens)
+        row = next(row for row in each_row(self.data.splits.validation) if row.tokens)
         found = [torch.zeros(row.tokens, *c.shape, dtype=c.dtype) for c in self.contract.columns().values()]
         self.copy(row, *found)
         spot_check(self.contract, self.where, found, self.target, row)
@@ -219,12 +220,12 @@ class StreamedSource(RowSource):
         super().announce(batch)
 
     def forget(self, batch: Batch) -> None:
-        """Let go of its rows."""
+        """Let go of its rows, and make those that are not begun no more."""
         super().forget(batch)
         for row in packed_rows(batch):
             with self._lock:
                 if asked := self._asked.get(row.key):
-                    asked.pop()
+                    self._ray.cancel(asked.pop()[1], recursive=False)
 
     def copy(self, row: PackedRow, *columns_T: Tensor) -> None:
         errors = self._ray.exceptions

@@ -195,8 +195,11 @@ class DrafterModule(pl.LightningModule):
                 self._target.to(self._trains_on)
             if self._target.whole:
                 self._target.prove()
-            else:
-                self.features.introduce(self._target)
+            elif not self.features.made_ahead:
+                raise ValueError(
+                    f"model.target.parts: features {type(self.features).__name__} run the target's layers: use "
+                    "features Cached or Streamed, or set parts to false"
+                )
             self._proved = True
         return self._target
 
@@ -276,9 +279,10 @@ class DrafterModule(pl.LightningModule):
         return build(self.spec, self.target, data, self.start, self.train_embed, self.train_head, self.objective.steps)
 
     def open(self, data: TokenData, drafter: Drafter) -> None:
-        """Open the source of the target's features of this data."""
+        """Open the source of the target's features of this data, which knows whose parts the drafter was built for."""
         config = drafter.config
         self.source = self.features.open(self.target, data, config.aux_layers, config.fusion.final_norm)
+        drafter.config = dataclasses.replace(config, target=self.target.identity)
         data.reader = self.source
 
     def setup(self, stage: str) -> None:

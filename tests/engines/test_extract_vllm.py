@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from specdec.features.engines import INSIDE
 from specdec.features.store import FeatureIndex
 from specdec.target import Target, TargetSource
 from specdec.utils.vllm import VARIABLE
+from tests.features.test_streamed import below
 from tests.tiny import llama_config
 
 FAKE = """#!{python}
@@ -153,13 +155,15 @@ def test_a_producer_runs_a_real_vllm(servable: Path, text_file: Path, monkeypatc
     whole, parts = Target.load(servable), Target.load(servable, parts=True)
     data = TextData(str(text_file), str(text_file), seq_len=40)
     data.prepare(whole.tokenizer)
-    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, vllm_args={"max_num_seqs": 8})
-    spec.introduce(parts)
+    layers, spec = [2, 4, 6], Streamed(engine="vllm", rows=4, ahead=1, vllm_args={"max_num_seqs": 8})
     source: Any = spec.open(parts, data, layers, False)
     data.reader = source
     try:
         assert source.contract.engine.startswith("vllm 0.32.") and parts.is_of(whole.identity)
-        for _, batch in zip(range(3), batches := iter(data.train_dataloader()), strict=False):
+        for number, batch in zip(range(5), batches := iter(data.train_dataloader()), strict=False):
+            if number == 1:  # vLLM dies, and the producer starts it again for the rows that were not announced yet
+                (vllm,) = [pid for pid, command in below(os.getpid()) if "inside_vllm/extract.py" in command]
+                os.kill(vllm, signal.SIGKILL)
             real = batch.documents_BT >= 0
             found, wanted = source(parts, batch, layers, False), OnTheFly()(whole, batch, layers, False)
             for ours, own in zip(found, wanted, strict=True):
