@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from specdec.drafter import DrafterConfig
+from specdec.drafter import Drafter, DrafterConfig
 from specdec.drafter.model import skeleton_of
 from specdec.features import Streamed
 from specdec.features.store import DTYPES as STORED
@@ -25,7 +25,7 @@ from specdec.features.store import SCALED
 from specdec.fit import Configured, configured
 from specdec.target.loading import DTYPES, named_parts, skeleton
 from specdec.training.distributed import strategy_kind
-from specdec.training.memory import MB, PRECISIONS, memory_need, precision
+from specdec.training.memory import MB, PRECISIONS, Precision, memory_need, precision
 from specdec.training.module import DrafterModule
 from specdec.training.run_directory import RunDirectory
 from specdec.training.step import CUDA_PIECE, ObjectiveConfig
@@ -145,11 +145,40 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
         "steps_per_epoch": steps,
         "flops_per_token": {"target": target_flops(model, data.seq_len)}
         | drafter_flops(config, module.objective, module.train_head, data.seq_len),
+        "exchanged_bytes_per_step": exchanged(
+            drafter,
+            frozen,
+            0 if module.train_embed else drafter.embed_tokens.weight.numel(),
+            trained_in,
+            world,
+            given.num_nodes,
+            given.accumulate_grad_batches,
+            sharded=strategy == "fsdp2",
+        ),
         "feature_bytes_per_token": stored * (config.target_hidden_size * sent.itemsize + 4 * (sent in SCALED)),
         "memory_bytes_with_parts": sum(memory.values()) - memory["target"] + parts * dtype.itemsize,
         "memory_bytes_with_target": sum(memory.values()) - memory["target"] + target * dtype.itemsize,
         "memory_bytes_per_process": memory | {"total": sum(memory.values())},
     }
+
+
+def exchanged(
+    drafter: Drafter, frozen: int, frozen_embed: int, trained_in: Precision, world: int, nodes: int, batches: int,
+    sharded: bool,
+) -> float:  # fmt: skip
+    """Bytes that a process sends in a step of so many batches, around rings.
+
+    DDP sums gradients and spreads the sums. FSDP2 gathers the weights of a node's shards and sums gradients to shards
+    for every batch, and several nodes sum those.
+    """
+    weights = sum(p.numel() for p in drafter.parameters())
+    gradients = (weights - frozen) * trained_in.weights.itemsize
+    if not sharded:
+        return 2 * (world - 1) / world * gradients
+    shards, embeds = world // nodes, 2 if drafter.config.recurrence.masks else 1
+    gathered = (weights - frozen_embed + embeds * frozen_embed) * trained_in.products.itemsize
+    beside = 2 * (nodes - 1) / nodes * gradients / shards
+    return batches * ((shards - 1) / shards * (gathered + gradients) + beside)
 
 
 def target_flops(model: Any, T: int) -> float:
@@ -211,9 +240,8 @@ def on_devices(found: Mapping[str, Any], device: Device, network: float, target_
     """
     world, flops = found["processes"], found["flops_per_token"]
     tokens = found["tokens_per_step"] / world  # of a process
-    # gradients in float32 go around a ring once to be summed and once to be spread
-    exchange = 2 * (world - 1) / world * found["drafter_trainable_parameters"] * 4 / network
-    alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops + exchange
+    alone = tokens * (flops["target_head"] + flops["drafter"]) / device.flops
+    alone += found["exchanged_bytes_per_step"] / network
     fly = alone + tokens * flops["target"] / device.flops
     rate = tokens / alone
     states = found["feature_bytes_per_token"]

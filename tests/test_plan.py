@@ -72,6 +72,13 @@ def test_shards_of_many_processes(base: list[str], capsys: pytest.CaptureFixture
         for part in ("weights", "gradients", "optimizer"):
             assert parts[part] == whole[part] // shards
         assert parts["activations"] == whole["activations"] and parts["exchange"] > whole["exchange"] == 0
+        gradients = 4 * four["drafter_trainable_parameters"]
+        weights = gradients + 4 * four["drafter_frozen_parameters"]  # gathered and summed for each of three batches
+        assert one["exchanged_bytes_per_step"] == 0
+        wanted = 3 * 3 / 4 * (weights + gradients) if strategy == "fsdp2" else 2 * 3 / 4 * gradients
+        assert four["exchanged_bytes_per_step"] == wanted
+        two_nodes = told(capsys, "--world=4", *base, *more, "--trainer.num_nodes=2")["exchanged_bytes_per_step"]
+        assert two_nodes == (3 * (1 / 2 * (weights + gradients) + gradients / 2) if strategy == "fsdp2" else wanted)
 
 
 def test_a_config_without_weights_is_enough(
