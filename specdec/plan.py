@@ -109,8 +109,8 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     model = skeleton(source.directory(), source.revision, source.trust_remote_code)
     config = drafter_config(module, model)
     drafter = skeleton_of(config)
-    frozen = 0 if module.train_embed else drafter.embed_tokens.weight.numel()
-    frozen += 0 if module.train_head else drafter.lm_head.weight.numel()
+    frozen_embed = 0 if module.train_embed else drafter.embed_tokens.weight.numel()
+    frozen = frozen_embed + (0 if module.train_head else drafter.lm_head.weight.numel())
     target = sum(p.numel() for p in model.parameters())
     parts = sum(p.numel() for _, p in named_parts(model).values())
     dtype = DTYPES[source.dtype]
@@ -148,7 +148,7 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
         "exchanged_bytes_per_step": exchanged(
             drafter,
             frozen,
-            0 if module.train_embed else drafter.embed_tokens.weight.numel(),
+            frozen_embed,
             trained_in,
             world,
             given.num_nodes,

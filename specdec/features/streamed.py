@@ -140,13 +140,13 @@ class StreamedSource(RowSource):
                     f"model.features: {how_many(one.producers, 'producer')} of {each:g} {kind}s each, and {where} has "
                     f"{there:g}: ask for fewer, or name a larger cluster by model.features.address"
                 )
+        if target.origin is None:
+            raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
         longest, keys = 0, set()  # of the rows alone
         for row in itertools.chain(*map(each_row, self.data.splits)):
             longest = max([longest, *map(len, row.pieces())])
             if row.tokens and one.tee is not None:
                 keys.add(row.key)
-        if target.origin is None:
-            raise ValueError("features Streamed need a target that producers can load: give its directory or Hub id")
         source = dataclasses.replace(target.origin, parts=False)
         if one.address:  # whose processes stand in other directories
             near = {name: os.path.abspath(path) for name in ("source", "adapter")
