@@ -75,14 +75,14 @@ Answer = Callable[[list[int], int], tuple[list[int], int]]
 def of_specdec(job: dict[str, Any]) -> Answer:
     """specdec's decoders."""
     from specdec.decoding import PlainDecoder, SpeculativeDecoder, parse_shape
-    from specdec.drafter import load
+    from specdec.drafter import load_drafter
     from specdec.target import Target
 
     target = Target.load(job["target"], job["device"], dtype=job["dtype"])
     if job["shape"] is None:
         decoder = PlainDecoder(target, compiled=job["compiled"])
     else:
-        drafter = load(job["drafter"], dtype=target.dtype).to(job["device"])
+        drafter = load_drafter(job["drafter"], dtype=target.dtype).to(job["device"])
         decoder = SpeculativeDecoder(target, drafter, parse_shape(job["shape"]), compiled=job["compiled"])
 
     def answer(prompt: list[int], tokens: int) -> tuple[list[int], int]:
@@ -174,7 +174,7 @@ def held_out(a: argparse.Namespace, target: Any) -> list[list[int]]:
 
 def on_disk(a: argparse.Namespace, dtype: str, folder: Path) -> dict[str, Any]:
     """The target and the drafter in one dtype, as each system reads them."""
-    from specdec.drafter import load
+    from specdec.drafter import load_drafter
     from specdec.export import export_drafter
     from specdec.target import Target, TargetSource
 
@@ -184,7 +184,7 @@ def on_disk(a: argparse.Namespace, dtype: str, folder: Path) -> dict[str, Any]:
     out = {"target": str(place), "drafter": os.path.abspath(a.drafter), "served": None, "method": None}
     if a.vllm:
         exported = export_drafter(
-            load(a.drafter, dtype=target.dtype), Target.load(place, dtype=dtype), folder / f"drafter-{dtype}",
+            load_drafter(a.drafter, dtype=target.dtype), Target.load(place, dtype=dtype), folder / f"drafter-{dtype}",
             draft_tokens=DRAFT_TOKENS,
         )  # fmt: skip
         out |= {"served": str(exported.directory), "method": exported.checkpoint.method}

@@ -34,10 +34,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from benchmarks import harness
 from specdec.diagnostics.parity import parity
 from specdec.drafter import Drafter, DrafterSpec, save_drafter
-from specdec.engines.server import find_vllm, free_port, running
+from specdec.engines.server import free_port, running
 from specdec.export import FORMATS, NotServable, export_drafter, subject_of
 from specdec.target import Target, TargetSource
 from specdec.utils.files import write_json
+from specdec.utils.vllm import find_vllm
 from tests import perfect
 from tests.tiny import HIDDEN, VOCAB
 

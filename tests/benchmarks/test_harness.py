@@ -1,6 +1,7 @@
 """The benchmarks' own parts: what they share, and what their reports say of made-up figures."""
 
 import argparse
+import ast
 import sys
 from pathlib import Path
 
@@ -15,6 +16,14 @@ import sys; sys.path.insert(0, {root!r})
 from benchmarks import harness
 harness.serve(lambda job: ({{"hello": job["name"]}}, lambda asked: harness.timed(lambda: asked + 1)))
 """
+
+
+def test_what_benchmarks_import_of_the_package_is_there() -> None:
+    # many import where they run, in a process of their own, which no test starts
+    for path in sorted((harness.ROOT / "benchmarks").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("specdec"):
+                exec(compile(ast.Module([node], []), str(path), "exec"), {})
 
 
 def test_worker_answers_and_its_last_words_are_told(tmp_path: Path) -> None:
