@@ -1,4 +1,4 @@
-"""What a GPU makes of specdec: one command of at most ten minutes, from this checkout and nothing else. Linux only.
+"""What a GPU makes of specdec: one command of about ten minutes, from this checkout and nothing else. Linux only.
 
 The tests that need CUDA; the proof of random targets in 16 bits, on the device; training steps of EAGLE-3.1 at the
 widths of a 1B and an 8B target, from random features; decoding with random weights, eager and compiled, where passes

@@ -105,6 +105,8 @@ def plan(cli: Configured, world: int, on_gpus: bool = False) -> dict[str, Any]:
     trained_in, strategy = precision(given.precision), strategy_kind(given.strategy)
     if trained_in is None:
         raise ValueError(f"trainer.precision={given.precision}: plan knows {', '.join(PRECISIONS)}")
+    if world % given.num_nodes:
+        raise ValueError(f"plan: --world={world} cannot be shared evenly by trainer.num_nodes={given.num_nodes}")
     source = module.target_source
     model = skeleton(source.directory(), source.revision, source.trust_remote_code)
     config = drafter_config(module, model)
@@ -215,12 +217,13 @@ def drafter_flops(config: DrafterConfig, objective: ObjectiveConfig, train_head:
     )
     H, D, V = config.hidden_size, config.draft_vocab_size, config.vocab_size
     heads = config.num_attention_heads * config.head_dim * config.num_layers
+    forwards = 2 if objective.recompute else 1
     return {
         # all of the vocabulary is needed to know whether the likeliest token is in the draft vocabulary
         "target_head": 2.0 * config.target_hidden_size * (V if objective.in_vocab else D),
         "drafter": 2.0
-        * (2 * fusion + 3 * nodes * body)  # a forward; by the inputs, which are none of fusion's; by weights
-        + 7 * nodes * heads * T  # two products over half a row, and five of them in the backward pass
+        * (2 * fusion + (2 + forwards) * nodes * body)  # by the inputs, which are none of fusion's; by weights
+        + (5 + 2 * forwards) * nodes * heads * T  # two products over half a row, and five in the backward pass
         + 2.0 * (3 if train_head else 2) * sum(shares) * H * D,
     }
 

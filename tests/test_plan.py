@@ -121,6 +121,7 @@ def test_what_it_cannot_say_is_one_line(base: list[str], capsys: pytest.CaptureF
         (["--world=0"], "--world"),
         (["--world=2", "--trainer.strategy=deepspeed"], "set auto, ddp, ddp_fork, fsdp2"),
         (["--world=2", "--trainer.max_step=3"], "max_step"),
+        (["--world=1", "--trainer.num_nodes=2"], "--world=1 cannot be shared evenly by trainer.num_nodes=2"),
         (["--world=2", "--trainer.precision=transformer-engine"], "trainer.precision=transformer-engine: plan knows"),
     ):
         assert main(["plan", *base, *args]) == 2
@@ -180,7 +181,8 @@ def test_a_token_meets_some_of_the_experts(family: str) -> None:
     assert target_flops(model, T) - one == pytest.approx(2 * routed * (1 - chosen / all_of_them))
 
 
-def test_operations_are_those_that_torch_counts() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_operations_are_those_that_torch_counts(recompute: bool) -> None:
     """A training step and the target's forward, so wide that attention, whose unseen pairs torch counts, is little."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -191,7 +193,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     )
     drafter = Drafter(config, torch.arange(200))
     drafter.embed_tokens.requires_grad_(False)
-    objective = ObjectiveConfig(steps=3, kernel=Dense(), in_vocab=False)
+    objective = ObjectiveConfig(steps=3, kernel=Dense(), in_vocab=False, recompute=recompute)
     ids_BT = torch.randint(0, target.vocab_size, (2, T))
     batch = Batch(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), torch.zeros_like(ids_BT))
     with FlopCounterMode(display=False) as forward, torch.no_grad():

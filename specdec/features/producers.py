@@ -205,8 +205,7 @@ class Tee:
         contract = self._writer.contract
         for row, one in zip(rows, sent, strict=True):
             if row.key not in self._writer.known:
-                columns = [torch.zeros(row.tokens, *c.shape, dtype=c.dtype) for c in contract.columns().values()]
-                unpack(contract, ray.get(one), row, columns)
+                unpack(contract, ray.get(one), row, columns := contract.empty(row.tokens))
                 self._writer.add_columns(row, tuple(columns))
 
     def finish(self, keys: set[bytes]) -> int:

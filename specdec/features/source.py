@@ -126,10 +126,9 @@ class Cached(Features):
         for row in itertools.chain(*map(each_row, parts)):
             store.check(row)
         if target.whole:
-            taps, columns = range(len(store.contract.layers)), store.contract.columns().values()
             row = next(each_row(parts[0]))
-            found = [torch.zeros(row.tokens, *column.shape, dtype=column.dtype) for column in columns]
-            store.read(row, taps, *found)
+            found = store.contract.empty(row.tokens)
+            store.read(row, range(len(store.contract.layers)), *found)
             spot_check(store.contract, self.directory, found, target, row)
         else:
             log.warning("the cache's numbers are taken as they are: parts of a target cannot work one out again")

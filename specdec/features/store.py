@@ -91,6 +91,10 @@ class Contract:
             found |= {"aux_scale_PN": Column((N,), torch.float32), "final_scale_P": Column((), torch.float32)}
         return found
 
+    def empty(self, R: int) -> list[Tensor]:
+        """Columns of a row of R tokens, yet to be filled."""
+        return [torch.empty(R, *column.shape, dtype=column.dtype) for column in self.columns().values()]
+
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's states."""

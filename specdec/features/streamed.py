@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import socket
 import sys
 import threading
 import uuid
@@ -19,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, distributed
 
 from specdec.data import Batch, TokenData
@@ -108,13 +108,26 @@ class StreamedSource(RowSource):
         stored = boundaries(target, layers, final_norm)
         contract = Contract.of(target, data, stored, features.dtype, features.engine)
         self._start(contract)
-        found = self._ray.get(self._ledger.about.remote())
-        super().__init__(found, "the producers", target, layers, final_norm, features.ahead)
-        if target.whole:
-            agreed(self._check)
+        try:
+            found = self._ray.get(self._ledger.about.remote())
+            super().__init__(found, "the producers", target, layers, final_norm, features.ahead)
+            if target.whole:
+                agreed(self._check)
+        except BaseException:
+            self._end()
+            raise
 
     def _start(self, contract: Contract) -> None:
         """Start producers and ledger in the first process, and join them from all."""
+        if distributed.is_initialized() and self.features.address is None:
+            machines: list[Any] = [None] * distributed.get_world_size()
+            distributed.all_gather_object(machines, socket.gethostname())
+            if len(names := sorted(set(machines))) > 1:
+                raise ValueError(
+                    f"training runs on {' and '.join(names)}, and features Streamed without model.features.address "
+                    "on one machine: ray start --head on one, ray start --address HEAD:6379 on the others, and "
+                    "model.features.address=auto"
+                )
         self._ours = not ("ray" in sys.modules and sys.modules["ray"].is_initialized())  # to shut down
         try:
             address, name, environment = agreed(lambda: self._employ(contract))
@@ -150,7 +163,7 @@ class StreamedSource(RowSource):
         source = dataclasses.replace(target.origin, parts=False)
         if one.address:  # whose processes stand in other directories
             near = {name: os.path.abspath(path) for name in ("source", "adapter")
-                    if (path := getattr(source, name)) and os.path.isdir(path)}  # fmt: skip
+                    if (path := getattr(source, name)) and os.path.exists(path)}  # fmt: skip
             source = dataclasses.replace(source, **near)
         python = {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ and not one.address else {}
         threads = {"OMP_NUM_THREADS": str(one.cpus), "MKL_NUM_THREADS": str(one.cpus)}
@@ -167,15 +180,7 @@ class StreamedSource(RowSource):
             for number in range(one.producers)
         ]
         log.info("waiting for %s of %s", how_many(one.producers, "producer"), target.source)
-        waiting, found = [producer.about.remote() for producer in producers], []
-        while waiting:
-            ready, waiting = ray.wait(waiting, timeout=PATIENCE)
-            if not ready:
-                log.warning("the producers are not ready; the cluster has free: %s", ray.available_resources())
-            try:
-                found += ray.get(ready)
-            except ray.exceptions.RayError as error:
-                raise ValueError(f"a producer cannot start: {last_line(error)}") from error
+        found = self._answers(producers, "about", "a producer cannot start")
         identity, engine = found[0]
         for theirs, runs in found:
             if not target.is_of(theirs):
@@ -188,10 +193,8 @@ class StreamedSource(RowSource):
         if one.tee is not None:
             self._tee = hire(Tee, "tee", os.path.abspath(one.tee), contract, **beside)
             self._rows = keys
-            try:
-                ray.get(self._tee.known.remote())
-            except ray.exceptions.RayError as error:
-                raise ValueError(f"model.features.tee: {last_line(error)}") from error
+            log.info("waiting for %s, which no other process may be writing", one.tee)
+            self._answers([self._tee], "known", "model.features.tee")
         names = [f"producer-{number}-{run}" for number in range(one.producers)]
         tee = None if one.tee is None else f"tee-{run}"
         ledger = hire(Ledger, "ledger", contract, names, one.rows, tee, max_concurrency=CALLS, **beside)
@@ -201,17 +204,30 @@ class StreamedSource(RowSource):
         joining = {AUTH: os.environ[AUTH]} if AUTH in os.environ else {}
         return one.address or ray.get_runtime_context().gcs_address, f"ledger-{run}", joining
 
+    @staticmethod
+    def _answers(actors: Sequence[Any], method: str, wrong: str) -> list[Any]:
+        """Of actors that start; ValueError in their words, behind ``wrong``, if one cannot."""
+        import ray
+
+        waiting, found = [getattr(actor, method).remote() for actor in actors], []
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=PATIENCE)
+            if not ready:
+                log.warning("still waiting; the cluster has free: %s", ray.available_resources())
+            try:
+                found += ray.get(ready)
+            except ray.exceptions.RayError as error:
+                raise ValueError(f"{wrong}: {last_line(error)}") from error
+        return found
+
     def _check(self) -> None:
         """Compare a row of theirs with the target."""
         row = next(row for row in each_row(self.data.splits.validation) if row.tokens)
-        found = [torch.zeros(row.tokens, *c.shape, dtype=c.dtype) for c in self.contract.columns().values()]
-        self.copy(row, *found)
+        self.copy(row, *(found := self.contract.empty(row.tokens)))
         spot_check(self.contract, self.where, found, self.target, row)
 
     def announce(self, batch: Batch) -> None:
         """Ask for its rows, and have the thread take them as they come."""
-        if self._ledger is None:
-            self._start(self.contract)
         number = next(self._batches)
         for row in packed_rows(batch):
             if row.tokens:
@@ -249,12 +265,14 @@ class StreamedSource(RowSource):
                 call = None  # at the place that it had
 
     def _ask(self, row: PackedRow, batch: int) -> Any:
+        if self._ledger is None:  # it was closed
+            self._start(self.contract)
         return self._ledger.features_of.remote(batch, row)
 
     def _wait(self, reference: Any) -> Any:
         """What it stands for, unless the source is closed meanwhile."""
         waited = 0.0
-        while not self._stop.is_set() and threading.main_thread().is_alive():
+        while not self._stop.is_set():
             if self._ray.wait([reference], timeout=POLL)[0]:
                 return self._ray.get(reference)
             if (waited := waited + POLL) % PATIENCE == 0:
@@ -276,9 +294,13 @@ class StreamedSource(RowSource):
         except self._ray.exceptions.RayError as error:
             log.warning("streamed features: %s", last_line(error))
         finally:
-            self._ledger, self._kept = None, ()
-            if self._ours:
-                self._ray.shutdown()
+            self._end()
+
+    def _end(self) -> None:
+        """Producers and ledger end with their handles, and the cluster if this process started it."""
+        self._ledger, self._kept = None, ()
+        if self._ours:
+            self._ray.shutdown()
 
     def _tell(self) -> None:
         """Log what was done, and complete what the tee has."""

@@ -126,7 +126,7 @@ class Pieces(NamedTuple):
                     if runs := [run for one in seen if (run := _reach(*(x_T[rows] for x_T in one)))]:
                         keys: slice | Tensor = slice(*runs[0])
                         if len(runs) > 1:  # some nodes' sinks may lie in the run of others
-                            keys = torch.cat([torch.arange(*run, device=device) for run in runs]).unique()
+                            keys = torch.cat([torch.arange(*run) for run in runs]).unique().to(device)
                         found.append(AttentionPiece(b, rows, keys, causal=False))
                 if length:
                     first, done = int(first_T[start]), start + length

@@ -149,7 +149,7 @@ def _loss_bytes(
     gradients and the head's; of one piece draft logits and gradients, the target's probabilities, and a block of it."""
     D, K, each = config.draft_vocab_size, objective.steps, trained_in.products.itemsize
     states = int(B * T * sum(objective.shares(config.recurrence.masks)) * config.hidden_size * each)
-    positions = min(max(16, objective.piece_bytes // (FLOAT32 * K * D)), B * T)
+    positions = min(objective.piece(FLOAT32, D), B * T)
     per_position = 3 * K * D * each + (6 * D + 2 * min(config.vocab_size, BLOCK)) * FLOAT32
     kept = states // K if _keeps_read(config) else states
     by_head = train_head * D * config.hidden_size * trained_in.weights.itemsize

@@ -60,6 +60,10 @@ class ObjectiveConfig:
         least = min(LEAST, self.keep)
         return [self.keep if masks else max(self.keep**k, least) for k in range(self.steps)]
 
+    def piece(self, number_bytes: int, D: int) -> int:
+        """Slots in a piece of the loss, whose draft logits over D tokens at every step ``piece_bytes`` hold."""
+        return max(16, self.piece_bytes // (number_bytes * self.steps * D))
+
     @cached_property
     def reads(self) -> frozenset[str]:
         """What losses and weights read of the target's distribution beside its probabilities."""
@@ -183,7 +187,7 @@ class TrainStep(nn.Module):
         if measure:
             reached_KBT = torch.stack([reachable(mask, documents, k) for k in range(K)])
             counter = _Counter((reached_KBT if left_KBT is None else reached_KBT & left_KBT).flatten(1))
-        size = max(16, config.piece_bytes // (steps[0].normed_BTH.element_size() * K * drafter.config.draft_vocab_size))
+        size = config.piece(steps[0].normed_BTH.element_size(), drafter.config.draft_vocab_size)
         final_SH = target.final_BTH.flatten(0, 1)
         task = HeadTask(
             list(pieces(trained_KBT, size, kept)),

@@ -2,11 +2,15 @@
 
 import logging
 import os
+import shutil
 import signal
 import threading
 from ipaddress import ip_address
 from typing import Any
 
+log = logging.getLogger(__name__)
+
+SHARED = "/dev/shm"  # where Ray keeps objects
 LOCAL = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's switch, read when it is imported
 AUTH = "RAY_AUTH_MODE"  # which Ray sets where it starts a cluster: its token lies in the home directory
 MISSING = "Ray is not installed: pip install 'specdec-lightning[ray]'"
@@ -50,6 +54,12 @@ def join(address: str | None, namespace: str | None = None, **options: Any) -> A
             f"Ray was imported before, and its servers would listen on {ip}, for everyone: set {LOCAL}=0 before it is "
             "imported"
         )
+    size = ray.cluster_resources()["object_store_memory"]
+    if not address and os.path.isdir(SHARED) and (free := shutil.disk_usage(SHARED).free) < size:
+        log.warning(
+            "%s has %s MB free, of %s MB for Ray's objects, which go to a disk instead: give it more, in a container "
+            "by docker run --shm-size", SHARED, f"{free / 1e6:,.0f}", f"{size / 1e6:,.0f}"
+        )  # fmt: skip
     return ray
 
 

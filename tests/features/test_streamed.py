@@ -1,28 +1,36 @@
-"""Training on streamed features: the numbers of training on the fly, whatever dies meanwhile."""
+"""Training on streamed features: the numbers of training on the fly, whatever dies meanwhile.
+
+This file is also the program of a job on two machines.
+"""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
 
 from specdec.cli import main
 from specdec.drafter import load_drafter
 from specdec.engines.extract import rows_of
-from specdec.features import OnTheFly, Streamed
+from specdec.features import OnTheFly, Streamed, streamed
 from specdec.features.producers import LEASES
 from specdec.features.store import FeatureStore
 from specdec.target import Target
+from specdec.utils import cluster
 from tests.features.made import LAYERS, Texts
 from tests.features.test_source import train
 from tests.short_run import short_run
-from tests.two_processes import REPOSITORY
+from tests.tiny import tiny_target
+from tests.two_processes import REPOSITORY, launch
 
 pytestmark = pytest.mark.timeout(400)
 STEPS = 200
@@ -174,20 +182,23 @@ def test_a_slow_trainer_stalls_the_producers(target: Target, target_directory: P
             os.kill(pid, signal.SIGSTOP)
         begun, data.reader = done() + 2 * LEASES, None
         few = [batch for _, batch in zip(range(4), data.train_dataloader(), strict=False)]
-        for batch in few:
-            source.announce(batch)
+        for one in few:
+            source.announce(one)
         while count("waiting") < 4 * data.batch_size - 2 * LEASES:
             time.sleep(0.05)
-        for batch in few:
-            source.forget(batch)
+        for one in few:
+            source.forget(one)
         for pid in producers:
             os.kill(pid, signal.SIGCONT)
         time.sleep(2)
         assert count("waiting") == 0
         assert begun <= done() < begun + data.batch_size  # the thread ends the batch that it has begun
+        source.close()
+        again = source(target, batch, LAYERS, False)  # starts the producers anew
+        assert torch.equal(again.aux_BTNH[real], found.aux_BTNH[real])
     finally:
         source.close()
-    assert len(rows_of(data)) > window
+    assert len(rows_of(data)) > window and not source._ray.is_initialized()
 
 
 @pytest.mark.parametrize(
@@ -211,3 +222,39 @@ def test_a_tee_into_another_cache_is_refused_before_the_first_row(whole: Path, t
     with pytest.raises(ValueError, match=r"model\.features\.tee: .*whole"):
         Streamed(tee=str(whole)).open(Target.load(target_directory), data, [1, 2], False)
     assert {path: path.stat().st_mtime_ns for path in whole.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_a_source_that_is_refused_leaves_no_cluster(
+    target_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def other(*_: Any) -> None:
+        raise ValueError("another target")
+
+    monkeypatch.setattr(streamed, "spot_check", other)
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 20))  # as in a container
+    data = Texts()
+    data.prepare(None)
+    with pytest.raises(ValueError, match="another target"):
+        Streamed().open(Target.load(target_directory), data, LAYERS, False)
+    assert not sys.modules["ray"].is_initialized()
+    assert "/dev/shm has 67 MB free" in caplog.text and "--shm-size" in caplog.text
+
+
+@pytest.mark.slow
+def test_two_machines_need_a_cluster_of_their_own(tmp_path: Path) -> None:
+    launch("tests.features.test_streamed", tmp_path)
+    for rank in range(2):
+        assert "node0 and node1" in (said := (tmp_path / f"{rank}.txt").read_text()) and "ray start --head" in said
+
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    host = f"node{distributed.get_rank()}"
+    socket.gethostname = lambda: host
+    try:
+        (data := Texts()).prepare(None)
+        Streamed().open(tiny_target(), data, [1], False)
+    except ValueError as error:
+        Path(sys.argv[1], f"{distributed.get_rank()}.txt").write_text(str(error))
+    distributed.destroy_process_group()

@@ -16,7 +16,15 @@ from specdec.nn.view import View
 from specdec.training.divergences import HardCrossEntropy, LKLambda, TotalVariation
 from specdec.training.head_loss import TargetHead
 from specdec.training.losses import Loss, SoftCrossEntropy, Term, WeightedSum
-from specdec.training.step import ObjectiveConfig, StepCounts, StepOutput, TargetOutputs, TrainStep, target_outputs
+from specdec.training.step import (
+    CUDA_PIECE,
+    ObjectiveConfig,
+    StepCounts,
+    StepOutput,
+    TargetOutputs,
+    TrainStep,
+    target_outputs,
+)  # fmt: skip
 from specdec.training.step_weights import Decay
 from specdec.training.ttt import ttt_unroll
 from tests.tiny import HIDDEN, LAYERS, VOCAB, presets, tiny_drafter, tiny_target
@@ -257,6 +265,22 @@ def test_how_often_a_device_is_waited_for(K: int) -> None:
     assert not {"aten::item", "aten::equal", "aten::is_nonzero", "aten::_unique2", "aten::masked_select"} & {
         *counted.found
     }
+
+
+def test_how_many_operators_a_step_launches() -> None:
+    """On a GPU each costs some microseconds. Pieces of the loss are few there: 14 at EAGLE-3's usual shape."""
+    found = []
+    for size in (CUDA_PIECE, 1):  # one piece of all, and two
+        drafter, batch = learner(presets()["eagle3_1"]), make_batch()
+        config, target = ObjectiveConfig(steps=7, kernel=Dense(), piece_bytes=size), tiny_target()
+        teacher = target_outputs(target, drafter, batch, config, measure=False)
+        with Counted() as counted:
+            TrainStep(drafter, config)(batch, teacher, measure=False).loss.backward()
+        found.append(counted.found.total())
+    one, two = found
+    assert one <= 3420 and two - one <= 280
+    rows, T, D = 8, 4096, 32_000
+    assert -(-rows * T // ObjectiveConfig(steps=7, piece_bytes=CUDA_PIECE).piece(4, D)) == 14
 
 
 @pytest.mark.parametrize(
